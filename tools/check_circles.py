@@ -14,9 +14,6 @@ KNOWN: frozenset[tuple[str, str]] = frozenset(
         ("latentcache.export.run", "latentcache.export.hf_disk"),
         ("latentcache.loader.view", "latentcache.loader.cache"),
         ("latentcache.loader.view", "latentcache.loader.rows"),
-        ("latentcache.sources.known", "latentcache.sources.scan"),
-        ("latentcache.sources.layouts.hub", "latentcache.sources.archives.entries"),
-        ("latentcache.sources.layouts.trainers", "latentcache.sources.captions"),
     }
 )
 

@@ -38,8 +38,9 @@ from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.images.clips import EncodedClip
 from latentcache.images.decode import EncodedImage, cut, encoded_file
 from latentcache.images.resize import pixel_hash, thread_setup
-from latentcache.sources.archives.members import close_tables, open_image, read_image
 from latentcache.sources.causes import hint_for
+from latentcache.sources.formats.rows import close_tables
+from latentcache.sources.places import open_image, read_image
 
 Pixels = NDArray[np.uint8]
 """RGB pixels, (B, H, W, 3), C-contiguous: the bytes of a channels-last (B, 3, H, W) tensor."""

@@ -30,8 +30,8 @@ from latentcache.fields.latents import MAX_PIXELS
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.sizes import Size
 from latentcache.images.clips import EncodedClip, is_clip, too_many_pixels
-from latentcache.sources.archives.members import Place, open_image, read_each
 from latentcache.sources.causes import as_rejected, cause_of, fault, sniff_cause
+from latentcache.sources.places import Place, open_image, read_each
 
 #: Formats that Pillow may try. MPO, the multi-image JPEG of phones, arrives through the JPEG plugin.
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")

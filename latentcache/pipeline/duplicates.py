@@ -16,8 +16,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from latentcache.fields.table import SampleTable
-from latentcache.sources.archives.members import Place, is_read_by_workers, open_image, read_each, sizes
 from latentcache.sources.known import with_hashes
+from latentcache.sources.places import Place, is_read_by_workers, open_image, read_each, sizes
 
 #: Bytes at the start of two files that are compared; tables and headers of most images end before.
 _HEAD_BYTES = 1 << 14

@@ -24,9 +24,9 @@ from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, j
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.pipeline.diff import FieldWork, usable_items
 from latentcache.pipeline.report import BuildPlan, BuildReport, field_done
-from latentcache.sources.archives.members import is_read_by_workers, places, read_image
 from latentcache.sources.causes import rejected
 from latentcache.sources.known import racy
+from latentcache.sources.places import is_read_by_workers, places, read_image
 from latentcache.store.catalog import Catalog
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot, shard_numbers

@@ -27,9 +27,10 @@ from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import as_rejected, fault, unused_lines
 from latentcache.sources.columns import CAPTION_COLUMNS
+from latentcache.sources.formats.files import read_source, shown
+from latentcache.sources.formats.text import UTF16_BOMS, parse_json
 from latentcache.sources.known import KnownFiles, hash_rows, take_rows
 from latentcache.sources.layout import CaptionRule
-from latentcache.sources.reading import UTF16_BOMS, parse_json, read_source, shown
 from latentcache.sources.units import Units
 
 #: Longest caption file, in bytes.
@@ -125,7 +126,7 @@ def read_caption(root: str, file: str) -> tuple[str, bytes, StatMemo | None]:
 
     Raises:
         UnusableSampleError: ``caption-encoding``, ``caption-unicode``, ``caption-too-large``, or a
-            reason of ``reading.read_source``; ``what`` names the caption file.
+            reason of ``files.read_source``; ``what`` names the caption file.
     """
     path = f"{root}/{file}"
     try:

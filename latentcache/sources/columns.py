@@ -7,7 +7,7 @@ from pathlib import Path
 
 from latentcache.errors import SourceAmbiguousError, keyword, option
 from latentcache.sources.causes import fault
-from latentcache.sources.reading import listed
+from latentcache.sources.formats.files import listed
 
 #: Names of the column of file names, in any case.
 FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")

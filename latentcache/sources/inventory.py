@@ -35,7 +35,7 @@ from latentcache.errors import SourceError, count_of
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import cause_of, rejected
-from latentcache.sources.reading import kind_of
+from latentcache.sources.formats.files import kind_of
 
 #: Ending of the folders that `latentcache build` makes by default.
 CACHE_SUFFIX = ".latentcache"

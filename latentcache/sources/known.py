@@ -21,7 +21,7 @@ from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.members import Place, read_each, read_image
+from latentcache.sources.places import Place, read_each, read_image
 
 _SLICE = 1 << 14
 #: Names without a partner that are left out one by one, before the rest is hashed. One takes 20 us, a hash 0.4 us.

@@ -22,7 +22,8 @@ from typing import Any
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import content_hash, json_hash
 from latentcache.sources.causes import fault
-from latentcache.sources.reading import listed, parse_json, shown
+from latentcache.sources.formats.files import listed, shown
+from latentcache.sources.formats.text import parse_json
 from latentcache.value import Value
 
 #: Bumped when the same bytes, read alike, would make other records, or other rejections.

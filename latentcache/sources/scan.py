@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from latentcache.errors import SourceError
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.sources.archives.members import places
 from latentcache.sources.inventory import Inventory, file_digest
 from latentcache.sources.layout import Layout
 from latentcache.sources.options import SourceOptions
+from latentcache.sources.places import places
 from latentcache.sources.readers.folder import NO_CAPTION, ImageScan
+from latentcache.sources.readers.records import RecordScan, read_records
 from latentcache.sources.recognize.find import IMAGES, RECORDS, check_folder, find_kind, find_layout
 from latentcache.sources.recognize.records import INFO_NAME, find_records, ways_of
-from latentcache.sources.record_scan import RecordScan, read_records
 from latentcache.sources.records import Way
 from latentcache.sources.units import ScanResult
 
@@ -59,7 +59,7 @@ class Listing(ScanResult):
 
         Args:
             rows: Rows of :attr:`samples`; ascending if records are asked for.
-            names: ``image``, ``mask``, ``control``: a place of ``archives.members`` or None; ``caption``:
+            names: ``image``, ``mask``, ``control``: a place of ``places`` or None; ``caption``:
                 ``{"text": ...}``; ``record``: a ``records.Record``.
             strict: False gives None for a record that is not in its file any more.
 

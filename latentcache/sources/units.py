@@ -109,7 +109,7 @@ class Units:
     - ``owner``: sets; ``repeats`` in an epoch; ``focus``: (n, 2) points of focus crops.
     - ``text``: captions that are read already; ``line``: rows or members that hold them, 0: none.
     - ``member``: members or rows of archives, from 1; 0: the image is the file. ``own``: their names behind that of
-      the file; ``span``: (n, 2) see ``archives.members.SPAN``; ``known``: rows of the snapshot, -1: new.
+      the file; ``span``: (n, 2) see ``places.SPAN``; ``known``: rows of the snapshot, -1: new.
     """
 
     def __init__(self, **columns: NDArray[Any]) -> None:

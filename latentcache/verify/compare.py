@@ -23,9 +23,9 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.key import equal_hashes
-from latentcache.sources.archives.members import places, sizes
 from latentcache.sources.causes import hint_for
 from latentcache.sources.known import above, hash_rows, match_names
+from latentcache.sources.places import places, sizes
 from latentcache.sources.readers.folder import repeats_of
 from latentcache.sources.scan import Listing
 from latentcache.verify.findings import HINTS, Finding

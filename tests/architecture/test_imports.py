@@ -12,7 +12,7 @@ SEEDED = [
     ("geometry/sizes.py", "import latentcache.fields.protocol", "imports point down"),
     ("fields/protocol.py", "import torch", "fields and plans are arithmetic"),
     ("pipeline/settings.py", "import transformers", "only encoders know models"),
-    ("sources/reading.py", "import torch", "bytes are bytes"),
+    ("sources/formats/files.py", "import torch", "bytes are bytes"),
     ("errors.py", "import rich.table", "only the command line talks to a terminal"),
     ("novelty/__init__.py", "", "imports point down"),
 ]

@@ -22,7 +22,7 @@ from latentcache.fields.protocol import Finished, Job, Made, Prepared, Producer,
 from latentcache.fields.protocol import setting
 from latentcache.identity.content import content_hash
 from latentcache.images.decode import decode
-from latentcache.sources.reading import read_source
+from latentcache.sources.formats.files import read_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

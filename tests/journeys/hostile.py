@@ -251,7 +251,7 @@ def read_all(folder):
     from latentcache.fields.latents import GeometrySettings, PixelProfile
     from latentcache.geometry.placement import unusable
     from latentcache.images.decode import decode, encoded_file
-    from latentcache.sources.reading import read_source
+    from latentcache.sources.formats.files import read_source
 
     (table,), profile = GeometrySettings(resolutions=(64,), multiple=8).tables(), PixelProfile(resample="lanczos-pil")
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

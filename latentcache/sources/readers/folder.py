@@ -24,11 +24,9 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.entries import Archives
-from latentcache.sources.archives.members import SPAN, sizes
-from latentcache.sources.archives.tars import TAR
 from latentcache.sources.captions import CaptionFiles
 from latentcache.sources.causes import Notes, counted, in_order, rejected
+from latentcache.sources.formats import TAR
 from latentcache.sources.inventory import (
     CAPTION_EXTENSIONS,
     CLIP_EXTENSIONS,
@@ -42,8 +40,10 @@ from latentcache.sources.inventory import (
 from latentcache.sources.known import KnownFiles, hash_rows, is_range, match_names, take_rows, with_hashes
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout
 from latentcache.sources.partners import ENDINGS, Partners
+from latentcache.sources.places import SPAN, sizes
+from latentcache.sources.readers.archive import Archives
+from latentcache.sources.readers.table import TableImages, listed_images
 from latentcache.sources.recognize.kohya import balanced
-from latentcache.sources.table import TableImages, listed_images
 from latentcache.sources.units import Scan, ScanResult, Units
 
 #: Most repeats of a sample.

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from latentcache.errors import SourceError, SourceNotFoundError, count_of
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
+from latentcache.sources.formats.text import read_document
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout
 from latentcache.sources.partners import ALPHA, INPUTS
-from latentcache.sources.reading import read_document
 
 Pair = tuple[str, str]
 #: Larger files are no configuration.

@@ -19,11 +19,11 @@ from latentcache.errors import (
     SourceNotFoundError,
     UsageError,
 )
-from latentcache.sources.archives.tars import kind_of_archive
+from latentcache.sources.formats import kind_of_archive
+from latentcache.sources.formats.files import kind_of, open_source
 from latentcache.sources.inventory import TABLE_NAMES, Inventory, extension_of
 from latentcache.sources.layout import FOLDER, ImageSet, Layout, unfit
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.reading import kind_of, open_source
 from latentcache.sources.recognize import hub, kohya
 from latentcache.sources.recognize.config import MAX_BYTES, Config, Trainer, read_config
 from latentcache.sources.recognize.records import INFO_NAME, holds_records

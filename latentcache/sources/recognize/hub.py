@@ -18,11 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from latentcache.errors import SourceError, TableError, UnusableSampleError, count_of
-from latentcache.sources.archives.entries import shows_images
-from latentcache.sources.archives.tars import ARROW, PACKED, PARQUET, TAR, kind_of_archive
+from latentcache.sources.formats import ARROW, PACKED, PARQUET, TAR, kind_of_archive
 from latentcache.sources.inventory import TABLE_NAMES, Inventory
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout, unfit
 from latentcache.sources.options import SourceOptions
+from latentcache.sources.recognize.heads import shows_images
 from latentcache.sources.recognize.records import DICT_NAME, INFO_NAME, STATE_NAME, saved_files, saved_splits
 from latentcache.sources.splits import splits_of
 

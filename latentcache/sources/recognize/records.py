@@ -22,16 +22,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, UsageError
+from latentcache.errors import EmptySourceError, SourceError, UsageError
 from latentcache.fields.table import Rejected
-from latentcache.sources.archives.entries import shows_images
-from latentcache.sources.archives.tars import kind_of_archive
 from latentcache.sources.causes import Notes, counted, hint_for, rejected
+from latentcache.sources.formats.files import listed, shown
+from latentcache.sources.formats.text import read_document
 from latentcache.sources.inventory import PACKED_EXTENSIONS, TABLE_NAMES, Inventory, Unused, extension_of
 from latentcache.sources.layout import RecordFiles
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.reading import listed, read_document, shown
-from latentcache.sources.record_scan import RecordReader
+from latentcache.sources.recognize.heads import rows_show_images, shows_records, shows_settings
 from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
 from latentcache.sources.splits import for_training, missing_shards, splits_of, which_split
 
@@ -123,17 +122,10 @@ def ways_of(root: Path, readings: Sequence[bytes], part: str, *, text_lines: boo
 def holds_records(inventory: Inventory) -> bool:
     """True if a folder describes records, or one of its files begins with one; texts may be captions."""
     if splits := saved_splits(inventory):
-        return not any(_is_of_images(inventory.root / name) for name in saved_files(inventory, splits[0])[:1])
+        return not any(rows_show_images(inventory.root / name) for name in saved_files(inventory, splits[0])[:1])
     if is_dataset_info(inventory):
         return True
-    return any(_begins_with_record(inventory.root, name) for name in _apart(inventory))
-
-
-def _is_of_images(path: Path) -> bool:
-    try:
-        return shows_images(path, kind_of_archive(path.name))
-    except (UnusableSampleError, ImportError):
-        return False
+    return any(shows_records(inventory.root, name) for name in _apart(inventory))
 
 
 def _apart(inventory: Inventory) -> Iterator[str]:
@@ -144,26 +136,6 @@ def _apart(inventory: Inventory) -> Iterator[str]:
             is_caption = extension_of(name) == ".json" and name.rpartition(".")[0] in stems
             if extension_of(name) in KINDS and name not in TABLE_NAMES and not is_caption:
                 yield folder.prefix + name
-
-
-def _begins_with_record(root: Path, name: str) -> bool:
-    kind, path = KINDS[extension_of(name)], root / name
-    try:
-        if kind == "parquet" and _is_of_images(path):
-            return False
-        return next(iter(RecordReader(path, name, Way(kind=kind))), None) is not None
-    except (UnusableSampleError, ImportError):
-        return False
-
-
-def _is_of_settings(root: Path, name: str) -> bool:
-    try:
-        next(iter(RecordReader(root / name, name, Way(kind=KINDS[extension_of(name)]))), None)
-    except UnusableSampleError as error:
-        return error.slug == "not-records"
-    except ImportError:
-        pass
-    return False
 
 
 def _leave(records: RecordFiles, inventory: Inventory, known: Collection[str] = ()) -> None:
@@ -226,7 +198,7 @@ def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions
     texts = [name for name in readable if KINDS[extension_of(name)] == "text"]
     tables = [name for name in readable if KINDS[extension_of(name)] != "text"]
     if texts:
-        tables = [name for name in tables if not _is_of_settings(inventory.root, name)]
+        tables = [name for name in tables if not shows_settings(inventory.root, name)]
     notes = Notes()
     for name in names:
         extension = extension_of(name)

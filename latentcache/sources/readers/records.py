@@ -9,9 +9,7 @@ whole (at most 1 GiB). Of parquet and Arrow files one batch is in memory. Their 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -25,38 +23,20 @@ from latentcache.errors import EmptySourceError, SourceError, UnusableSampleErro
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
-from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.members import opened
-from latentcache.sources.causes import Notes, as_rejected, fault, in_order
+from latentcache.sources.causes import as_rejected, in_order
 from latentcache.sources.causes import rejected as note
 from latentcache.sources.known import KnownFiles, hash_rows, is_range
 from latentcache.sources.layout import RecordFiles
-from latentcache.sources.reading import (
-    BLANK,
-    MAX_LINE_BYTES,
-    MAX_SOURCE_BYTES,
-    LineReader,
-    decode,
-    open_source,
-    parse_json,
-    parse_json_at,
-    stat_source,
-)
+from latentcache.sources.record_file import RecordReader
 from latentcache.sources.records import (
     EXPECTED,
-    TEXT,
     Record,
-    RecordFormat,
     Way,
-    detect_format,
-    map_record,
     record_size,
 )
 from latentcache.sources.units import Scan, ScanResult
 
-#: Rejected records of one file and one reason that are listed; the others are counted.
-_LISTED = 1000
-_ROWS, _OFTEN = 1024, 4096
+_OFTEN = 4096
 #: A row, as numpy and as ``struct`` have it.
 _ROW = np.dtype(
     [("file", "=i4"), ("line", "=u4"), ("characters", "=u4"), ("form", "u1"), ("content", f"V{HASH_BYTES}")]
@@ -215,169 +195,3 @@ def _table(held: KnownFiles, reading: NDArray[np.uint8], rows: NDArray[Any]) -> 
         inputs={"record": Input(content=content, file=column["file"], line=column["line"])},
         columns={"characters": column["characters"], "form": column["form"]},
     )
-
-
-@dataclass(slots=True)
-class RecordReader:
-    """The records of one file, read once by iterating. ``stat`` and ``content`` are known at the end."""
-
-    path: Path
-    name: str
-    way: Way
-    rejected: Notes = field(default_factory=lambda: Notes(_LISTED))
-    """The records that are rejected."""
-    last: int = 0
-    """Line, row or item that was read last."""
-    stat: StatMemo | None = None
-    content: bytes = b""
-    _form: RecordFormat | None = None
-
-    def __iter__(self) -> Iterator[Record]:
-        """Every usable record; raises UnusableSampleError if it cannot be read to its end."""
-        self._form = self.way.form
-        with open_source(self.path) as file:
-            reader = LineReader(file, self.path)
-            if self.way.kind in ("parquet", "arrow"):
-                for _ in reader.chunks():
-                    pass
-            elif self.way.kind == "text":
-                error = fault("text-too-large", "it has more than 64 MiB", self.path)
-                whole = reader.lines() if self.way.text_lines else [(1, reader.all_bytes(MAX_LINE_BYTES, error))]
-                yield from self._records(whole, lambda raw: {TEXT.text: decode(raw)})
-            elif reader.head.lstrip(BLANK).startswith(b"["):
-                yield from self._records(self._items(reader), _or_raise)
-            else:
-                lines = self._lines_of_object(reader) if self._may_be_object(reader) else reader.lines()
-                yield from self._records(lines, lambda raw: parse_json(decode(raw)))
-            self.stat, self.content = reader.finish()
-        if self.way.kind in ("parquet", "arrow"):
-            yield from self._columnar()
-            if self.stat.identity != stat_source(self.path).identity:
-                raise fault("changing", "its size or time changed while it was read", self.path)
-
-    def _records(self, values: Iterable[tuple[int, Any]], parse: Callable[[Any], Any]) -> Iterator[Record]:
-        """The records of (line, value); a line that makes none is rejected."""
-        for line, value in values:
-            try:
-                parsed = parse(value)
-                if self._form is None and isinstance(parsed, dict):
-                    self._form = detect_format(parsed)
-                form, is_described = self._form or TEXT, self.way.form is not None
-                record = map_record(parsed, form, source=self.name, line=line, is_described=is_described)
-            except UnusableSampleError as error:
-                self.rejected.add(as_rejected(self.name, error, line=line, field=error.where))
-            else:
-                yield record
-            self.last = line
-
-    def _may_be_object(self, reader: LineReader) -> bool:
-        """True if the first line alone is no JSON, or a ``.json`` file has no other one."""
-        first, end, _ = reader.head.strip(BLANK).partition(b"\n")
-        if not first.startswith(b"{") or reader.size > MAX_LINE_BYTES:
-            return False
-        if not end:
-            return self.name.lower().endswith(".json")
-        try:
-            parse_json(decode(first))
-        except UnusableSampleError:
-            return True
-        return False
-
-    def _lines_of_object(self, reader: LineReader) -> Iterator[tuple[int, bytes]]:
-        """A file as one line if it is one object, else its lines; raises ``not-records`` for settings."""
-        data = reader.all_bytes(MAX_LINE_BYTES, fault("too-large", "it has more than 64 MiB", self.path))
-        try:
-            value = parse_json(decode(data))
-            if self._form is None:
-                self._form = detect_format(value)
-        except UnusableSampleError as error:
-            if error.slug == "record-field":
-                raise fault("not-records", f"it is one JSON object, and no record: {error.what}") from error
-            lines = enumerate(data.split(b"\n"), start=1)
-            yield from ((line, raw) for line, raw in lines if raw.strip(BLANK))
-        else:
-            yield 1, data
-
-    def _items(self, reader: LineReader) -> Iterator[tuple[int, Any]]:
-        """The items of a list by number, as several may be on one line; an error for one that is lost alone.
-
-        Raises UnusableSampleError at the item from which the list is broken.
-        """
-        words = "a JSON list has at most 1 GiB; `jq -c '.[]'` makes lines of it"
-        data = reader.all_bytes(MAX_SOURCE_BYTES, fault("too-large", words, self.path))
-        try:
-            text, is_utf8 = data.decode(), True
-        except UnicodeDecodeError:
-            text, is_utf8 = data.decode("utf-8", "surrogateescape"), False
-        place, number = _skip(text, text.index("[") + 1), 1
-        has_objects = False
-        while text[place : place + 1] != "]":
-            if number > 1 and text[place : place + 1] != ",":
-                raise fault("no-json", f"expected , or ] at {_position(text, place)}")
-            place = _skip(text, place + 1) if number > 1 else place
-            value, end = _item(text, place)
-            has_objects |= isinstance(value, dict)
-            yield number, value if is_utf8 else _in_utf8(text[place:end], value)
-            place, number = _skip(text, end), number + 1
-        if text[place + 1 :].strip():
-            raise fault("no-json", f"expected nothing after the list, which ends at {_position(text, place)}")
-        if number > 1 and not has_objects:
-            raise fault("not-records", "it is a list without objects")
-
-    def _columnar(self) -> Iterator[Record]:
-        with opened(self.path, self.way.kind) as table:
-            # ``datasets`` (its feature ``Json``) writes values of several forms as JSON.
-            kinds = {column.name: column.type for column in table.schema if "arrow.json" in str(column.type)}
-            rows = (row for batch in table.batches(rows=_ROWS) for row in batch.to_pylist())
-            parse = lambda row: {**row, **{name: _parsed(row[name], kind) for name, kind in kinds.items()}}  # noqa: E731
-            yield from self._records(enumerate(rows, start=1), parse)
-
-
-def _parsed(value: Any, kind: Any) -> Any:
-    if value is None or "arrow.json" not in str(kind):
-        return value
-    if isinstance(value, list):
-        return [_parsed(one, kind.value_type) for one in value]
-    if isinstance(value, dict):
-        return {name: _parsed(one, kind.field(name).type) for name, one in value.items()}
-    return parse_json(value)
-
-
-def _or_raise(value: Any) -> Any:
-    if isinstance(value, UnusableSampleError):
-        raise value
-    return value
-
-
-def _item(text: str, start: int) -> tuple[Any, int]:
-    """The item of a list that begins at ``start``, or why it is lost, and where it ends."""
-    try:
-        return parse_json_at(text, start)
-    except UnusableSampleError as error:
-        try:
-            return error, _LENIENT.raw_decode(text, start)[1]
-        except (ValueError, RecursionError):  # no other reader could say where it ends either
-            raise error from None
-
-
-def _in_utf8(text: str, value: Any) -> Any:
-    """The value of an item, or the error if its text has bytes that are not UTF-8."""
-    try:
-        decode(text.encode("utf-8", "surrogateescape"))
-    except UnusableSampleError as error:
-        return error
-    return value
-
-
-def _skip(text: str, place: int) -> int:
-    while text[place : place + 1].isspace():
-        place += 1
-    return place
-
-
-def _position(text: str, place: int) -> str:
-    return f"line {text.count(chr(10), 0, place) + 1}, column {place - text.rfind(chr(10), 0, place)}"
-
-
-#: Takes what JSON forbids, but for the form of a list: NaN, equal names, numbers of any length, control characters.
-_LENIENT = json.JSONDecoder(strict=False, parse_int=str)

@@ -23,13 +23,14 @@ from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.members import opened
-from latentcache.sources.archives.tars import PARQUET
 from latentcache.sources.captions import caption_fault
 from latentcache.sources.causes import counted, rejected, unused_lines
 from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS, FOCUS_COLUMNS, choose_column, named
+from latentcache.sources.formats import PARQUET
+from latentcache.sources.formats.files import listed, read_source, shown
+from latentcache.sources.formats.rows import opened
+from latentcache.sources.formats.text import UTF16_BOMS, parse_json
 from latentcache.sources.layout import CaptionRule, Layout
-from latentcache.sources.reading import UTF16_BOMS, listed, parse_json, read_source, shown
 
 _QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
 _DRIVE = re.compile(r"[A-Za-z]:")

@@ -1,11 +1,9 @@
-"""One image of DATA as bytes: a file, a member of a tar, or a row of a parquet or Arrow file.
+"""Parquet and Arrow files: columns, batches of rows, and the bytes of an image in a row. Needs the extra ``hf``.
 
-A place is JSON: ``{"path"}``, below the data root; ``{"path", "offset", "bytes"}``, a range of the file; ``{"path",
-"row", "column"}``, a row (from 1) of a parquet file and the position of its column. A column of images is binary, or
-the struct ``{bytes, path}`` of Hugging Face ``datasets`` (5.2, ``features/image.py``). Also, the schema has to name
-it as images, or its first value has to begin like an image. In an Arrow file an image is a range of the file, which
-is read without pyarrow. Rows of a parquet file are decompressed in blocks that are kept. So rows that are read in
-their order are decompressed once. Rows need the extra ``hf``.
+A column of images is binary, or the struct ``{bytes, path}`` of Hugging Face ``datasets`` (5.2,
+``features/image.py``). Also, the schema has to name it as images, or its first value has to begin like an image. In
+an Arrow file an image is a range of the file, which is read without pyarrow. Rows of a parquet file are decompressed
+in blocks that are kept. So rows that are read in their order are decompressed once.
 """
 
 from __future__ import annotations
@@ -16,131 +14,21 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from io import BytesIO
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.fields.table import SampleTable
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.tars import PARQUET
-from latentcache.sources.causes import cause_of, fault, sniff_cause
-from latentcache.sources.reading import open_source, read_source, stat_source
-
-#: Column of samples, (S, 2) uint64. Range of a file: offset and bytes; row: number of its column and 0; file: zeros.
-SPAN = "span"
-
-#: Threads that read images, images that they are given at a time, and reads of these that are measured. Threads that
-#: wait for a core cost four times what they gain: 0.11 ms a header without threads, 0.4 ms with eight.
-_THREADS, _WINDOW, _PROBE = 8, 1024, 8
-
-Place = Mapping[str, Any]
-T = TypeVar("T")
-
-
-def is_read_by_workers(samples: SampleTable, name: str) -> bool:
-    """True if an input is bytes at a place, for :func:`read_image`; False for texts and records."""
-    held = samples.inputs[name]
-    return held.text is None and (held.line is None or SPAN in samples.columns)
-
-
-def places(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name: str = "image") -> list[Place]:
-    """Return the places of the images of some samples."""
-    held, rows = samples.inputs[name], np.asarray(rows, dtype=np.intp)
-    paths = samples.files.names.take(np.maximum(np.asarray(held.file)[rows], 0))
-    if held.line is None or SPAN not in samples.columns:
-        return [{"path": path} for path in paths]
-    found, spans = list[Place](), np.asarray(samples.columns[SPAN])[rows].tolist()
-    for path, line, (first, size) in zip(paths, np.asarray(held.line)[rows].tolist(), spans, strict=True):
-        inside = {"offset": first, "bytes": size} if size else {"row": line, "column": first}
-        found.append({"path": path, **inside} if line else {"path": path})
-    return found
-
-
-def sizes(samples: SampleTable, rows: NDArray[np.integer], name: str) -> NDArray[np.uint64]:
-    """(n,) bytes of an input of samples that have it; 0 for rows of parquet files: they are not known."""
-    held, stat = samples.inputs[name], samples.files.stat
-    file = held.file[rows]
-    size: NDArray[np.uint64] = stat[file, 0] if isinstance(stat, np.ndarray) else stat[file][:, 0]
-    if held.line is not None and SPAN in samples.columns:
-        size = np.where(held.line[rows] > 0, samples.columns[SPAN][rows][:, 1], size)
-    return size
-
-
-def read_image(root: Path | str, place: Place) -> tuple[bytes, StatMemo]:
-    """All bytes of an image, and the memo of the file that holds them.
-
-    Raises:
-        UnusableSampleError: As ``reading.read_source``; ``no-image``, ``rows-damaged`` of a row.
-    """
-    if "row" in place:
-        return read_row(Path(root, place["path"]), place["row"], place["column"])
-    return read_source(*_at(root, place))
-
-
-def open_image(root: Path | str, place: Place) -> BinaryIO:
-    """An image as a stream, to read its header; the caller closes it. Raises as :func:`read_image`."""
-    if "row" in place:
-        return BytesIO(read_image(root, place)[0])
-    return open_source(*_at(root, place))
-
-
-def _at(root: Path | str, place: Place) -> tuple[str, tuple[int, int] | None]:
-    span = (place["offset"], place["bytes"]) if "offset" in place else None
-    return os.path.join(root, place["path"]), span  # noqa: PTH118 - a Path costs more than the open
-
-
-def read_each(
-    read: Callable[[Place], T],
-    samples: SampleTable,
-    rows: NDArray[np.integer],
-    name: str,
-    stopping: Callable[[], bool] = bool,
-    *,
-    quick: bool = False,
-) -> Iterator[tuple[int, T | UnusableSampleError]]:
-    """Read an input of some samples in threads, until ``stopping``: (position in ``rows``, what was read or why not).
-
-    ``quick``: threads are used only where the first reads wait for the disk more than they work.
-    """
-
-    def one(place: Place) -> T | UnusableSampleError | None:
-        try:
-            return None if stopping() else read(place)
-        except UnusableSampleError as error:
-            return error
-        except OSError as error:
-            return fault(cause_of(error), f"it cannot be read: {error.strerror}", place["path"])
-
-    def alone(each: Sequence[Place]) -> list[T | UnusableSampleError | None]:
-        began, worked = time.perf_counter(), time.thread_time()
-        found = [one(place) for place in each[:_PROBE]]
-        is_waiting = time.perf_counter() - began > 3 * (time.thread_time() - worked)
-        return found if is_waiting else found + [one(place) for place in each[_PROBE:]]
-
-    if not len(rows):
-        return
-    from concurrent.futures import ThreadPoolExecutor
-
-    pool = ThreadPoolExecutor(_THREADS)  # not by the caller: a signal does not interrupt a read that never ends
-    try:
-        for start in range(0, len(rows), _WINDOW):
-            each = places(samples, rows[start : start + _WINDOW], name)
-            first = pool.submit(alone, each).result() if quick else []
-            for number, found in enumerate(chain(first, pool.map(one, each[len(first) :])), start=start):
-                if found is not None:
-                    yield number, found
-    finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
-        close_tables()
-
+from latentcache.sources.causes import fault, sniff_cause
+from latentcache.sources.formats import PARQUET
+from latentcache.sources.formats.files import stat_source
 
 #: Bytes of a block of rows, about; blocks that are kept of one file; files that are kept open in this process.
 _BLOCK_BYTES, _BLOCKS, _OPEN = 8 << 20, 3, 2
@@ -251,7 +139,7 @@ def read_row(path: Path, row: int, column: int) -> tuple[bytes, StatMemo]:
     """The image in a row (from 1) of a column of a parquet file, and the memo of the file.
 
     Raises:
-        UnusableSampleError: ``no-image`` if the row has none; else as ``reading.read_source``.
+        UnusableSampleError: ``no-image`` if the row has none; else as ``files.read_source``.
     """
     import pyarrow
 

@@ -8,8 +8,8 @@ import pytest
 from made_archives import as_tars, png, some_images, write_tar
 
 from latentcache.identity import stat as stat_rule
-from latentcache.sources.archives.entries import Archives
 from latentcache.sources.options import SourceOptions
+from latentcache.sources.readers.archive import Archives
 from latentcache.sources.scan import scan
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.stat import StatMemo
-from latentcache.sources import reading
-from latentcache.sources.reading import read_source, stat_source
+from latentcache.sources.formats import files
+from latentcache.sources.formats.files import read_source, stat_source
 
 NOBODY = 65534
 
@@ -83,5 +83,5 @@ def test_a_file_that_changes_while_it_is_read_is_rejected(tmp_path, monkeypatch)
         path.write_bytes(b"started")
         return true_read(descriptor, size)
 
-    monkeypatch.setattr(reading.os, "read", read)
+    monkeypatch.setattr(files.os, "read", read)
     assert cause_of_reading(path) == "changing"

@@ -15,9 +15,10 @@ from latentcache.errors import EmptySourceError, SourceError, UnusableSampleErro
 from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
 from latentcache.pipeline.report import quarantined
-from latentcache.sources import record_scan
+from latentcache.sources import record_file
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.record_scan import RecordReader, Way
+from latentcache.sources.record_file import RecordReader
+from latentcache.sources.records import Way
 from latentcache.sources.scan import listing_of, scan
 
 RECORDS = SourceOptions(kind="records")
@@ -61,7 +62,7 @@ def opened(monkeypatch):
             names.append(self.name)
             return super().__iter__()
 
-    monkeypatch.setattr("latentcache.sources.record_scan.RecordReader", Reader)
+    monkeypatch.setattr("latentcache.sources.readers.records.RecordReader", Reader)
     return names
 
 
@@ -271,7 +272,7 @@ def cut_rows(folder):
 def test_a_file_that_cannot_be_read_to_its_end_keeps_what_comes_before(
     tmp_path, monkeypatch, damage, count, reason, words, beside
 ):
-    monkeypatch.setattr(record_scan, "_ROWS", 1000)
+    monkeypatch.setattr(record_file, "_ROWS", 1000)
     damage(tmp_path)
     data = next(tmp_path.iterdir())
     if beside:
@@ -296,7 +297,7 @@ def test_a_list_alone_that_is_broken_in_its_first_item_is_an_error(tmp_path):
 
 
 def test_more_rejected_records_than_are_listed_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_scan, "_LISTED", 2)
+    monkeypatch.setattr(record_file, "_LISTED", 2)
     (tmp_path / "a.jsonl").write_text("{bad\n" * 4 + ONE + '\n{"text": 1}\n' + "{bad\n" * 3)
     first = scan(tmp_path)
     assert [(item.line, item.reason, item.count) for item in first.rejected] == [
@@ -329,7 +330,7 @@ def test_fixes_of_records_have_no_part_to_fill_in(tmp_path):
 
 
 def test_a_text_that_is_too_large_is_rejected(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_scan, "MAX_LINE_BYTES", 3)
+    monkeypatch.setattr(record_file, "MAX_LINE_BYTES", 3)
     with pytest.raises(UnusableSampleError) as caught:
         read(tmp_path, b"abcd", "text")
     assert caught.value.slug == "text-too-large"

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 
 from latentcache.errors import SourceAmbiguousError, TableError
 from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS
-from latentcache.sources.table import (
-    Row,
-    TableImages,
-    image_named,
-    make_row,
-    match_rows,
-    read_table,
-)
+from latentcache.sources.readers.table import Row, TableImages, image_named, make_row, match_rows, read_table
 
 CSV, JSONL = "metadata.csv", "metadata.jsonl"
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"))

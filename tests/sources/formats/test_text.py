@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latentcache.errors import UnusableSampleError
-from latentcache.sources import reading as lines_module
-from latentcache.sources.reading import LineReader, open_source, parse_json
+from latentcache.sources.formats import text as lines_module
+from latentcache.sources.formats.files import open_source
+from latentcache.sources.formats.text import LineReader, parse_json
 
 
 @settings(max_examples=40, deadline=None)

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from latentcache.errors import UnusableSampleError
-from latentcache.sources.archives import members as rows
-from latentcache.sources.archives.members import close_tables, opened, read_row
-from latentcache.sources.archives.tars import ARROW, PARQUET
+from latentcache.sources.formats import ARROW, PARQUET, rows
+from latentcache.sources.formats.rows import close_tables, opened, read_row
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

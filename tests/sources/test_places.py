@@ -12,7 +12,8 @@ import pytest
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
-from latentcache.sources.archives.members import SPAN, close_tables, open_image, opened, places, read_image
+from latentcache.sources.formats.rows import close_tables, opened
+from latentcache.sources.places import SPAN, open_image, places, read_image
 
 DATA = bytes(range(256)) * 10
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_archives import write_tar
 
 from latentcache.errors import UnusableSampleError
-from latentcache.sources.archives.tars import Member, tar_members
+from latentcache.sources.formats.tar import Member, tar_members
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 LONG = "a" * 90 + "/" + "b" * 50 + "/" + "c" * 60 + ".jpg"

@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import islice, zip_longest
-from pathlib import Path
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,15 +22,17 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.members import SPAN, opened
-from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import Notes, as_rejected, counted, fault, rejected, unused_lines
 from latentcache.sources.columns import CAPTION_COLUMNS, choose_column, named
+from latentcache.sources.formats import ARROW, TAR
+from latentcache.sources.formats.files import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
+from latentcache.sources.formats.rows import opened
+from latentcache.sources.formats.tar import Member, tar_members
 from latentcache.sources.inventory import IMAGE_EXTENSIONS
 from latentcache.sources.known import KnownFiles, above, hash_rows
 from latentcache.sources.layout import Layout
-from latentcache.sources.reading import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
+from latentcache.sources.places import SPAN
 from latentcache.sources.splits import missing_shards
 from latentcache.sources.units import Scan, Units
 
@@ -39,8 +40,6 @@ _RULE = 2
 _CAPTIONS = ("txt", "caption", "json")
 _IMAGES = frozenset(ending[1:] for ending in IMAGE_EXTENSIONS)
 _NOT_PLAIN = "members are links or no plain files"
-#: Members that are looked at to see if a tar holds images.
-_LOOKED_AT = 256
 
 
 class Archives:
@@ -238,19 +237,9 @@ class ArchiveSample(NamedTuple):
     line: int
     """Number of the member or row, from 1."""
     span: tuple[int, int]
-    """See ``members.SPAN``."""
+    """See ``places.SPAN``."""
     text: str | None
     """Its caption; None: it has none."""
-
-
-def shows_images(path: Path, kind: str) -> bool:
-    """True if an archive holds images, by its first members or its columns; raises UnusableSampleError."""
-    if kind != TAR:
-        with opened(path, kind) as table:
-            return bool(table.images())
-    with open_source(path) as file:
-        endings = (member.name.rpartition(".")[2].lower() for member in islice(tar_members(file), _LOOKED_AT))
-        return any(ending in _IMAGES for ending in endings)
 
 
 def _check(path: str, key: str, images: Sequence[Member]) -> None:

@@ -1,0 +1,55 @@
+"""What the head of a file shows: images, records, or settings of some program."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+from latentcache.errors import UnusableSampleError
+from latentcache.sources.formats import TAR, kind_of_archive
+from latentcache.sources.formats.files import open_source
+from latentcache.sources.formats.rows import opened
+from latentcache.sources.formats.tar import tar_members
+from latentcache.sources.inventory import IMAGE_EXTENSIONS, extension_of
+from latentcache.sources.record_file import RecordReader
+from latentcache.sources.records import KINDS, Way
+
+#: Members that are looked at to see if a tar holds images.
+_LOOKED_AT = 256
+
+
+def shows_images(path: Path, kind: str) -> bool:
+    """True if an archive holds images, by its first members or its columns; raises UnusableSampleError."""
+    if kind != TAR:
+        with opened(path, kind) as table:
+            return bool(table.images())
+    with open_source(path) as file:
+        return any(extension_of(member.name) in IMAGE_EXTENSIONS for member in islice(tar_members(file), _LOOKED_AT))
+
+
+def rows_show_images(path: Path) -> bool:
+    """True if a parquet or Arrow file can be read and holds images."""
+    try:
+        return shows_images(path, kind_of_archive(path.name))
+    except (UnusableSampleError, ImportError):
+        return False
+
+
+def shows_records(root: Path, name: str) -> bool:
+    """True if a file has a usable record."""
+    path, kind = root / name, KINDS[extension_of(name)]
+    try:
+        if kind == "parquet" and rows_show_images(path):
+            return False
+        return next(iter(RecordReader(path, name, Way(kind=kind))), None) is not None
+    except (UnusableSampleError, ImportError):
+        return False
+
+
+def shows_settings(root: Path, name: str) -> bool:
+    """True if a JSON file is one object, or a list, that is no record."""
+    try:
+        next(iter(RecordReader(root / name, name, Way(kind=KINDS[extension_of(name)]))), None)
+    except (UnusableSampleError, ImportError) as error:
+        return isinstance(error, UnusableSampleError) and error.slug == "not-records"
+    return False
