@@ -101,7 +101,9 @@ class BuildProgress(ProgressDisplay):
             self._started = time.monotonic()
         self._field = progress.field
         if self._due():
-            self._show(progress.done, progress.total, *self._details(progress))
+            opening = not (progress.began or progress.done)
+            details = ("opening the encoder", _left(0, 0)) if opening else self._details(progress)
+            self._show(progress.done, progress.total, *details)
 
     def _details(self, progress: Progress) -> tuple[str, str]:
         """Rates and counts, and the time left."""
@@ -149,6 +151,7 @@ def captions_text(captions: Mapping[str, int], first_without: str, several: int)
 def field_lines(field: FieldWork) -> Iterator[tuple[str, str]]:
     """(label, text): how a field will be made."""
     yield field.name, f"{field.described.label}, recipe {field.recipe.recipe_id.hex()[:8]}"
+    yield from field.described.chosen.items()
     groups = [f"{label} ({count})" for label, count in field.groups if label]
     more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
     if groups:
@@ -163,7 +166,7 @@ def about(plan: BuildPlan) -> dict[str, Any]:
     same = ("items", "to_make", "cached", "inputs", "bytes_to_write", "duplicates", "replaced")
     fields = {
         name: {one: getattr(field, one) for one in same}
-        | {"groups": dict(field.groups)}
+        | {"groups": dict(field.groups), "chosen": dict(field.described.chosen)}
         | {"changed": [{"setting": what, "cached": was, "requested": now} for what, was, now in field.changed]}
         for name, field in plan.fields.items()
     }
@@ -180,7 +183,8 @@ def about(plan: BuildPlan) -> dict[str, Any]:
 def planned_entries(plan: BuildPlan) -> str:
     """Entries that a build makes and reuses, and the bytes of it."""
     made = count_of(plan.to_make, "entries")
-    cost = f"{human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
+    bound = "about" if any(one.recipe.spec.ragged for one in plan.fields.values()) else "at most"
+    cost = f"{bound} {human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
     shared = shared_entries(plan.duplicates)
     return f"{made} to make, {plan.cached} reused{shared}, {cost if plan.to_make else 'nothing to write'}"
 

@@ -303,6 +303,8 @@ class Described(Value):
     """For the manifest: model path, library versions. Never compared."""
     notes: tuple[str, ...] = ()
     """One sentence each, for the user."""
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    """Settings that a plan shows, with their value and where it is from."""
     needs_torch: bool = False
     demo: bool = False
     """True if the encoder is for trying the tool and not for training."""
@@ -336,6 +338,8 @@ class DescribeContext(Value):
     """True: only say which recipe the settings ask for; an encoder that was not named is not opened."""
     check_encoder: bool = False
     """True with ``check``: describe the recorded encoder as it is now, or raise."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that a configuration in DATA asks for."""
     followed: Described | None = None
     """Description of the field of ``FieldKind.follows`` in the same build; None: that field is not built."""
 
@@ -367,9 +371,21 @@ def setting(
     max: int | None = None,
     parse: Callable[[str], Any] | None = None,
     default: Any = None,
+    asks: bool = True,
 ) -> Any:
-    """A field of a settings dataclass, an option of the command line; ``parse`` makes the value of a word."""
-    known = {"flag": flag, "metavar": metavar, "choices": tuple(choices), "min": min, "max": max, "parse": parse}
+    """A field of a settings dataclass, an option of the command line; ``parse`` makes the value of a word.
+
+    ``asks`` is False for an option of another field that this one takes too: alone it does not ask for this field.
+    """
+    known = {
+        "flag": flag,
+        "asks": None if asks else False,
+        "metavar": metavar,
+        "choices": tuple(choices),
+        "min": min,
+        "max": max,
+        "parse": parse,
+    }
     metadata = {"help": text, **{name: value for name, value in known.items() if value not in (None, "", ())}}
     return field(default=default, metadata=metadata)
 

@@ -8,6 +8,7 @@ encoded or written.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
@@ -91,6 +92,7 @@ class _Build:
             self.options = self.existing.options(self.settings)
             listing = self.listing = self.scan()
             preflight.check_source(self.settings.source, listing, self.settings.data)
+            self.look_beside()
             self.fields = self.requested_fields()
             kinds = self.kinds()
             self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=lock))
@@ -135,6 +137,13 @@ class _Build:
                 inputs=self.existing.inputs(self.settings),
             )
 
+    def look_beside(self) -> None:
+        """Say if another cache has these data: the folder of a new cache may have been renamed."""
+        is_new = self.existing.snapshot is None and not self.existing.state
+        other = preflight.cache_beside(self.paths, self.samples.files) if is_new and not self.settings.out else None
+        if other is not None:
+            self.observer.warned(f"{other.name} has these files: --out {shlex.quote(str(other))} goes on with it")
+
     def requested_fields(self) -> dict[str, Any]:
         """Settings of the fields that were named, and of those that a named one brings with it."""
         fields, known, stored = self.settings.fields, field_kinds(), self.existing.field_names
@@ -177,7 +186,9 @@ class _Build:
         """Recipe, producer and provenance of a field; files of its encoder are read, nothing is loaded."""
         followed = self.described.get(kind.follows)
         device, ask = self.settings.device, self.warm.ask
-        context = DescribeContext(samples=self.samples, device=device, ask=ask, followed=followed)
+        layout = self.listing.layout
+        asked = {"resolutions": layout.resolutions} if layout is not None and layout.resolutions else {}
+        context = DescribeContext(samples=self.samples, device=device, ask=ask, asked=asked, followed=followed)
         settings = self.fields.get(kind.name) or kind.settings()
         found: Described = load(kind.describer)(settings, self.existing.cached(kind), context)
         for note in found.notes:

@@ -11,16 +11,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
+
 from latentcache.errors import (
     DiskFullError,
     LatentcacheError,
     SourceNotFoundError,
+    StoreError,
     StrictError,
     UsageError,
     keyword,
     option,
 )
-from latentcache.fields.table import Rejected
+from latentcache.fields.table import Files, Rejected
 from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.settings import beside
 from latentcache.sources.options import SourceOptions
@@ -28,6 +31,7 @@ from latentcache.sources.scan import Listing
 from latentcache.store.atomic_io import make_folder, remove_durably, write_atomically, writing
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import open_snapshot
 
 #: Bytes left free on the disk beside what the plan needs.
 RESERVE_BYTES = 64 << 20
@@ -121,6 +125,17 @@ def check_space(plan: BuildPlan) -> None:
             f" {plan.free_bytes:,} are free",
             fix="free some space, or build on another disk",
         )
+
+
+def cache_beside(paths: CachePaths, files: Files) -> Path | None:
+    """Another cache in the same folder whose source files have the same names and sizes: its data were renamed."""
+    for folder in sorted(paths.root.absolute().parent.glob("*.latentcache")):
+        with suppress(StoreError):
+            others = open_snapshot(folder).samples.files
+            same = np.array_equal(np.asarray(others.stat)[:, 0], np.asarray(files.stat)[:, 0])
+            if same and list(others.names) == list(files.names):
+                return folder
+    return None
 
 
 def check_source(options: SourceOptions | None, listing: Listing, data: Path) -> None:

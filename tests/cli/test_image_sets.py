@@ -37,6 +37,17 @@ def repeats(cache):
     return dict(zip(samples.names, np.asarray(samples.columns["repeats"]).tolist(), strict=True))
 
 
+def test_the_resolution_of_a_configuration_is_followed(run, config, tmp_path):
+    config.write_text("[general]\nresolution = 128\n" + TEXT % 1)
+    done = run("build", config, "--out", tmp_path / "c", "--model", "stub", "--json").json
+    assert done["plan"]["fields"]["latents"]["groups"] == {"128x128": 3}
+    assert done["plan"]["fields"]["latents"]["chosen"] == {"resolution": "128 (from the configuration in DATA)"}
+    assert "config-asks" not in {item["reason"] for item in done["items"]}
+    config.write_text(config.read_text().replace("128", "64"))
+    done = run("build", config, "--out", tmp_path / "c", "--json").json
+    assert done["plan"]["fields"]["latents"]["groups"] == {"64x64": 3}
+
+
 def test_changed_repeats_encode_nothing(run, config, tmp_path):
     cache = tmp_path / "c"
     assert run("build", config, "--out", cache, *SMALL, "--json").json["counts"]["encoded"] == 3

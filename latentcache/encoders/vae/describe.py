@@ -16,12 +16,13 @@ from typing import Any
 from latentcache.encoders.hub import is_stub, stub_delay
 from latentcache.encoders.vae import builtin
 from latentcache.encoders.vae.families import config_hash, family_of, normalization_of, shape_of
-from latentcache.encoders.vae.locate import encoder_tensors, locate
+from latentcache.encoders.vae.locate import denoiser_size, encoder_tensors, locate
 from latentcache.encoders.versions import installed, on_cuda
 from latentcache.encoders.weights import fingerprint_memo, read_headers
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import (
     EncoderSpec,
+    GeometrySettings,
     LatentsRecipe,
     LatentsSettings,
     PixelProfile,
@@ -54,6 +55,10 @@ class ModelDescription(Value):
     """Commit of a hub repository."""
     frame_step: int = 0
     """Frames per latent frame: a clip has ``k * frame_step + 1`` frames. 0: the model takes images only."""
+    resolution: int = 0
+    """Side in pixels of the images that the model is trained on; 0: not known."""
+    resolution_from: str = ""
+    """Where it is from."""
     memo: Mapping[str, Any] | None = None
     """Stats of the weights and their fingerprint; see ``weights.fingerprint_memo``."""
 
@@ -78,8 +83,9 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     description = _described(settings, before, made, context)
     spec, needs_torch = description.spec, description.needs_torch
     profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
+    settings, origin = _with_resolution(settings, before, made, description, context)
     recipe = _recipe(settings, before, spec, profile, description.frame_step)
-    notes = []
+    sizes, notes = recipe.geometry.resolutions, _off_grid(recipe.geometry, before)
     if not needs_torch and context.device.startswith(("cuda", "mps", "xpu")):
         notes += [f"--device={context.device} is not used: this encoder runs on the CPU"]
     if needs_torch and spec.normalization.kind == "none":
@@ -97,11 +103,13 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
             "model": str(path.resolve()) if here else description.label,
             "model_config": str(Path(description.config_path).resolve()) if lone else None,
             "revision": description.revision,
+            "asked": {name: list(values) for name, values in context.asked.items()},
             "weights": description.memo,
             "libraries": installed(_LIBRARIES),
             "decoders": installed((*_DECODERS, *("av",) * (recipe.geometry.clips is not None))),
         },
         notes=tuple(notes),
+        chosen={"resolution": f"{', '.join(map(str, sizes))} ({origin})"} if sizes else {},
         needs_torch=needs_torch or recipe.pixels.resample == "lanczos-u8",
         demo=description.label == "demo",
     )
@@ -132,7 +140,8 @@ def describe_model(
             raise no_tiling(model)
         delay = 0 if model == DEFAULT_MODEL else stub_delay(model, "model")
         spec = builtin.builtin_spec(model.partition(":")[0], storage, posterior)
-        return ModelDescription(label=model, spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP)
+        size: dict[str, Any] = {"resolution": 512, "resolution_from": f"default of {spec.family}"}
+        return ModelDescription(label=model, spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP, **size)
     revision = str(known.get("revision", "")) if known.get("model") == model else ""
     located = locate(model, settings.model_config, revision=revision)
     where, config = str(located.config_path), located.config
@@ -168,9 +177,12 @@ def describe_model(
         tiling=tiling,
         normalization=normalization,
     )
+    cells, part = denoiser_size(located.config_path)
     return ModelDescription(
         label=model,
         spec=spec,
+        resolution=cells * shape.factor or family.resolutions.get(normalization.scale, 0),
+        resolution_from=f"from the model's {part}" if cells else "usual for this VAE",
         weights=tuple(map(str, located.weights)),
         config_path=where,
         revision=located.revision,
@@ -232,6 +244,54 @@ def _described(
     elif compute == "bfloat16" and context.ask is not None and not context.ask(_HAS_BFLOAT16):
         compute = "float32"
     return replace(description, spec=replace(description.spec, compute_dtype=compute))
+
+
+def _with_resolution(
+    settings: LatentsSettings,
+    before: LatentsRecipe | None,
+    made: Mapping[str, Any],
+    description: ModelDescription,
+    context: DescribeContext,
+) -> tuple[LatentsSettings, str]:
+    """Settings with a resolution, and where it is from; raises UsageError if none is known.
+
+    What DATA's configuration asks for counts as given, until an option replaces it or the configuration changes.
+    """
+    asked = list(context.asked.get("resolutions", ()))
+    if settings.resolutions or settings.buckets:
+        return settings, "as given"
+    if asked and (before is None or asked != made.get("asked", {}).get("resolutions")):
+        if len(asked) > 1:
+            each = ", ".join(map(str, asked))
+            raise UsageError(
+                f"the configuration in DATA asks for several resolutions: {each}",
+                why="a cache stores every image at each of its resolutions",
+                fix="give one or more with --resolution, or build each data set into a cache of its own",
+            )
+        return replace(settings, resolutions=tuple(asked)), "from the configuration in DATA"
+    if before is not None or context.check:
+        return settings, "as the cache"
+    is_video = settings.frames is not None and description.needs_torch
+    if is_video or not description.resolution:
+        raise UsageError(
+            f"no --resolution was given, and {description.label} does not say its training size",
+            why="video models are trained at many sizes" if is_video else f"{description.spec.family}: unknown size",
+            fix="add --resolution=PIXELS, the side of a square of equal area",
+        )
+    return replace(settings, resolutions=(description.resolution,)), description.resolution_from
+
+
+def _off_grid(geometry: GeometrySettings, before: LatentsRecipe | None) -> list[str]:
+    """Notes on new resolutions whose squares are smaller: sides are multiples of a step."""
+    if before is not None and before.geometry == geometry:
+        return []
+    step = geometry.multiple
+    return [
+        f"--resolution={side} gives squares of {side // step * step} pixels: sides are multiples of {step}"
+        " (--bucket-step)"
+        for side in geometry.resolutions
+        if side % step
+    ]
 
 
 def _of_cache(settings: LatentsSettings, before: LatentsRecipe) -> LatentsRecipe:

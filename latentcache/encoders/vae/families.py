@@ -10,6 +10,7 @@ diffusers 0.42 (``models/autoencoders``), and the pipelines and trainers named i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,21 +48,29 @@ class Family(Value):
     """False if ``encode`` gives one latent and no distribution."""
     ldm: bool = False
     """True if checkpoints in the original latent-diffusion key layout exist for this class."""
+    resolutions: Mapping[float, int] = field(default_factory=dict)
+    """Scale of the latents -> side in pixels of the square images that its models are trained on."""
 
 
 _WAN: Mapping[str, Any] = {"statistics": "needed", "factor": "dim_mult", "frame_step": "temperal_downsample"}
 _ROWS = (
     # 16 channels are packed 2x2 by the pipelines of SD3 and Flux.1. Configurations of SD 1 have no scale.
-    Family(name="AutoencoderKL", scale=0.18215, packs_from=16, ldm=True),
+    Family(
+        name="AutoencoderKL",
+        scale=0.18215,
+        packs_from=16,
+        ldm=True,
+        resolutions={0.18215: 512, 0.13025: 1024, 1.5305: 1024, 0.3611: 1024},  # SD 1, SDXL, SD 3, Flux.1
+    ),
     # madebyollin/taesd README: latents are those of the large model, scaled already.
     Family(name="AutoencoderTiny", scale=1.0, packs_from=16, posterior=False),
     # pipeline_sana.py: latents * scaling_factor, transformer patch 1
     Family(name="AutoencoderDC", scale=1.0, packs_from=None, posterior=False),
     # pipeline_qwenimage_edit.py, pipeline_wan_i2v.py: (z - mean) / std, packed 2x2
-    Family(name="AutoencoderKLQwenImage", **_WAN),
+    Family(name="AutoencoderKLQwenImage", resolutions={1.0: 1024}, **_WAN),
     Family(name="AutoencoderKLWan", patch="patch_size", **_WAN),
     # pipeline_flux2.py: _patchify_latents, then batch norm
-    Family(name="AutoencoderKLFlux2", statistics="patched", ldm=True),
+    Family(name="AutoencoderKLFlux2", statistics="patched", ldm=True, resolutions={1.0: 1024}),
     # transformer_hunyuan_video.py: patch 2
     Family(name="AutoencoderKLHunyuanVideo", scale=0.476986),
     # pipeline_ltx_image2video.py; mean and std are buffers of the class

@@ -16,6 +16,7 @@ from latentcache.encoders.weights import TensorInfo, Tensors, read_header, read_
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, option
 from latentcache.value import Value
 
+_DENOISERS = ("transformer", "unet")
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 #: Prefixes under which checkpoints keep an autoencoder: the first that fits is taken off.
 PREFIXES = ("first_stage_model.", "vae.", "")
@@ -66,8 +67,19 @@ def locate(model: str, config: str | None = None, *, revision: str = "") -> Loca
     config_path = _given_config(config) if config else folder / "config.json"
     if not config_path.is_file():
         raise _without_config(path) if lone else _without_files(folder)
+    found = _read_config(config_path)  # first: it names a model of another kind
     weights = (path,) if lone else weights_in(folder, WEIGHTS_NAME)
-    return Located(config_path=config_path, config=_read_config(config_path), weights=weights, revision=commit)
+    return Located(config_path=config_path, config=found, weights=weights, revision=commit)
+
+
+def denoiser_size(config_path: Path) -> tuple[int, str]:
+    """``sample_size`` of the denoiser in the pipeline of a VAE, and the name of its folder; (0, "") if unknown."""
+    pipeline = config_path.parent.parent
+    for name in _DENOISERS if (pipeline / "model_index.json").is_file() else ():
+        if (config := pipeline / name / "config.json").is_file():
+            size = read_json(config).get("sample_size")
+            return (size, name) if type(size) is int else (0, "")
+    return 0, ""
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -162,6 +174,6 @@ _WANTED = Wanted(
     takes="a VAE or pipeline folder, a .safetensors file, a hub id, or demo",
     files=(
         *("model_index.json", "config.json", "*.safetensors.index.json", "diffusion_pytorch_model*.safetensors"),
-        *("vae/*.json", "vae/*.safetensors"),
+        *("vae/*.json", "vae/*.safetensors", *(f"{name}/config.json" for name in _DENOISERS)),
     ),
 )

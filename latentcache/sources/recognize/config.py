@@ -24,6 +24,8 @@ from latentcache.sources.partners import ALPHA, INPUTS
 Pair = tuple[str, str]
 #: Larger files are no configuration.
 MAX_BYTES = 1 << 24
+#: A resolution up to this number is one in megapixels.
+_MEGAPIXELS = 16
 #: Setting that makes other entries -> what to give for it.
 NOT_FOLLOWED: Mapping[str, str] = {
     "resolution": "--resolution",
@@ -141,9 +143,10 @@ def read_config(path: Path) -> Config:
 def pixels_in(settings: Mapping[str, Any]) -> tuple[int, ...]:
     """The resolution of a set as the side of a square of equal area; empty: none, or in another measure."""
     resolution = settings.get("resolution")
-    sides = resolution if isinstance(resolution, list) else [resolution]
+    sides: list[Any] = resolution if isinstance(resolution, list) else [resolution]
     is_area = settings.get("resolution_type", "pixel_area") == "pixel_area"
-    return tuple(sides[:1]) if is_area and len({*sides}) == 1 and type(sides[0]) is int else ()
+    is_plain = is_area and len({*sides}) == 1 and type(sides[0]) is int
+    return tuple(sides[:1]) if is_plain and sides[0] > _MEGAPIXELS else ()
 
 
 def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: Path | None) -> Layout:

@@ -99,6 +99,7 @@ def _conditioning(config: Config, one: Mapping[str, Any], further: Mapping[str, 
 
 
 def _backend(config: Config, one: Mapping[str, Any], paired: tuple[Pair, ...]) -> Layout:
+    one = {"resolution_type": "", **one}  # of the trainer's other file
     config.take(one, _SIMPLE)
     config.resolutions.update(pixels_in(one))
     repeats = str(one.get("repeats") or 0).removesuffix(".0")

@@ -14,6 +14,7 @@ from latentcache.encoders.vae.describe import describe
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import GeometrySettings, LatentsSettings, Normalization
 from latentcache.fields.protocol import Cached, DescribeContext
+from latentcache.geometry.sizes import Size
 
 
 def test_a_folder_is_described(tiny):
@@ -32,10 +33,11 @@ def test_a_generic_class_without_a_scale_is_reported(copied):
     model = copied("AutoencoderKLCogVideoX")
     spec = described_model(model.folder).spec
     assert (spec.channels, spec.factor, spec.multiple, spec.normalization.scale) == (4, 8, 16, 1.15258426)
-    assert described({"model": str(model.folder)})[0].notes == ()
+    settings = {"model": str(model.folder), "resolutions": (512,)}
+    assert described(settings)[0].notes == ()
     config = json.loads(model.config.read_text())
     model.config.write_text(json.dumps({name: value for name, value in config.items() if name != "scaling_factor"}))
-    (note,) = described({"model": str(model.folder)})[0].notes
+    (note,) = described(settings)[0].notes
     assert "AutoencoderKLCogVideoX has no scaling factor" in note
 
 
@@ -132,6 +134,96 @@ def test_a_new_cache_gets_the_demo_and_its_defaults():
     assert (found.label, found.demo, found.needs_torch, calls) == ("demo", True, False, [])
     assert found.recipe.geometry == GeometrySettings()
     assert found.recipe.pixels.resample == "lanczos-pil"
+
+
+def size_of(*given, **context):
+    """Resolutions of a description, and where they are from."""
+    found, _ = described(*given, **context)
+    return found.recipe.geometry.resolutions, found.chosen.get("resolution", "").partition(" ")[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "size"),
+    [
+        ("AutoencoderKL", {"scaling_factor": 0.18215, "sample_size": 256}, 512),
+        ("AutoencoderKL", {"scaling_factor": 0.13025}, 1024),
+        ("AutoencoderKL", {"scaling_factor": 1.5305, "latent_channels": 16}, 1024),
+        ("AutoencoderKL", {"scaling_factor": 0.3611, "latent_channels": 16}, 1024),
+        ("AutoencoderKLQwenImage", {}, 1024),
+        ("AutoencoderKLFlux2", {}, 1024),
+    ],
+)
+def test_the_resolution_of_a_bare_vae_is_usual_for_its_family(tiny, name, changes, size):
+    assert size_of({"model": str(tiny(name, **changes))}) == ((size,), "(usual for this VAE)")
+
+
+@pytest.fixture
+def pipeline(tiny, tmp_path):
+    """Create a pipeline of a VAE with factor 2 and a denoiser."""
+
+    def make(denoiser, vae="AutoencoderKL", part="unet"):
+        shutil.copytree(tiny(vae), tmp_path / "pipe/vae")
+        (tmp_path / "pipe" / part).mkdir()
+        (tmp_path / "pipe/model_index.json").write_text("{}")
+        (tmp_path / "pipe" / part / "config.json").write_text(json.dumps(denoiser))
+        return tmp_path / "pipe"
+
+    return make
+
+
+@pytest.mark.parametrize("part", ["unet", "transformer"])
+def test_the_resolution_of_a_pipeline_is_that_of_its_denoiser(pipeline, part):
+    folder, expected = pipeline({"sample_size": 96}, part=part), ((192,), f"(from the model's {part})")
+    assert size_of({"model": str(folder)}) == size_of({"model": str(folder / "vae")}) == expected
+
+
+def test_a_denoiser_without_a_size_leaves_it_to_the_vae(pipeline):
+    assert size_of({"model": str(pipeline({}))}) == ((1024,), "(usual for this VAE)")
+
+
+@pytest.mark.parametrize("vae", ["AutoencoderKLWan", "AutoencoderTiny", "AutoencoderKLCogVideoX"])
+def test_a_vae_without_a_usual_size_must_be_told(tiny, vae):
+    settings = {"model": str(tiny(vae))}
+    with pytest.raises(UsageError, match="no --resolution was given") as caught:
+        described(settings)
+    assert caught.value.fix == "add --resolution=PIXELS, the side of a square of equal area"
+    assert size_of(settings | {"resolutions": (96,)}) == ((96,), "(as given)")
+    assert size_of(settings | {"buckets": (Size(96, 96),)}) == ((), "")
+
+
+def test_clips_must_be_told_their_size(pipeline):
+    folder = pipeline({"sample_size": 96}, vae="AutoencoderKLWan", part="transformer")
+    with pytest.raises(UsageError, match="no --resolution was given") as caught:
+        described({"model": str(folder), "frames": (5,)})
+    assert caught.value.why == "video models are trained at many sizes"
+
+
+def test_options_win_then_the_configuration_then_the_cache(pipeline):
+    folder, asked = str(pipeline({"sample_size": 96})), {"resolutions": (256,)}
+    first, _ = described({"model": folder}, asked=asked)
+    assert first.chosen == {"resolution": "256 (from the configuration in DATA)"}
+    assert size_of({}, as_cached(first)) == size_of({}, as_cached(first), asked=asked) == ((256,), "(as the cache)")
+    changed, _ = described({}, as_cached(first), asked={"resolutions": (320,)})
+    assert changed.recipe.geometry.resolutions == (320,)
+    given, _ = described({"model": folder, "resolutions": (128,)}, asked=asked)
+    again = size_of({}, as_cached(given), asked=asked)
+    assert again == ((128,), "(as the cache)"), "the option said so when the configuration was the same"
+    with pytest.raises(UsageError, match="asks for several resolutions: 256, 320"):
+        described({"model": folder}, asked={"resolutions": (256, 320)})
+
+
+def test_a_resolution_beside_the_grid_is_reported():
+    found, _ = described({"resolutions": (250,)})
+    assert found.notes == ("--resolution=250 gives squares of 192 pixels: sides are multiples of 64 (--bucket-step)",)
+    assert described({}, as_cached(found))[0].notes == ()
+
+
+def test_a_text_encoder_is_named_as_another_kind_of_model(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "clip_text_model"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UnsupportedModelError, match="clip_text_model") as caught:
+        described_model(tmp_path)
+    assert "model.safetensors" not in caught.value.fix
 
 
 def test_worker_answers_are_cached(tiny, monkeypatch):

@@ -403,3 +403,38 @@ def test_values_of_another_kind_are_an_error_with_the_file(tmp_path, name, text)
     with pytest.raises(SourceError, match=name) as error:
         scan(tmp_path)
     assert error.value.why
+
+
+@pytest.mark.parametrize(
+    ("asked", "resolutions"),
+    [
+        ({"resolution": 1024, "resolution_type": "pixel_area"}, (1024,)),
+        ({"resolution": 1.0, "resolution_type": "area"}, ()),
+        ({"resolution": 1024, "resolution_type": "pixel"}, ()),
+        ({"resolution": 1024}, ()),
+    ],
+)
+def test_a_resolution_of_simpletuner_is_followed_if_it_is_an_area_in_pixels(tmp_path, asked, resolutions):
+    put(tmp_path, {"a/x.jpg": "x", "multidatabackend.json": [{"id": "a", "instance_data_dir": "a", **asked}]})
+    found = scan(tmp_path)
+    assert found.layout.resolutions == resolutions
+    assert ("config-asks" in {note.reason for note in found.notes}) == (not resolutions)
+
+
+def test_the_resolution_of_a_concept_is_followed(tmp_path):
+    image = {"enable_resolution_override": True, "resolution_override": "768"}
+    concepts = [
+        {"path": "a", "text": {}, "image": image},
+        {"path": "b", "text": {}, "image": {"resolution_override": "512"}},
+    ]
+    put(tmp_path, {"a/x.jpg": "x", "b/y.jpg": "x", "concepts.json": concepts})
+    assert scan(tmp_path).layout.resolutions == (768,)
+
+
+@pytest.mark.parametrize(("value", "resolutions"), [("1024", (1024,)), ("[768, 768]", (768,)), ("[512, 768]", ())])
+def test_a_resolution_of_kohya_is_followed_if_it_is_one_number(tmp_path, value, resolutions):
+    text = f'[general]\nresolution = {value}\n[[datasets]]\n[[datasets.subsets]]\nimage_dir = "a"\n'
+    put(tmp_path, {"a/x.jpg": "x", "dataset.toml": text})
+    found = scan(tmp_path)
+    assert found.layout.resolutions == resolutions
+    assert ("config-asks" in {note.reason for note in found.notes}) == (not resolutions)
