@@ -59,6 +59,17 @@ _SLICE = 1 << 17
 MAX_PIXELS = 100_000_000
 
 
+#: Column of samples, (S,) uint8: bit n is set if the pixels of an image differ from its file as ``ALTERATIONS[n]``
+#: says. Data sets without such images lack it.
+ALTERED = "altered"
+#: Reason, words, hint.
+ALTERATIONS = (
+    ("first-frame", "have several frames or pages: the first is used", "save the frames that you want as images"),
+    ("cmyk", "are CMYK: converted to RGB", "nothing, if the colors look right; else save them as RGB"),
+    ("alpha", "have an alpha channel: laid on one color", "--alpha COLOR gives another color"),
+)
+
+
 class PixelProfile(Value):
     """Conversion of the bytes of a file to the pixels that an encoder gets. Every field is part of the identity."""
 
@@ -236,7 +247,9 @@ class LatentsSettings(Settings):
     )
     model_config: str | None = setting("config.json for a lone .safetensors file.", metavar="FILE")
     resolutions: tuple[int, ...] | None = setting(
-        "Side of a square of equal area; repeat for several [default: 512]", flag="--resolution", metavar="PIXELS"
+        "Side of a square of equal area; repeat for several [default: as the model]",
+        flag="--resolution",
+        metavar="PIXELS",
     )
     buckets: tuple[Size, ...] | None = setting(
         "Use this bucket, HEIGHTxWIDTH; repeat for several.", flag="--bucket", metavar="HxW", parse=parse_size
@@ -256,8 +269,10 @@ class LatentsSettings(Settings):
     fps: int | None = setting("Frames per second to take of a video [default: every frame]", metavar="N", min=1)
     clip_start: str | None = setting("Place of the clip in its video [default: first]", choices=STARTS)
     flip: bool | None = setting("Store a horizontal flip of every image as well.")
-    compute_dtype: str | None = setting("Precision of the encoder [default: auto]", choices=("auto", *FLOATS))
-    storage_dtype: str | None = setting("Type of stored latents [default: float16]", choices=FLOATS)
+    compute_dtype: str | None = setting(
+        "Precision of the encoders of all fields [default: auto]", choices=("auto", *FLOATS)
+    )
+    storage_dtype: str | None = setting("Type of stored values of all fields [default: float16]", choices=FLOATS)
     latents: str | None = setting(
         "Store the mean or the moments of the posterior [default: mode]", choices=("mode", "moments")
     )
@@ -337,6 +352,7 @@ class Latents(FieldKind):
         if not self.follows:
             notes += _upscaled(samples, rows, size_number, sizes, [buckets for buckets, _ in placed])
             notes += without_focus(samples, rows, self.name) if geometry.crop == "focus" else []
+            notes += _altered(samples, rows)
         unplaced = np.isin(size_number, [number for number, (_, reason) in enumerate(placed) if reason])
         for row, number in zip(rows[unplaced].tolist(), size_number[unplaced].tolist(), strict=True):
             detail = f"{sizes[number]} pixels (height x width)"
@@ -458,6 +474,17 @@ def _upscaled(
     )
     hint = "--no-upscale uses smaller buckets, --min-pixels N rejects small images"
     return [samples.note(larger, "latents", "upscaled", detail=detail, hint=hint)]
+
+
+def _altered(samples: SampleTable, rows: NDArray[np.intp]) -> list[Rejected]:
+    """One note for each of ``ALTERATIONS`` with the number of images that it is made to."""
+    column, notes = samples.columns.get(ALTERED), list[Rejected]()
+    for bit, (reason, words, hint) in enumerate(ALTERATIONS if column is not None else ()):
+        some = rows[(np.asarray(column)[rows] >> bit & 1).astype(np.bool_)]
+        if len(some):
+            detail = f"{count_of(len(some), f'images {words}')}, the first is {samples.names[int(some[0])]}"
+            notes.append(samples.note(some, "latents", reason, detail=detail, hint=hint))
+    return notes
 
 
 def _buckets_of(

@@ -15,7 +15,7 @@ from latentcache.value import Value
 #: Width of the stat column: size, mtime_ns, ctime_ns, inode, device, seen_ns (see ``identity.stat``).
 STAT_WIDTH = 6
 #: What a column that a table lacks means for each of its samples.
-ABSENT: Mapping[str, int] = {"repeats": 1, "focus": -1, "span": 0}
+ABSENT: Mapping[str, int] = {"repeats": 1, "focus": -1, "span": 0, "clip": 0, "altered": 0}
 
 
 class Rejected(Value):

@@ -18,15 +18,15 @@ from contextlib import contextmanager
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
 from latentcache.errors import LatentcacheError, UnusableSampleError
 from latentcache.fields.clips import CLIP
-from latentcache.fields.latents import MAX_PIXELS
+from latentcache.fields.latents import ALTERED, MAX_PIXELS
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.sizes import Size
 from latentcache.images.clips import EncodedClip, is_clip, too_many_pixels
@@ -41,10 +41,18 @@ _SIDEWAYS = frozenset({5, 6, 7, 8})
 _TRUNCATED_WORDS = ("truncated", "premature", "broken data stream", "could not create decoder")
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _ORIENTATION_TAG = 0x0112
+_BITS_PER_SAMPLE, _SAMPLE_FORMAT, _FLOAT = 258, 339, 3  # TIFF 6.0
 _INSIDE_PILLOW = r"PIL\."
 _QUIET = ("ignore", None, Warning, re.compile(_INSIDE_PILLOW), 0)
 _HEAD_BYTES = 65_536
 _SHOWN_BYTES = 12
+
+#: True for an image of each kind of ``fields.latents.ALTERATIONS``; the further images of MPO files are previews.
+_ALTERED_BY: tuple[Callable[[Image.Image], bool], ...] = (
+    lambda image: image.format != "MPO" and getattr(image, "n_frames", 1) > 1,
+    lambda image: image.mode == "CMYK",
+    lambda image: image.has_transparency_data,
+)
 
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 for _plugin in ("Jpeg", "Mpo", "Png", "WebP", "Avif", "Bmp", "Gif", "Tiff"):
@@ -59,32 +67,34 @@ def fill_sizes(
     *,
     max_pixels: int = MAX_PIXELS,
     stopping: Callable[[], bool] = bool,
-) -> tuple[dict[str, NDArray[np.uint32]], list[tuple[int, Rejected]]]:
+) -> tuple[dict[str, NDArray[Any]], list[tuple[int, Rejected]]]:
     """Read the headers of the images and videos of some rows of samples, until ``stopping`` gives True.
 
     Returns:
         Columns: ``original_size``, (n, 2) height and width after EXIF orientation, zeros for rejected images, and
-        ``CLIP`` if there are videos. Then (row, why) of rejected images.
+        ``CLIP`` if there are videos, ``ALTERED`` if pixels of some differ from the file. Then (row, why) of rejected
+        images.
     """
     sizes, rejected = np.zeros((len(rows), 2), dtype=np.uint32), list[tuple[int, Rejected]]()
-    clips = np.zeros((len(rows), 3), dtype=np.uint32)
+    clips, altered = np.zeros((len(rows), 3), dtype=np.uint32), np.zeros(len(rows), dtype=np.uint8)
 
-    def read(place: Place) -> tuple[Size, tuple[int, int, int]]:
+    def read(place: Place) -> tuple[Size, tuple[int, int, int], int]:
         with open_image(root, place) as file:
             if is_clip(file):
                 video = EncodedClip(file, max_pixels=max_pixels)
-                return video.size, video.clip
-            return header(file, max_pixels=max_pixels)[2], (0, 0, 0)
+                return video.size, video.clip, 0
+            image, _, size = header(file, max_pixels=max_pixels)
+            return size, (0, 0, 0), sum(1 << bit for bit, test in enumerate(_ALTERED_BY) if test(image))
 
     for number, one in read_each(read, samples, rows, "image", stopping, quick=True):
         if isinstance(one, UnusableSampleError):
             name, line = samples.where(int(rows[number]))
             rejected.append((int(rows[number]), as_rejected(name, one, line=line)))
         else:
-            size, clips[number] = one
+            size, clips[number], altered[number] = one
             sizes[number] = size.height, size.width
-    columns = {"original_size": sizes, CLIP: clips} if clips.any() else {"original_size": sizes}
-    return columns, rejected
+    columns: dict[str, NDArray[Any]] = {"original_size": sizes, CLIP: clips, ALTERED: altered}
+    return {name: column for name, column in columns.items() if column is sizes or column.any()}, rejected
 
 
 def header(stream: BinaryIO, *, max_pixels: int = MAX_PIXELS) -> tuple[Image.Image, int, Size]:
@@ -199,12 +209,30 @@ def _reason(error: Exception, stream: BinaryIO) -> str:
         return "png-metadata-too-large"
     if any(word in message.lower() for word in _TRUNCATED_WORDS):
         return "truncated"
+    if _deep_tiff(stream):
+        return "float"
     stream.seek(0)
     return sniff_cause(stream.read(_HEAD_BYTES))
 
 
+def _deep_tiff(stream: BinaryIO) -> str:
+    """Samples of a TIFF that Pillow does not open because of them: ``3 x 32 bits, floats``; empty: another file."""
+    stream.seek(0)
+    try:
+        tags = TiffImagePlugin.ImageFileDirectory_v2(stream.read(8))
+        stream.seek(tags.next)
+        tags.load(stream)
+        bits, kinds = tags[_BITS_PER_SAMPLE], tags.get(_SAMPLE_FORMAT, (1,))
+    except Exception:  # noqa: BLE001 - no TIFF, or a damaged one
+        return ""
+    kind = "floats" if _FLOAT in kinds else "integers"
+    return f"{len(bits)} x {max(bits)} bits, {kind}" if max(bits) > 16 or _FLOAT in kinds else ""
+
+
 def _detail(error: Exception, stream: BinaryIO) -> str:
     """The message of an image library, or the first bytes if the message is the address of a buffer."""
+    if deep := isinstance(error, UnidentifiedImageError) and _deep_tiff(stream):
+        return f"it has {deep} per pixel, whose black and white are not defined"
     if not isinstance(error, UnidentifiedImageError):
         return f"decoding failed: {error or type(error).__name__}"
     size = stream.seek(0, os.SEEK_END)

@@ -123,6 +123,39 @@ def test_sizes_of_many_files_and_their_failures(tmp_path):
     assert rejected[0][1].hint
 
 
+def tiff(*samples: int, bits: int, kind: int) -> bytes:
+    """Create a TIFF of one pixel with samples of a format that Pillow does not open."""
+    number, width = len(samples), bits // 8
+    shorts = struct.pack(f"<{2 * number}H", *[bits] * number, *[kind] * number)
+    end = 8 + 2 + 12 * 10 + 4
+    tags = [(256, 1, 1), (257, 1, 1), (258, number, end), (259, 1, 1), (262, 1, 2), (273, 1, end + len(shorts)),
+            (277, 1, number), (278, 1, 1), (279, 1, number * width), (339, number, end + 2 * number)]  # fmt: skip
+    packed = b"".join(struct.pack("<HHII", tag, 3, count, value) for tag, count, value in tags)
+    body = b"".join(sample.to_bytes(width, "little") for sample in samples)
+    return b"II*\0" + struct.pack("<IH", 8, 10) + packed + bytes(4) + shorts + body
+
+
+@pytest.mark.parametrize(("bits", "kind", "words"), [(32, 3, "32 bits, floats"), (32, 1, "32 bits, integers")])
+def test_a_deep_tiff_is_named_for_what_it_is(bits, kind, words):
+    with pytest.raises(UnusableSampleError, match=f"3 x {words} per pixel") as caught:
+        image_size(tiff(1, 2, 3, bits=bits, kind=kind))
+    assert caught.value.slug == "float"
+    assert cause(tiff(1, 2, 3, bits=bits, kind=kind)[:60]) == "truncated"
+
+
+def test_what_pixels_lose_is_noted_once_for_each_kind(tmp_path):
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    files = {"a.gif": saved(frames[0], format="GIF", save_all=True, append_images=frames[1:]),
+             "b.jpg": saved(Image.new("CMYK", (8, 8)), format="JPEG"),
+             "c.png": saved(Image.new("RGBA", (8, 8)), format="PNG"),
+             "d.png": saved(frames[0], format="PNG"),
+             "e.jpg": saved(frames[0], format="MPO", save_all=True, append_images=frames[1:])}  # fmt: skip
+    columns, _ = fill_sizes(tmp_path, images(tmp_path, files), np.arange(5))
+    assert columns["altered"].tolist() == [1, 2, 4, 0, 0]
+    plain, _ = fill_sizes(tmp_path, images(tmp_path, {"d.png": files["d.png"]}), np.arange(1))
+    assert set(plain) == {"original_size"}
+
+
 def test_a_file_that_is_gone_is_rejected(tmp_path):
     samples = images(tmp_path, {"a.png": png(3, 2)})
     (tmp_path / "a.png").unlink()
