@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -129,6 +130,8 @@ def _field(name: str, report: BuildReport) -> dict[str, Any]:
 
 def _lines(report: BuildReport) -> Iterator[str]:
     """The summary as text."""
+    from latentcache.pipeline.settings import beside
+
     yield from finding_lines(findings(report.rejected, report.notes))
     plan = report.plan
     more = f" (more than --allow-failed {plan.allow_failed}: exit status 1)" if report.too_many_failed else ""
@@ -146,6 +149,10 @@ def _lines(report: BuildReport) -> Iterator[str]:
     else:
         yield f"{cache} is empty: no sample could be used"
         yield "  fix: repair the quarantined inputs, or give other data, and build again"
+    if any(field.described.demo for field in plan.fields.values()):
+        out = "" if plan.cache == beside(plan.data) else f" --out {shlex.quote(str(plan.cache))}"
+        command = f"latentcache build {shlex.quote(str(plan.data))} --model MODEL{out}"
+        yield f"these latents are of the demo encoder, not for training: `{command}` makes those of your model"
 
 
 def _work(report: BuildReport, quarantined: str) -> Iterator[str]:

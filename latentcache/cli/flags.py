@@ -16,7 +16,7 @@ import shlex
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -24,6 +24,9 @@ from latentcache.cli import console
 from latentcache.cli.console import Result
 from latentcache.errors import UsageError
 from latentcache.value import Value
+
+if TYPE_CHECKING:
+    from latentcache.fields.protocol import FieldKind
 
 
 def option(default: Any, flag: str, text: str, **more: Any) -> Any:
@@ -218,16 +221,15 @@ def _requested(
     for name in wanted or ():
         if name not in known:
             raise UsageError(f"--fields={name}: unknown field", fix=f"--fields {'|'.join(known)}")
+    given = {name: option for name, option in options.items() if values[name] is not None}
     settings: dict[str, dict[str, Any]] = {name: {} for name in wanted or ()}
     if wanted is None:
         targets = {name: f"{type(kind).__module__}:{type(kind).__qualname__}" for name, kind in known.items()}
         settings = {name: {} for name, target in targets.items() if target in kinds}
-    for name, option in options.items():
-        if values[name] is None:
-            continue
-        takers = [
-            field for field in option.targets if (not known[field].follows if wanted is None else field in wanted)
-        ]
+        asked = {name for option in given.values() for name, one in option.targets.items() if _asks(known[name], one)}
+        settings |= {name: {} for name in asked - set(settings)}
+    for name, option in given.items():
+        takers = [field for field in option.targets if field in settings]
         if not takers:
             owner = next(iter(option.targets))
             fix = f"add {owner} to --fields, or leave {option.flag} out"
@@ -236,9 +238,14 @@ def _requested(
             attribute = option.targets[field]
             value = values[name]
             value = list(dict.fromkeys(value)) if isinstance(value, list) else value
-            settings.setdefault(field, {})[attribute.name] = value
+            settings[field][attribute.name] = value
     made = {name: registry.settings_of(name, given) for name, given in settings.items()}
     return Requested(fields=made, kinds=kinds, exact=wanted is not None, words=_words(options, values))
+
+
+def _asks(kind: FieldKind, setting: dataclasses.Field[Any]) -> bool:
+    """True if an option alone asks for the field that it belongs to."""
+    return not kind.follows and bool(setting.metadata.get("asks", True))
 
 
 def _words(options: Mapping[str, _Option], given: Mapping[str, Any]) -> str:

@@ -195,7 +195,7 @@ def _lines(payload: dict[str, Any]) -> Iterator[str]:
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
     yield (
         f"{count_of(payload['steps_per_epoch'], 'steps')} per epoch at batch size {payload['batch_size']}"
-        f" on {ranks}{accumulation}: {count_of(payload['samples_used'], 'samples')} used,"
+        f" on {ranks}{accumulation}: {count_of(payload['samples_used'], 'samples')} used per epoch,"
         f" {payload['samples_repeated']} repeated, {payload['samples_dropped']} dropped"
     )
     yield from (f"warning: {one}" for one in payload["overfilled"][:SHOWN])

@@ -153,10 +153,12 @@ class PromptSettings(Settings):
         metavar="MODEL",
     )
     text_length: int | None = setting("Tokens of a prompt [default: of the pipeline]", metavar="N", min=1)
-    text_compute_dtype: str | None = setting("Precision of text encoders [default: auto]", choices=("auto", *FLOATS))
+    text_compute_dtype: str | None = setting(
+        "Precision of text encoders [default: --compute-dtype]", choices=("auto", *FLOATS)
+    )
     text_storage_dtype: str | None = setting(
         "Type of stored embeddings; float8_e4m3fn keeps a scale per token and is about 3 % off "
-        "[default: float16 for CLIP alone, else bfloat16]",
+        "[default: --storage-dtype, else float16 for CLIP alone, else bfloat16]",
         choices=(*FLOATS, FLOAT8),
     )
     caption_variants: int | None = setting(
@@ -173,6 +175,8 @@ class PromptSettings(Settings):
     tag_separator: str | None = setting("Text between two tags [default: ,]", metavar="TEXT")
     empty_prompt: bool | None = setting("Store the empty prompt, which read(caption_dropout=) serves.")
     negative_prompt: str | None = setting("Store this prompt as well, for cache.prompt().", metavar="TEXT")
+    compute_dtype: str | None = setting("Precision [default: auto]", choices=("auto", *FLOATS), asks=False)
+    storage_dtype: str | None = setting("Type of stored values", choices=FLOATS, asks=False)
 
 
 class PromptEmbeds(FieldKind):
@@ -192,11 +196,13 @@ class PromptEmbeds(FieldKind):
 
     def resolved(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """As given; else the text encoders of the pipeline that encodes the images, if there are captions."""
-        shown = fields.get("prompt_embeds") or PromptSettings()
+        latents, own = fields.get("latents"), fields.get(PromptEmbeds.name if held else self.name)
+        types = {name: getattr(latents, name, None) for name in ("compute_dtype", "storage_dtype")}
+        shown = fields.get("prompt_embeds") or PromptSettings(**types)
         if shown.text_encoder == NONE:
             return None
-        model, own = shown.text_encoder or getattr(fields.get("latents"), "model", None), fields.get(self.name)
-        own = fields.get(PromptEmbeds.name) if held else own
+        model = shown.text_encoder or getattr(latents, "model", None)
+        own = shown if held and own is None and any(types.values()) else own
         if model is None or "caption" not in samples.inputs:
             return own
         if shown.text_encoder is None and not np.asarray(samples.inputs["caption"].content).any():

@@ -7,6 +7,7 @@ input that is to be read, and only while it is handed to a worker.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -139,8 +140,9 @@ class FieldWork:
             return ()
         both = self.before.provenance, self.described.provenance
         found = self.kind.differences(self.before.recipe, self.recipe, both)
-        labels = self.before.provenance.get("label"), self.described.label
-        return (*([("encoder", *labels)] if found and labels[0] not in (None, labels[1]) else ()), *found)
+        labels = self.before.provenance.get("label") or self.described.label, self.described.label
+        is_other = found and os.path.realpath(labels[0]) != os.path.realpath(labels[1])
+        return (*([("encoder", *labels)] if is_other else ()), *found)
 
     @property
     def replaced(self) -> int:

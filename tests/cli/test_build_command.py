@@ -1,3 +1,6 @@
+import shlex
+
+import pytest
 from small_cache import SMALL, counts
 
 
@@ -26,6 +29,45 @@ def test_a_dry_run_writes_nothing(run, data):
     assert build(run, data, "--dry-run", "--json").json["plan"]["entries_to_make"] == 4
     build(run, data)
     assert build(run, data, "--dry-run", "--json").json["counts"]["cached"] == 4
+
+
+def test_the_end_says_that_the_demo_encoder_is_not_for_training(run, data):
+    words = run("build", data, "--resolution", "64").out.splitlines()[-1]
+    assert words.startswith("these latents are of the demo encoder, not for training: `latentcache build ")
+    assert shlex.split(words.split("`")[1]) == ["latentcache", "build", str(data), "--model", "MODEL"]
+    assert "not for training" not in build(run, data).out
+
+
+def test_a_renamed_folder_is_found_in_another_cache(run, data):
+    run("build", data, *SMALL)
+    renamed = data.rename(data.with_name("new name"))
+    done = run("build", renamed, *SMALL)
+    command = done.err.partition(f"warning: {data.name}.latentcache has these files: ")[2].partition(" goes on")[0]
+    assert "\nnothing to encode: 4 entries reused" in run("build", renamed, *shlex.split(command)).out
+    (renamed / "p0.txt").write_text("a longer caption")
+    assert "has these files" not in run("build", renamed, "--out", data.with_name("third"), *SMALL).err
+
+
+@pytest.mark.parametrize(
+    ("words", "types"),
+    [
+        (["--storage-dtype", "float32"], ["float32", "float32"]),
+        (["--storage-dtype", "float32", "--text-storage-dtype", "bfloat16"], ["float32", "bfloat16"]),
+        (["--fields", "prompt_embeds", "--storage-dtype", "float32"], ["float32"]),
+    ],
+)
+def test_the_storage_type_is_of_all_fields_unless_one_has_its_own(run, data, words, types):
+    model = () if "--fields" in words else SMALL
+    fields = run("build", data, *model, "--text-encoder", "stub", *words, "--json").json["fields"]
+    recipes = [fields[name]["recipe"] for name in ("latents", "prompt_embeds") if name in fields]
+    assert [recipe.get("encoder", recipe)["storage_dtype"] for recipe in recipes] == types
+
+
+def test_the_storage_type_of_a_cache_changes_for_all_fields(run, data):
+    build(run, data, "--text-encoder", "stub")
+    fields = build(run, data, "--storage-dtype", "float32", "--compute-dtype", "float32", "--json").json["fields"]
+    recipes = [fields[name]["recipe"] for name in ("latents", "prompt_embeds", "pooled_prompt_embeds")]
+    assert {recipe.get("encoder", recipe)["storage_dtype"] for recipe in recipes} == {"float32"}
 
 
 def test_text_gives_the_reason_for_status_1(run, data):

@@ -56,10 +56,11 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
         found = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, before, made, context)
     recipe, other = found.recipe, context.followed.recipe if context.followed is not None else None
     assert isinstance(recipe, PromptRecipe)
+    compute = settings.text_compute_dtype or settings.compute_dtype
     given: dict[str, Any] = {
         "length": settings.text_length if recipe.is_sequence else None,
-        "compute_dtype": None if settings.text_compute_dtype == "auto" else settings.text_compute_dtype,
-        "storage_dtype": settings.text_storage_dtype,
+        "compute_dtype": None if compute == "auto" else compute,
+        "storage_dtype": settings.text_storage_dtype or settings.storage_dtype,
     }
     if before is not None and before.pipeline == recipe.pipeline:  # its choices, and for equal weights its precision
         same = all(getattr(before, one) == getattr(recipe, one) for one in ("fingerprint", "config", "tokenizer"))
