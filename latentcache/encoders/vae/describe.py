@@ -266,7 +266,8 @@ def _with_resolution(
             raise UsageError(
                 f"the configuration in DATA asks for several resolutions: {each}",
                 why="a cache stores every image at each of its resolutions",
-                fix="give one or more with --resolution, or build each data set into a cache of its own",
+                fix=f"--resolution={asked[-1]}, or build each data set into a cache of its own",
+                fix_python=f"resolutions=[{asked[-1]}], or build each data set into a cache of its own",
             )
         return replace(settings, resolutions=tuple(asked)), "from the configuration in DATA"
     if before is not None or context.check:
@@ -274,9 +275,10 @@ def _with_resolution(
     is_video = settings.frames is not None and description.needs_torch
     if is_video or not description.resolution:
         raise UsageError(
-            f"no --resolution was given, and {description.label} does not say its training size",
+            f"no resolution was given, and {description.label} does not say its training size",
             why="video models are trained at many sizes" if is_video else f"{description.spec.family}: unknown size",
             fix="add --resolution=PIXELS, the side of a square of equal area",
+            fix_python="add resolutions=[PIXELS], the side of a square of equal area",
         )
     return replace(settings, resolutions=(description.resolution,)), description.resolution_from
 
@@ -287,8 +289,7 @@ def _off_grid(geometry: GeometrySettings, before: LatentsRecipe | None) -> list[
         return []
     step = geometry.multiple
     return [
-        f"--resolution={side} gives squares of {side // step * step} pixels: sides are multiples of {step}"
-        " (--bucket-step)"
+        f"resolution {side} gives squares of {side // step * step} pixels: sides are multiples of {step}"
         for side in geometry.resolutions
         if side % step
     ]

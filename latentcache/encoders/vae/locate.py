@@ -16,6 +16,7 @@ from latentcache.encoders.weights import TensorInfo, Tensors, read_header, read_
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, option
 from latentcache.value import Value
 
+#: Folders in a pipeline of the model that its latents are for.
 _DENOISERS = ("transformer", "unet")
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 #: Prefixes under which checkpoints keep an autoencoder: the first that fits is taken off.

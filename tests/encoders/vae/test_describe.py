@@ -184,7 +184,7 @@ def test_a_denoiser_without_a_size_leaves_it_to_the_vae(pipeline):
 @pytest.mark.parametrize("vae", ["AutoencoderKLWan", "AutoencoderTiny", "AutoencoderKLCogVideoX"])
 def test_a_vae_without_a_usual_size_must_be_told(tiny, vae):
     settings = {"model": str(tiny(vae))}
-    with pytest.raises(UsageError, match="no --resolution was given") as caught:
+    with pytest.raises(UsageError, match="no resolution was given") as caught:
         described(settings)
     assert caught.value.fix == "add --resolution=PIXELS, the side of a square of equal area"
     assert size_of(settings | {"resolutions": (96,)}) == ((96,), "(as given)")
@@ -193,7 +193,7 @@ def test_a_vae_without_a_usual_size_must_be_told(tiny, vae):
 
 def test_clips_must_be_told_their_size(pipeline):
     folder = pipeline({"sample_size": 96}, vae="AutoencoderKLWan", part="transformer")
-    with pytest.raises(UsageError, match="no --resolution was given") as caught:
+    with pytest.raises(UsageError, match="no resolution was given") as caught:
         described({"model": str(folder), "frames": (5,)})
     assert caught.value.why == "video models are trained at many sizes"
 
@@ -214,7 +214,7 @@ def test_options_win_then_the_configuration_then_the_cache(pipeline):
 
 def test_a_resolution_beside_the_grid_is_reported():
     found, _ = described({"resolutions": (250,)})
-    assert found.notes == ("--resolution=250 gives squares of 192 pixels: sides are multiples of 64 (--bucket-step)",)
+    assert found.notes == ("resolution 250 gives squares of 192 pixels: sides are multiples of 64",)
     assert described({}, as_cached(found))[0].notes == ()
 
 
