@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,9 @@ class Rows:
 
     def batches(self, columns: Sequence[str] | None = None, rows: int = _ROWS) -> Iterator[Any]:
         """Record batches of some columns, or of all, with at most ``rows`` rows each."""
-        if self._is_parquet:
-            yield from self._file.iter_batches(batch_size=rows, columns=columns)
+        if self._is_parquet:  # by group, so that those before a damaged one are read
+            for group in range(self._file.metadata.num_row_groups):
+                yield from self._file.iter_batches(batch_size=rows, columns=columns, row_groups=[group])
             return
         from pyarrow import ipc
 
@@ -77,29 +78,37 @@ class Rows:
         feature = _features(self.schema.metadata or {})
         return [name for name in self.binary if self._holds_images(self.schema.field(name), feature.get(name))]
 
-    def spans(self, column: str) -> NDArray[np.uint64]:
-        """(n, 2) see ``SPAN``, of images, none of them compressed; 0 bytes: the row of an Arrow file has none."""
+    def samples(self, image: str, caption: str = "") -> Iterator[tuple[tuple[int, int], Any]]:
+        """(Span, see ``places.SPAN``; caption) of each row; 0 bytes: the row of an Arrow file has no image."""
         if self._is_parquet:
-            span = np.array([self.schema.names.index(column), 0], dtype=np.uint64)
-            return np.tile(span, (self._file.metadata.num_rows, 1))
+            span = self.schema.names.index(image), 0
+            batches = self.batches([caption]) if caption else ()
+            values = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+            yield from (
+                (span, value) for value in (values if caption else repeat(None, self._file.metadata.num_rows))
+            )
+            return
+        self._file.seek(0)
+        begin = self._file.read_buffer(1).address
+        for batch in self.batches([image, caption] if caption else [image]):
+            spans = self._spans(batch.column(0), _bytes_of(batch.schema.field(0)), begin).tolist()
+            texts = batch.column(1).to_pylist() if caption else repeat(None, len(spans))
+            yield from zip(map(tuple, spans), texts, strict=True)
+
+    def _spans(self, column: Any, child: str | None, begin: int) -> NDArray[np.uint64]:
+        """(n, 2) offset and bytes of the images of a batch in a file that is mapped at the address ``begin``."""
         import pyarrow
         import pyarrow.compute
 
-        self._file.seek(0)
-        begin, found = self._file.read_buffer(1).address, [np.zeros((0, 2), dtype=np.uint64)]
-        for batch in self.batches([column]):
-            values, there = batch.column(0), batch.column(0).is_valid()
-            child = _bytes_of(batch.schema.field(0))
-            values = values.field(child) if child else values
-            _, bounds, data = values.buffers()
-            if data is not None and not begin <= data.address <= begin + self._file.size() - data.size:
-                raise fault("arrow-compressed", "its columns are compressed", self._path)
-            wide = np.int64 if pyarrow.types.is_large_binary(values.type) else np.int32
-            ends = np.frombuffer(bounds, dtype=wide, count=values.offset + len(values) + 1)[values.offset :]
-            start = (data.address - begin if data is not None else 0) + ends[:-1].astype(np.uint64)
-            has_bytes = pyarrow.compute.and_(there, values.is_valid()).to_numpy(zero_copy_only=False)
-            found.append(np.stack([start, np.where(has_bytes, np.diff(ends), 0).astype(np.uint64)], axis=1))
-        return np.concatenate(found)
+        values = column.field(child) if child else column
+        _, bounds, data = values.buffers()
+        if data is not None and not begin <= data.address <= begin + self._file.size() - data.size:
+            raise fault("arrow-compressed", "its columns are compressed", self._path)
+        wide = np.int64 if pyarrow.types.is_large_binary(values.type) else np.int32
+        ends = np.frombuffer(bounds, dtype=wide, count=values.offset + len(values) + 1)[values.offset :]
+        start = (data.address - begin if data is not None else 0) + ends[:-1].astype(np.uint64)
+        has_bytes = pyarrow.compute.and_(column.is_valid(), values.is_valid()).to_numpy(zero_copy_only=False)
+        return np.stack([start, np.where(has_bytes, np.diff(ends), 0).astype(np.uint64)], axis=1)
 
     def _holds_images(self, field: Any, feature: str | None) -> bool:
         """True if a binary column holds images: by what ``datasets`` says, else by the first value that is there."""

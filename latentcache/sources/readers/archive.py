@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -214,9 +213,7 @@ class Archives:
                 called = f"no column of {name} is called {', '.join(CAPTION_COLUMNS)}"
                 detail = f"{(*odd, called)[0]}; texts are in {listed(table.texts) or 'no column'}"
                 self._notes.add(rejected(name, "text-column", detail))
-            batches = table.batches([caption]) if caption else ()
-            values = (one for batch in batches for one in batch.column(0).to_pylist())
-            for row, (span, value) in enumerate(zip_longest(table.spans(image).tolist(), values), start=1):
+            for row, (span, value) in enumerate(table.samples(image, caption), start=1):
                 text, why = captions_in(value or "")
                 if why:
                     cause = "table-row" if why.startswith("expected") else "caption-unicode"
@@ -224,7 +221,7 @@ class Archives:
                 elif kind == ARROW and not span[1]:
                     error = fault("no-image", "the row holds no bytes of an image", path)
                 else:
-                    yield ArchiveSample(f":{row}", row, tuple(span), text or None)
+                    yield ArchiveSample(f":{row}", row, span, text or None)
                     continue
                 self._bad.append(as_rejected(name, error, line=row))
 

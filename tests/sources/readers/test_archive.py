@@ -109,6 +109,31 @@ def test_a_file_without_rows_is_unused(tmp_path):
     assert [(note.name, note.reason) for note in found.notes] == [("b.parquet", "unused")]
 
 
+def cut_parquet(path, table):
+    pq.write_table(table, path, row_group_size=2, compression="none", use_dictionary=False)
+    data, column = bytearray(path.read_bytes()), pq.ParquetFile(path).metadata.row_group(1).column(1)
+    data[column.data_page_offset : column.data_page_offset + 20] = b"\xff" * 20
+    path.write_bytes(data)
+
+
+def cut_arrow(path, table):
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    path.write_bytes(path.read_bytes()[:-300])
+    (path.parent / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+
+
+@pytest.mark.parametrize(("damage", "name"), [(cut_parquet, "a.parquet"), (cut_arrow, "a.arrow")])
+def test_rows_before_the_damage_are_kept(tmp_path, damage, name):
+    damage(tmp_path / name, pa.table({"image": [png(number) for number in range(4)], "text": [9 * "a"] * 4}))
+    first = scan(tmp_path, hash_all=True)
+    assert list(first.samples.names) == [f"{name}:1", f"{name}:2"]
+    (item,) = first.rejected
+    assert (item.name, item.line, item.reason, item.detail[:13]) == (name, 3, "rows-damaged", "rest unread: ")
+    again = scan(tmp_path, known=first.samples, rejected=first.rejected, notes=first.notes)
+    assert (list(again.samples.names), again.rejected) == (list(first.samples.names), first.rejected)
+
+
 def test_shards_that_are_missing_are_noted(tmp_path):
     for number in 0, 2:
         write_tar(tmp_path / f"train-0000{number}-of-00005.tar", [(f"{number}.png", png(number))])
