@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from made_tokenizers import save, unigram
 from small_cache import counts
@@ -51,14 +49,3 @@ def test_a_record_too_large_for_memory_is_quarantined_and_retried(run, tmp_path)
     assert run("verify", cache, "--json").json["counts"]["quarantined"] == 1
     found = run("build", data, "--tokenizer", "stub", "--host-memory", str(2 << 30), "--json").json
     assert (found["exit_code"], found["counts"]["encoded"], found["counts"]["cached"]) == (0, 1, 2)
-
-
-def test_each_bad_item_of_a_list_on_one_line_counts(run, tmp_path):
-    data = tmp_path / "a.json"
-    data.write_text(json.dumps([{"text": "a"}, {"text": ""}, {"text": 5}, {"text": "b"}]))
-    found = run("build", data, "--tokenizer", "stub", "--allow-failed", "1", "--json")
-    assert found.status == 1
-    counts = found.json["counts"]
-    assert (counts["samples"], counts["encoded"], counts["quarantined"]) == (4, 2, 2)
-    found = run("verify", tmp_path / "a.json.latentcache", "--json").json["counts"]
-    assert (found["ok"], found["quarantined"]) == (2, 2)

@@ -33,17 +33,6 @@ def test_an_empty_cache_is_not_a_data_folder(run, tmp_path):
     assert (done.status, done.error["slug"]) == (3, "cache-not-found")
 
 
-def test_zero_steps_exit_1_with_buckets_and_fix(run, shared):
-    cache = shared[1]
-    done = run("plan", cache, "--batch-size", "8", "--remainder", "drop", "--json")
-    assert (done.status, done.json["steps_per_epoch"], done.json["samples_dropped"]) == (1, 0, 4)
-    assert done.error["slug"] == "plan-empty"
-    assert "0 steps per epoch" in done.error["what"]
-    assert "48x80: 2" in done.error["where"]
-    assert "--remainder=repeat, or --batch-size=2" in done.error["fix"]
-    assert "0 steps per epoch at batch size 8" in run("plan", cache, "--batch-size", "8", "--remainder", "drop").out
-
-
 @pytest.mark.parametrize(("accumulation", "steps"), [(1, 4), (2, 2), (3, 2), (4, 1), (9, 1)])
 def test_optimizer_steps_are_rounded_up(run, shared, accumulation, steps):
     cache = shared[1]

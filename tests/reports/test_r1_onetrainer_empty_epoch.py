@@ -35,12 +35,13 @@ def test_every_image_is_trained_on_though_no_bucket_fills_a_batch(scattered):
 
 def test_an_epoch_of_zero_steps_is_rejected_with_buckets_counts_and_fixes(run, scattered):
     done = run("plan", scattered, "--batch-size", "4", "--remainder", "drop", "--json")
-    assert done.status == 1
-    assert done.json["steps_per_epoch"] == 0
-    assert done.json["samples_dropped"] == 5
+    assert (done.status, done.json["steps_per_epoch"], done.json["samples_dropped"]) == (1, 0, 5)
+    assert done.error["slug"] == "plan-empty"
     assert "0 steps per epoch" in done.error["what"]
     assert done.error["where"].count(": 1") == 5
-    assert "batch" in done.error["fix"]
+    assert "--remainder=repeat, or --batch-size=1" in done.error["fix"]
+    text = run("plan", scattered, "--batch-size", "4", "--remainder", "drop").out
+    assert "0 steps per epoch at batch size 4" in text
 
 
 def test_the_reader_rejects_it_as_well(scattered):

@@ -2,14 +2,12 @@
 
 In lora-scripts each is a traceback after minutes of training. Here each is an error before any work, with file, line,
 cause and fix, or has no effect. The tests fail if the message is that of an inner library, or if a BOM becomes part
-of a column name. ``tests/cli/test_bad_input.py`` lists all errors.
+of a column name. ``tests/cli/test_bad_input.py`` lists all errors; ``tests/journeys/test_every_kind.py`` lets memory
+run out for each kind.
 """
 
 import pytest
-from small_cache import SMALL, build, draw_four
-
-from latentcache.encoders.vae.builtin import StubEncoder
-from latentcache.errors import DeviceMemoryError
+from small_cache import SMALL, draw_four
 
 
 def start(run, tmp_path, *words):
@@ -54,22 +52,3 @@ def test_a_gguf_file_is_called_one_before_torch_is_loaded(run, tmp_path):
     assert (done.status, done.error["what"]) == (2, "flux.gguf is a GGUF file")
     assert "safetensors VAE" in done.error["fix"]
     assert not (tmp_path / "cache").exists()
-
-
-def test_memory_that_runs_out_halves_the_batch_and_goes_on(monkeypatch, tmp_path):
-    """Without halving, the build ends with DeviceMemoryError or loses an image."""
-    sizes = []
-    submit = StubEncoder.submit
-
-    def small(self, images, *, precise=False):
-        sizes.append(len(images))
-        if len(images) > 1:
-            raise DeviceMemoryError("CUDA out of memory")
-        return submit(self, images)
-
-    draw_four(tmp_path / "whole")
-    build(tmp_path / "whole", tmp_path / "expected")
-    monkeypatch.setattr(StubEncoder, "submit", small)
-    report = build(draw_four(tmp_path / "data"), tmp_path / "cache", batch_size=2)
-    assert (report.encoded, report.rejected) == (4, ())
-    assert max(sizes) == 2
