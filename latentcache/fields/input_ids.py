@@ -142,7 +142,6 @@ class InputIds(FieldKind):
     packing = "block"
     device = "cpu"
     makes_jobs = True
-    sample_columns = ()
     columns = {"control": ("<u4", ()), "not_rendered": ("<u2", ())}  # noqa: RUF012 - never written
     ragged_columns = {"spans": ("<u4", (2,))}  # noqa: RUF012 - never written
     work = WorkSize(unit_cost=1 << 20, unit_jobs=1024, cost_bytes=320, batch_items=1024)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UsageError, count_of
 from latentcache.fields.clips import (
+    CLIP,
     STARTS,
     ClipSettings,
     clip_frames,
@@ -307,7 +308,7 @@ class Latents(FieldKind):
     """True if one item counts for all frames of a clip."""
     settings = LatentsSettings
     recipe = LatentsRecipe
-    needs_header = ("original_size",)
+    sample_columns = ("original_size", CLIP)
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}
     work = WorkSize(unit_cost=1 << 28, cost_bytes=25, batch_cost=8 << 20)
     describer = "latentcache.encoders.vae.describe:describe"

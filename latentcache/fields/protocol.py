@@ -442,15 +442,13 @@ class FieldKind:
     """``cpu``: several worker processes on the CPU; ``accelerator``: one worker per device."""
     follows: str = ""
     """Field whose settings and options this one takes, unless ``--fields`` names it."""
-    needs_header: tuple[str, ...] = ()
-    """Sample columns that must be filled before :meth:`plan`: ``original_size``."""
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {}
     """The field's own columns per row: name -> (numpy dtype, trailing shape). Kept by entry and snapshot."""
     ragged_columns: Mapping[str, tuple[str, tuple[int, ...]]] = {}
     """The same for columns with several values per row (loss spans), stored as (ends, values)."""
     work: WorkSize = WorkSize()
-    sample_columns: tuple[str, ...] | None = None
-    """Columns of the samples that its producer needs in ``Job.sample_columns``; None: all."""
+    sample_columns: tuple[str, ...] = ()
+    """Columns that :meth:`plan` and the producer need; ``original_size`` is read from headers before."""
     makes_jobs: bool = False
     """True if :meth:`Producer.make` takes many small jobs of known content and one item, in place of ``prepare`` and
     ``encode``: it saves most of the work on each."""
@@ -458,13 +456,6 @@ class FieldKind:
     """Reasons of failures that the engine finds: ``memory``, ``prepare`` and ``encode`` (a worker died there)."""
     encoder: str = "encoder"
     """Word for the maker of the items: ``encoder``, ``tokenizer``."""
-    check_again: frozenset[str] = frozenset(
-        {
-            *("too-many-pixels", "out-of-memory", "record-too-large", "entry-lost"),
-            *("permission", "io-error", "changing", "not-found", "needs-pyav"),
-        }
-    )
-    """Reasons of failures that every build tries again: they depend on flags, the machine or the time."""
     describer: str = ""
     """``module:function``: ``(settings, cached: Cached, context: DescribeContext) -> Described``, without torch."""
     producer: str = ""

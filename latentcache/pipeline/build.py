@@ -204,7 +204,7 @@ class _Build:
             for kind in kinds
         }
         with self.stop.deferred():
-            if sized := [kind for kind in kinds if _SIZE in kind.needs_header]:
+            if sized := [kind for kind in kinds if _SIZE in kind.sample_columns]:
                 self.fill(sized, known)
             for name in dict.fromkeys(name for kind in kinds for name in kind.inputs):
                 root, stopping = self.listing.root, lambda: self.stop.requested

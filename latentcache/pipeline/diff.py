@@ -37,6 +37,9 @@ _COST_PER_ELEMENT = 3
 #: Rows that are keyed, looked up or named at a time.
 SLICE = 1 << 17
 _JOBS = 1 << 10
+#: Reasons of failures that every build tries again: they depend on flags, the machine or the time.
+AGAIN = frozenset(("too-many-pixels", "out-of-memory", "record-too-large", "entry-lost", "permission", "io-error",
+                   "changing", "not-found", "needs-pyav"))  # fmt: skip
 _UNREAD = bytes(HASH_BYTES)
 
 
@@ -162,7 +165,7 @@ class FieldWork:
         starts = np.flatnonzero(np.diff(sample, prepend=-1))
         rows, ends = sample[starts], np.append(starts[1:], len(sample))
         content, wanted = self.kind.content(samples), self.kind.sample_columns
-        columns_now = {name: column for name, column in samples.columns.items() if wanted is None or name in wanted}
+        columns_now = {name: samples.columns[name] for name in wanted if name in samples.columns}
         inputs = listing.job_inputs(rows, self.kind.inputs)
         for first in range(0, len(rows), _JOBS):
             chosen = rows[first : first + _JOBS]
@@ -311,7 +314,7 @@ def rejected_before(
     rejected: Sequence[Rejected],
 ) -> dict[int, Rejected]:
     """By row, the old rejections that hold: recipe, versions of the decoders and content are the same."""
-    held = [one for one in rejected if one.target == kind.name and one.reason not in kind.check_again]
+    held = [one for one in rejected if one.target == kind.name and one.reason not in AGAIN]
     by_content = {one.content: one for one in held if one.content}
     if not by_content or before is None or before.recipe is None:
         return {}

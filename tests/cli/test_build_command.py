@@ -86,6 +86,7 @@ def test_plan_and_end_count_entries_and_duplicates_alike(run, data):
     assert "  plan     4 entries to make, 0 reused, 3 duplicates sharing an entry, " in done.err
     assert "4 encoded, 0 reused, 3 duplicates sharing an entry, 0 quarantined in " in done.out
     assert " entries/s while encoding, " in done.out
+    assert ", at most " in done.err
     (data / "another.png").write_bytes((data / "p1.png").read_bytes())
     planned = build(run, data, "--dry-run", "--json").json
     assert planned["plan"]["entries_to_make"] == 0, "equal to a file of the snapshot"

@@ -44,6 +44,17 @@ def test_without_a_terminal_a_line_every_ten_seconds(clock, capsys):
     assert "\x1b" not in "".join(lines)
 
 
+def test_until_the_encoder_is_open_the_line_says_so(clock, capsys):
+    display = BuildProgress(quiet=False)
+    clock.s += 10
+    display.advanced(state())
+    display.advanced(state(began=clock.s))
+    clock.s += 10
+    display.advanced(state(began=clock.s))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["0/200 opening the encoder", "0/200 0.0 latents/s"]
+
+
 def test_quiet_shows_warnings_only(clock, capsys):
     display = BuildProgress(quiet=True)
     clock.s += 60

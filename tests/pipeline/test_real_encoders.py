@@ -49,6 +49,11 @@ def test_a_vae_is_loaded_and_hashed_once_and_its_noise_is_recorded(tmp_path, tru
     again = reencode(snapshot, data, "latents", [0, 1, 2], described(snapshot, "latents"), device="cpu")
     for row, made, device in again:
         assert not kind.compare(stored[row], made.array, {**rows.noise, "device": device}, rows.recipe).differs
+    monkeypatch.chdir(tmp_path)
+    words = ["build", str(data), "--out", cache, "--model", "./model", "--resolution", "96", "--dry-run", "--json"]
+    assert main(words) == 0
+    changed = json.loads(capsys.readouterr().out)["plan"]["fields"]["latents"]["changed"]
+    assert [one["setting"] for one in changed] == ["geometry.resolutions"], "another spelling is no other encoder"
     model.rename(tmp_path / "moved")
     assert main(["verify", cache, "--reencode", "3", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["slug"] == "model-not-found"

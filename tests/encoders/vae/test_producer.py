@@ -21,6 +21,7 @@ from latentcache.identity.content import content_hash
 from latentcache.images import decode as decode_module
 from latentcache.images.decode import decode
 from latentcache.images.resize import pixel_hash, resize_crop
+from latentcache.pipeline.diff import AGAIN
 
 KIND = Latents()
 
@@ -118,7 +119,7 @@ def test_a_changed_file_size_is_a_failure(tmp_path):
     failure = opened(tmp_path).prepare(job("a.png", size=(80, 70)))
     assert failure.reason == "changing"
     assert failure.detail == "it was 80x70 when the build was planned and is 200x70 now"
-    assert "changing" in KIND.check_again
+    assert "changing" in AGAIN
 
 
 def test_missing_files_and_too_many_pixels(tmp_path):
