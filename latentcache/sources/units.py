@@ -132,6 +132,11 @@ class Units:
         """Some of them: positions, or True for each."""
         return Units(**{name: column[rows] for name, column in self.columns.items()})
 
+    def behind(self, first: int) -> Units:
+        """The same, if their files are behind ``first`` other ones."""
+        moved = {name: np.where(column >= 0, column + first, -1) for name, column in self.files.items()}
+        return Units(**{**self.columns, **moved})
+
     @classmethod
     def joined(cls, parts: Sequence[Units]) -> Units:
         """One after the other."""

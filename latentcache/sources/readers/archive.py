@@ -12,13 +12,15 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.fields.table import Rejected
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import STAT_WIDTH, Rejected
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
@@ -26,11 +28,11 @@ from latentcache.sources.causes import Notes, as_rejected, counted, fault, rejec
 from latentcache.sources.columns import CAPTION_COLUMNS, choose_column, named
 from latentcache.sources.formats import ARROW, TAR
 from latentcache.sources.formats.files import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
-from latentcache.sources.formats.rows import opened
+from latentcache.sources.formats.rows import Rows, opened
 from latentcache.sources.formats.tar import Member, tar_members
 from latentcache.sources.inventory import IMAGE_EXTENSIONS
 from latentcache.sources.known import KnownFiles, above, hash_rows
-from latentcache.sources.layout import Layout
+from latentcache.sources.layout import ImageSet, Layout
 from latentcache.sources.places import SPAN
 from latentcache.sources.splits import missing_shards
 from latentcache.sources.units import Scan, Units
@@ -41,202 +43,222 @@ _IMAGES = frozenset(ending[1:] for ending in IMAGE_EXTENSIONS)
 _NOT_PLAIN = "members are links or no plain files"
 
 
-class Archives:
-    """The archives of a layout, in the byte order of their names, at the end of the files.
+class ArchiveImages(NamedTuple):
+    """The archives of a layout that can be opened, in the byte order of their names, and the images in them."""
 
-    Args:
-        scan: The scan.
-        layout: Its sets name the archives.
-        bad: Archives, members and rows that cannot be read are appended to it.
-        notes: Of the scan.
-    """
-
-    def __init__(self, scan: Scan, layout: Layout, bad: list[Rejected], notes: Notes) -> None:
-        self._scan, self._bad, self._notes, self._sets, self._root = scan, bad, notes, layout.sets, layout.root
-        self._options = scan.options
-        self.names, self.memos, self.first = list[str](), list[StatMemo](), 0
-        """Their names and stats, and the position of the first one among the files."""
-        owners, owner = {name: at for at, one in enumerate(layout.sets) for name in one.files}, []
-        notes.add(*missing_shards(owners if layout.folders else ()))  # not beside a file that was named alone
-        for name in sorted(owners, key=os.fsencode):
-            try:
-                self.memos.append(stat_source(layout.root / name))
-            except UnusableSampleError as error:
-                bad.append(as_rejected(name, error))
-                continue
-            self.names.append(name)
-            owner.append(owners[name])
-        self._owner = np.array(owner, dtype=np.int32)
-        self._captions = ("json",) if scan.options.caption_column else _CAPTIONS
-
-    def readings(self) -> NDArray[np.uint8]:
-        """(n, 16) how each is read."""
-        columns = self._options.image_column, self._options.caption_column
-        rules = [
-            (_RULE, columns, rule.reading, rule.text, rule.from_name and one.name)
-            for one, rule in ((one, one.captions) for one in self._sets)
-        ]
-        return hash_rows(content_hash(repr(rules[owner]).encode()) for owner in self._owner.tolist())
-
-    def units(self, held: KnownFiles) -> Units:
-        """All images in the archives."""
-        parts, files = list[Units](), np.arange(self.first, self.first + len(self.names))
-        kept = self._scan.contained(held, files, "image", self._bad, lambda one: parts.append(self._read(one)))
-        rows, file = held.rows_in("image", kept)
-        own = set(held.names.take(files[held.place[files] >= 0]))
-        old = (note for note in self._scan.notes if note.reason != "no-caption")
-        self._notes.add(*(note for note in old if own.intersection(above(note.name))))
-        if held.table is not None and len(rows):
-            caption, names = held.table.inputs["caption"], held.names.take(file)
-            line = np.asarray(caption.file) >= 0 if caption.line is None else np.asarray(caption.line)
-            labels = zip(held.table.names.take(rows), names, strict=True)
-            known = self._units(
-                file,
-                line=line[rows].astype(np.uint32),
-                member=np.asarray(held.table.inputs["image"].line)[rows],
-                span=np.asarray(held.table.columns[SPAN])[rows],
-                own=np.array([label[len(name) :] for label, name in labels], dtype=object),
-                known=rows,
-            )
-            parts.append(known)
-        return Units.joined(parts) if parts else Units(image=files[:0])
-
-    def _read(self, file: int) -> Units:
-        number, part, bad = file - self.first, self._options.part, len(self._bad)
-        name, one = self.names[number], self._sets[self._owner[number]]
-        found, rule = list[ArchiveSample](), one.captions
-        try:
-            found += self._of_tar(name) if one.archives == TAR else self._of_rows(name, one.archives)
-        except UnusableSampleError as error:
-            if not found:
-                raise
-            error.what = f"rest unread: {error.what}"
-            self._bad.append(as_rejected(name, error, line=found[-1].line + 1))
-        if not found and len(self._bad) == bad:
-            self._notes.add(rejected(name, "unused", "it holds no images"))
-        lines = [(name, entry.line) for entry in found if entry.text and rule.unused_line(entry.text)]
-        self._notes.add(*unused_lines(lines))
-        found = [entry for entry in found if part is None or part.holds_name(name + entry.own)]
-        texts = [rule.made(entry.text or "") for entry in found]
-        member = np.array([entry.line for entry in found], dtype=np.uint32)
-        return self._units(
-            np.full(len(found), file, dtype=np.int64),
-            line=member * np.array([entry.text is not None for entry in found], dtype=np.bool_),
-            member=member,
-            span=np.array([entry.span for entry in found], dtype=np.uint64).reshape(-1, 2),
-            text=np.array(texts, dtype=object),
-            own=np.array([entry.own for entry in found], dtype=object),
-        )
-
-    def _units(self, file: NDArray[np.int64], line: NDArray[np.uint32], **columns: NDArray[Any]) -> Units:
-        """Images in archives; ``line``: members or rows with their captions, 0: they have none."""
-        owner = self._owner[file - self.first]
-        repeats = np.array([one.repeats for one in self._sets], dtype=np.int32)[owner]
-        caption = np.where(line > 0, file, -1)
-        return Units(image=file, caption=caption, owner=owner, repeats=repeats, line=line, **columns)
-
-    def _of_tar(self, name: str) -> Iterator[ArchiveSample]:
-        path, suffix = self._root / name, self._options.image_column.lower().removeprefix(".")
-        wanted, captions = frozenset((suffix,)) if suffix else _IMAGES, self._captions
-        images, others = defaultdict[str, list[Member]](list), defaultdict[str, list[str]](list)
-        texts = defaultdict[str, dict[str, Member]](dict)
-        with open_source(path) as file:
-            check_not_packed(os.pread(file.fileno(), 6, 0), path)
-            try:
-                for member in tar_members(file):
-                    base = member.name.rfind("/") + 1
-                    dot = member.name.find(".", base)
-                    key, ending = member.name[: max(dot, 0)], member.name[dot + 1 :].lower()
-                    if member.size < 0:
-                        others[_NOT_PLAIN].append(member.name)
-                    elif dot > base and ending in wanted:
-                        images[key].append(member)
-                    elif dot > base and ending in captions:
-                        texts[key][ending] = member
-                    else:
-                        words = f"ending in .{ending.rpartition('.')[2]}" if dot > base else "without a key"
-                        others[f"members {words}"].append(member.name)
-            except UnusableSampleError as error:
-                self._bad.append(as_rejected(name, error))
-            found = list[ArchiveSample]()
-            for key, several in images.items():
-                image, beside = several[0], texts.pop(key, {})
-                try:
-                    _check(f"{path}/{image.name}", key, several)
-                    text = self._caption(file.fileno(), name, beside) if beside else None
-                except UnusableSampleError as error:
-                    self._bad.append(as_rejected(f"{name}/{image.name}", error))
-                    continue
-                found.append(ArchiveSample(f"/{image.name}", image.number, (image.offset, image.size), text))
-        column = self._options.caption_column
-        if column and found and all(entry.text is None for entry in found):
-            raise fault("no-caption-column", f"no JSON member of an image has a caption called {column}", path)
-        yield from found
-        orphans = [one.name for members in texts.values() for one in members.values()]
-        for words, names in {"caption members have no image of their key": orphans, **others}.items():
-            if names:
-                cause = "caption-unused" if names is orphans else "unused" if words == _NOT_PLAIN else "member-unused"
-                self._notes.add(counted(f"{name}/{names[0]}", cause, len(names), words, first=names[0]))
-
-    def _caption(self, descriptor: int, name: str, texts: dict[str, Member]) -> str | None:
-        """The text of the first caption member that has one; a second one that differs is noted. None: JSON alone."""
-        found, source, key = "", "", self._options.caption_column
-        for ending in self._captions:
-            if ending not in texts or (found and ending == "json"):
-                continue
-            member = texts[ending]
-            path = f"{self._root / name}/{member.name}"
-            if member.size > MAX_CAPTION_BYTES:
-                raise unusable_caption("caption-too-large", path, f"it has {member.size} bytes")
-            text = caption_of(os.pread(descriptor, member.size, member.offset), path, key)
-            if found and text != found:
-                detail = f"{source} is used; {member.name} says something else"
-                self._notes.add(rejected(f"{name}/{member.name}", "caption-conflict", detail))
-            elif text:
-                found, source = text, member.name
-        return found or (None if key or texts.keys() == {"json"} else "")
-
-    def _of_rows(self, name: str, kind: str) -> Iterator[ArchiveSample]:
-        path, given = self._root / name, self._options
-        with opened(path, kind) as table:
-            if table.is_empty:  # what it would hold need not be known
-                return
-            image = choose_column(path, "image", table.binary, table.images(), given.image_column)
-            texts = table.texts
-            caption = choose_column(path, "caption", texts, named(texts, CAPTION_COLUMNS), given.caption_column)
-            odd = [
-                f"{field.name} of {name} holds {field.type}"
-                for field in table.schema
-                if named([field.name], CAPTION_COLUMNS)
-            ]
-            if not caption and (odd or table.texts):
-                called = f"no column of {name} is called {', '.join(CAPTION_COLUMNS)}"
-                detail = f"{(*odd, called)[0]}; texts are in {listed(table.texts) or 'no column'}"
-                self._notes.add(rejected(name, "text-column", detail))
-            for row, (span, value) in enumerate(table.samples(image, caption), start=1):
-                text, why = captions_in(value or "")
-                if why:
-                    cause = "table-row" if why.startswith("expected") else "caption-unicode"
-                    error = fault(cause, f"{caption}: {why}", path)
-                elif kind == ARROW and not span[1]:
-                    error = fault("no-image", "the row holds no bytes of an image", path)
-                else:
-                    yield ArchiveSample(f":{row}", row, span, text or None)
-                    continue
-                self._bad.append(as_rejected(name, error, line=row))
+    memos: dict[str, StatMemo]
+    readings: NDArray[np.uint8]
+    """(n, 16) how each is read."""
+    units: Units
+    """Positions of files are those of the archives."""
 
 
-class ArchiveSample(NamedTuple):
-    """One sample in an archive."""
+class Entry(NamedTuple):
+    """One image in an archive."""
 
-    own: str
-    """Behind the name of the archive: ``/000123.jpg``, ``:17``."""
+    tail: str
+    """Its name behind that of the archive: ``/000123.jpg``, ``:17``."""
     line: int
     """Number of the member or row, from 1."""
     span: tuple[int, int]
     """See ``places.SPAN``."""
     text: str | None
     """Its caption; None: it has none."""
+
+
+def read_archives(request: Scan, layout: Layout, bad: list[Rejected], notes: Notes) -> ArchiveImages:
+    """All images in the archives of a layout; what cannot be read goes to ``bad``."""
+    owners = {name: number for number, one in enumerate(layout.sets) for name in one.files}
+    notes.add(*missing_shards(owners if layout.folders else ()))  # not beside a file that was named alone
+    memos = dict[str, StatMemo]()
+    for name in sorted(owners, key=os.fsencode):
+        try:
+            memos[name] = stat_source(layout.root / name)
+        except UnusableSampleError as error:
+            bad.append(as_rejected(name, error))
+    sets = [owners[name] for name in memos]
+    readings = hash_rows(_reading(layout.sets[number]) for number in sets)
+    stats = np.array(list(memos.values()), dtype=np.uint64).reshape(-1, STAT_WIDTH)
+    held, files, parts = request.held(Strings.of(memos), stats, readings), np.arange(len(memos)), list[Units]()
+
+    def read(file: int) -> None:
+        name, one = held.names[file], layout.sets[sets[file]]
+        entries = _Archive(layout.root, name, one, bad, notes).entries()
+        if (part := request.options.part) is not None:
+            entries = [entry for entry in entries if part.holds_name(name + entry.tail)]
+        parts.append(_new_units(file, one, entries))
+
+    known = request.contained(held, files, "image", bad, read)
+    unchanged = set(held.names.take(files[held.place >= 0]))
+    before = (note for note in request.notes if note.reason != "no-caption")
+    notes.add(*(note for note in before if unchanged.intersection(above(note.name))))
+    units = Units.joined([*parts, _known_units(held, known)])
+    file, owner = units["image"], np.array(sets, dtype=np.int32)
+    units.columns["owner"] = owner[file]
+    units.columns["repeats"] = np.array([one.repeats for one in layout.sets], dtype=np.int32)[owner[file]]
+    units.columns["caption"] = np.where(units["line"] > 0, file, -1)
+    return ArchiveImages(memos, readings, units)
+
+
+def _reading(one: ImageSet) -> bytes:
+    rule = one.captions
+    columns = rule.image_column, "".join(rule.caption_columns[:1])
+    return content_hash(repr((_RULE, columns, rule.reading, rule.text, rule.from_name and one.name)).encode())
+
+
+def _new_units(file: int, one: ImageSet, entries: Sequence[Entry]) -> Units:
+    member = np.array([entry.line for entry in entries], dtype=np.uint32)
+    return Units(
+        image=np.full(len(entries), file, dtype=np.int64),
+        line=member * np.array([entry.text is not None for entry in entries], dtype=np.bool_),
+        member=member,
+        span=np.array([entry.span for entry in entries], dtype=np.uint64).reshape(-1, 2),
+        text=np.array([one.captions.made(entry.text or "") for entry in entries], dtype=object),
+        own=np.array([entry.tail for entry in entries], dtype=object),
+    )
+
+
+def _known_units(held: KnownFiles, files: NDArray[np.intp]) -> Units:
+    """The samples of the snapshot in archives that did not change."""
+    rows, file = held.rows_in("image", files)
+    if held.table is None or not len(rows):
+        return Units(image=files[:0], line=np.zeros(0, np.uint32))
+    caption, names = held.table.inputs["caption"], held.names.take(file)
+    line = np.asarray(caption.file) >= 0 if caption.line is None else np.asarray(caption.line)
+    labels = zip(held.table.names.take(rows), names, strict=True)
+    return Units(
+        image=file,
+        line=line[rows].astype(np.uint32),
+        member=np.asarray(held.table.inputs["image"].line)[rows],
+        span=np.asarray(held.table.columns[SPAN])[rows],
+        own=np.array([label[len(name) :] for label, name in labels], dtype=object),
+        known=rows,
+    )
+
+
+class _Archive:
+    """One archive of a set; its faults go to ``bad`` and ``notes``."""
+
+    def __init__(self, root: Path, name: str, one: ImageSet, bad: list[Rejected], notes: Notes) -> None:
+        self._path, self._name, self._bad, self._notes = root / name, name, bad, notes
+        self._kind, self._rule = one.archives, one.captions
+        self._caption_column = "".join(self._rule.caption_columns[:1])
+
+    def entries(self) -> list[Entry]:
+        """Its images with a usable caption; raises UnusableSampleError if there is none before a fault."""
+        entries, count = list[Entry](), len(self._bad)
+        try:
+            entries += self._of_tar() if self._kind == TAR else self._of_rows()
+        except UnusableSampleError as error:
+            if not entries:
+                raise
+            error.what = f"rest unread: {error.what}"
+            self._bad.append(as_rejected(self._name, error, line=entries[-1].line + 1))
+        if not entries and len(self._bad) == count:
+            self._notes.add(rejected(self._name, "unused", "it holds no images"))
+        lines = [(self._name, entry.line) for entry in entries if entry.text and self._rule.unused_line(entry.text)]
+        self._notes.add(*unused_lines(lines))
+        return entries
+
+    def _of_tar(self) -> list[Entry]:
+        entries = list[Entry]()
+        with open_source(self._path) as file:
+            check_not_packed(os.pread(file.fileno(), 6, 0), self._path)
+            images, texts = self._members(file)
+            for key, members in images.items():
+                image, beside = members[0], texts.pop(key, {})
+                try:
+                    _check(f"{self._path}/{image.name}", key, members)
+                    text = self._caption(file.fileno(), beside) if beside else None
+                except UnusableSampleError as error:
+                    self._bad.append(as_rejected(f"{self._name}/{image.name}", error))
+                    continue
+                entries.append(Entry(f"/{image.name}", image.number, (image.offset, image.size), text))
+        orphans = [member.name for members in texts.values() for member in members.values()]
+        self._note_members("caption members have no image of their key", "caption-unused", orphans)
+        if self._caption_column and entries and all(entry.text is None for entry in entries):
+            what = f"no JSON member of an image has a caption called {self._caption_column}"
+            raise fault("no-caption-column", what, self._path)
+        return entries
+
+    def _members(self, file: BinaryIO) -> tuple[dict[str, list[Member]], dict[str, dict[str, Member]]]:
+        """Key -> its images, and key -> ending -> its captions; other members are noted."""
+        suffix = self._rule.image_column.lower().removeprefix(".")
+        wanted = frozenset((suffix,)) if suffix else _IMAGES
+        images, others = defaultdict[str, list[Member]](list), defaultdict[str, list[str]](list)
+        texts = defaultdict[str, dict[str, Member]](dict)
+        try:
+            for member in tar_members(file):
+                base = member.name.rfind("/") + 1
+                dot = member.name.find(".", base)
+                key, ending = member.name[: max(dot, 0)], member.name[dot + 1 :].lower()
+                if member.size < 0:
+                    others[_NOT_PLAIN].append(member.name)
+                elif dot > base and ending in wanted:
+                    images[key].append(member)
+                elif dot > base and ending in (("json",) if self._caption_column else _CAPTIONS):
+                    texts[key][ending] = member
+                else:
+                    words = f"ending in .{ending.rpartition('.')[2]}" if dot > base else "without a key"
+                    others[f"members {words}"].append(member.name)
+        except UnusableSampleError as error:
+            self._bad.append(as_rejected(self._name, error))
+        for words, names in others.items():
+            self._note_members(words, "unused" if words == _NOT_PLAIN else "member-unused", names)
+        return images, texts
+
+    def _note_members(self, words: str, cause: str, names: Sequence[str]) -> None:
+        if names:
+            self._notes.add(counted(f"{self._name}/{names[0]}", cause, len(names), words, first=names[0]))
+
+    def _caption(self, descriptor: int, members: dict[str, Member]) -> str | None:
+        """The text of the first caption member that has one; a second one that differs is noted. None: JSON alone."""
+        caption, source, key = "", "", self._caption_column
+        for ending in _CAPTIONS:
+            if ending not in members or (caption and ending == "json"):
+                continue
+            member = members[ending]
+            path = f"{self._path}/{member.name}"
+            if member.size > MAX_CAPTION_BYTES:
+                raise unusable_caption("caption-too-large", path, f"it has {member.size} bytes")
+            text = caption_of(os.pread(descriptor, member.size, member.offset), path, key)
+            if caption and text != caption:
+                detail = f"{source} is used; {member.name} says something else"
+                self._notes.add(rejected(f"{self._name}/{member.name}", "caption-conflict", detail))
+            elif text:
+                caption, source = text, member.name
+        return caption or (None if key or members.keys() == {"json"} else "")
+
+    def _of_rows(self) -> Iterator[Entry]:
+        with opened(self._path, self._kind) as table:
+            if table.is_empty:  # what it would hold need not be known
+                return
+            image, caption = self._columns(table)
+            for row, (span, value) in enumerate(table.samples(image, caption), start=1):
+                text, why = captions_in(value or "")
+                if why:
+                    cause = "table-row" if why.startswith("expected") else "caption-unicode"
+                    error = fault(cause, f"{caption}: {why}", self._path)
+                elif self._kind == ARROW and not span[1]:
+                    error = fault("no-image", "the row holds no bytes of an image", self._path)
+                else:
+                    yield Entry(f":{row}", row, span, text or None)
+                    continue
+                self._bad.append(as_rejected(self._name, error, line=row))
+
+    def _columns(self, table: Rows) -> tuple[str, str]:
+        """The columns of images and captions; texts that are no caption are noted."""
+        texts = table.texts
+        image = choose_column(self._path, "image", table.binary, table.images(), self._rule.image_column)
+        caption = choose_column(self._path, "caption", texts, named(texts, CAPTION_COLUMNS), self._caption_column)
+        odd = [field for field in table.schema if named([field.name], CAPTION_COLUMNS)]
+        if not caption and (odd or texts):
+            why = f"no column of {self._name} is called {', '.join(CAPTION_COLUMNS)}"
+            if odd:
+                why = f"{odd[0].name} of {self._name} holds {odd[0].type}"
+            detail = f"{why}; texts are in {listed(texts) or 'no column'}"
+            self._notes.add(rejected(self._name, "text-column", detail))
+        return image, caption
 
 
 def _check(path: str, key: str, images: Sequence[Member]) -> None:

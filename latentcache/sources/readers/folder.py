@@ -41,7 +41,7 @@ from latentcache.sources.known import KnownFiles, hash_rows, is_range, match_nam
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout
 from latentcache.sources.partners import ENDINGS, Partners
 from latentcache.sources.places import SPAN, sizes
-from latentcache.sources.readers.archive import Archives
+from latentcache.sources.readers.archive import ArchiveImages, read_archives
 from latentcache.sources.readers.table import TableImages, listed_images
 from latentcache.sources.recognize.kohya import balanced
 from latentcache.sources.units import Scan, ScanResult, Units
@@ -287,19 +287,23 @@ class ImageScan(Scan):
             mine = [part.holds_name(name) for name in files.names.take(units["image"])]
             units = units.take(np.array(mine, dtype=np.bool_))
         self._pair(layout, files, units)
-        archives, rules = Archives(self, layout, bad, notes), [one.captions for one in layout.sets]
-        names, memos, added = files.names, files.memos, [*(memo for _, memo in read.values()), *archives.memos]
+        archives, rules = read_archives(self, layout, bad, notes), [one.captions for one in layout.sets]
+        names, memos, added = (
+            files.names,
+            files.memos,
+            [*(memo for _, memo in read.values()), *archives.memos.values()],
+        )
         if added:
-            names = Strings.of(chain(names, read, archives.names))
+            names = Strings.of(chain(names, read, archives.memos))
             memos = np.concatenate([memos, np.array(added, dtype=np.uint64)])
         names, memos = _used_files(names, memos, units, len(files.names))
-        archives.first = len(names) - len(archives.names)
+        first = len(names) - len(archives.memos)
         reading = _readings(len(names), units, rules, archives)
         held = self.held(names, memos, reading)
-        for number, (content, memo) in enumerate(read.values(), start=archives.first - len(read)):
+        for number, (content, memo) in enumerate(read.values(), start=first - len(read)):
             held.remember(number, content, memo)
-        if archives.names:
-            units = _sorted(names, Units.joined([units, archives.units(held)]))
+        if archives.memos:
+            units = _sorted(names, Units.joined([units, archives.units.behind(first)]))
         captions = CaptionFiles(root, held, rules)
         if len(units):  # sets that share an image add up, and regularization images are as many as the others
             most = int(units["repeats"].argmax())
@@ -455,14 +459,16 @@ def _sorted(names: Strings, units: Units) -> Units:
     return units.take(np.lexsort((units["member"], rank[at])))
 
 
-def _readings(count: int, units: Units, rules: Sequence[CaptionRule], archives: Archives) -> NDArray[np.uint8] | None:
+def _readings(
+    count: int, units: Units, rules: Sequence[CaptionRule], archives: ArchiveImages
+) -> NDArray[np.uint8] | None:
     """(F, 16) how each caption file and archive is read; None: all captions are as they are written."""
     each = [rule.reading for rule in rules]
-    if not any(map(any, each)) and not archives.names:
+    if not any(map(any, each)) and not archives.memos:
         return None
     reading, there = np.zeros((count, HASH_BYTES), dtype=np.uint8), units["which"] >= 0
     reading[units["caption"][there]] = hash_rows(each)[units["owner"][there]]
-    reading[archives.first :] = archives.readings()
+    reading[count - len(archives.memos) :] = archives.readings
     return reading
 
 

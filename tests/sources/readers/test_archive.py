@@ -9,7 +9,7 @@ from made_archives import as_tars, png, some_images, write_tar
 
 from latentcache.identity import stat as stat_rule
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.readers.archive import Archives
+from latentcache.sources.readers import archive
 from latentcache.sources.scan import scan
 
 
@@ -19,8 +19,8 @@ def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
     as_tars(tmp_path, images, each=3)
     first = scan(tmp_path, hash_all=True)
     opened = []
-    of_tar = Archives._of_tar
-    monkeypatch.setattr(Archives, "_of_tar", lambda *own: opened.append(own[1]) or of_tar(*own))
+    entries = archive._Archive.entries
+    monkeypatch.setattr(archive._Archive, "entries", lambda self: opened.append(self._name) or entries(self))
     again = scan(tmp_path, known=first.samples, notes=first.notes)
     assert (opened, again.notes) == ([], first.notes)
     assert again.samples.inputs["caption"].line.tolist() == first.samples.inputs["caption"].line.tolist()
