@@ -47,13 +47,6 @@ _QUIET = ("ignore", None, Warning, re.compile(_INSIDE_PILLOW), 0)
 _HEAD_BYTES = 65_536
 _SHOWN_BYTES = 12
 
-#: True for an image of each kind of ``fields.latents.ALTERATIONS``; the further images of MPO files are previews.
-_ALTERED_BY: tuple[Callable[[Image.Image], bool], ...] = (
-    lambda image: image.format != "MPO" and getattr(image, "n_frames", 1) > 1,
-    lambda image: image.mode == "CMYK",
-    lambda image: image.has_transparency_data,
-)
-
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 for _plugin in ("Jpeg", "Mpo", "Png", "WebP", "Avif", "Bmp", "Gif", "Tiff"):
     # Imported one by one, so that Pillow never loads all of its plugins, from any thread.
@@ -84,7 +77,7 @@ def fill_sizes(
                 video = EncodedClip(file, max_pixels=max_pixels)
                 return video.size, video.clip, 0
             image, _, size = header(file, max_pixels=max_pixels)
-            return size, (0, 0, 0), sum(1 << bit for bit, test in enumerate(_ALTERED_BY) if test(image))
+            return size, (0, 0, 0), _alterations(image)
 
     for number, one in read_each(read, samples, rows, "image", stopping, quick=True):
         if isinstance(one, UnusableSampleError):
@@ -95,6 +88,15 @@ def fill_sizes(
             sizes[number] = size.height, size.width
     columns: dict[str, NDArray[Any]] = {"original_size": sizes, CLIP: clips, ALTERED: altered}
     return {name: column for name, column in columns.items() if column is sizes or column.any()}, rejected
+
+
+def _alterations(image: Image.Image) -> int:
+    """Bits for ``fields.latents.ALTERATIONS``; the further images of MPO files are previews."""
+    try:
+        has_frames = image.format != "MPO" and bool(getattr(image, "is_animated", False))
+    except Exception:  # noqa: BLE001 - Pillow raises many on a damaged second frame
+        has_frames = True
+    return has_frames | (image.mode == "CMYK") << 1 | image.has_transparency_data << 2
 
 
 def header(stream: BinaryIO, *, max_pixels: int = MAX_PIXELS) -> tuple[Image.Image, int, Size]:

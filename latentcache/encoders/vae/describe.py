@@ -30,7 +30,7 @@ from latentcache.fields.latents import (
     pixels_of,
 )
 from latentcache.fields.paired import mask_recipe
-from latentcache.fields.protocol import Cached, DescribeContext, Described, FieldRecipe, followed
+from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
 from latentcache.value import Value
 
 DEFAULT_MODEL = "demo"
@@ -118,11 +118,12 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
 def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
     """The recipe of masks beside latents; alone it follows the settings and the cache."""
     if context.followed is None and isinstance(cached.recipe, LatentsRecipe) and settings.model is None:
-        found: FieldRecipe = _of_cache(settings, cached.recipe)
+        found = Described(recipe=_of_cache(settings, cached.recipe), label="")
     else:
-        found = describe(settings, Cached(), context).recipe
-    assert isinstance(found, LatentsRecipe)
-    return Described(recipe=mask_recipe(found), label="mask", provenance={"decoders": installed(_DECODERS)})
+        found = describe(settings, Cached(), context)
+    assert isinstance(found.recipe, LatentsRecipe)
+    decoders, chosen = {"decoders": installed(_DECODERS)}, {} if context.followed else found.chosen
+    return Described(recipe=mask_recipe(found.recipe), label="mask", provenance=decoders, chosen=chosen)
 
 
 def describe_model(
