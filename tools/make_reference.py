@@ -85,6 +85,7 @@ SPECIFIC: Mapping[str, tuple[int, str]] = {
     "sharded-twice": (2, "A loader of one rank was given to accelerator.prepare inside a DataLoader."),
     "system": (3, "The operating system rejected a file operation."),
     "too-long": (1, "A document is longer than a row."),
+    "tokenizer-missing": (2, "Records need a tokenizer, and none was given."),
 }
 
 

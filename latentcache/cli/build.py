@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import Result, finding_lines, findings, human_bytes
+from latentcache.cli.console import Result, finding_lines, findings
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import BuildProgress, about, shared_entries
 from latentcache.errors import StrictError, count_of
+from latentcache.report.units import human_bytes
 
 if TYPE_CHECKING:
     from latentcache.errors import InterruptedBuildError
@@ -66,7 +67,6 @@ def build(
     allow_failed: flags.AllowFailed = None,
     retry_failed: bool = option(False, "--retry-failed", "Read rejected inputs again."),
     strict: flags.Strict = False,
-    dry_run: bool = option(False, "--dry-run", "Show the plan and stop."),
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> Result:
@@ -99,7 +99,6 @@ def _payload(report: BuildReport) -> dict[str, Any]:
     plan = report.plan
     return {
         **about(plan),
-        "dry_run": report.dry_run,
         "counts": report.counts(),
         "fields": {name: _field(name, report) for name in plan.fields},
         "items": [one.as_json() for one in findings(report.rejected, report.notes)],
@@ -136,10 +135,6 @@ def _lines(report: BuildReport) -> Iterator[str]:
     plan = report.plan
     more = f" (more than --allow-failed {plan.allow_failed}: exit status 1)" if report.too_many_failed else ""
     quarantined = f"{report.quarantined} quarantined{more}"
-    if report.dry_run:
-        made = count_of(plan.to_make, "entries")
-        yield f"dry run: {made} would be made, {plan.cached} reused{shared_entries(plan.duplicates)}, {quarantined}"
-        return
     yield from _work(report, quarantined)
     if plan.part:
         yield f"this is part {plan.part} of DATA: join all parts with `latentcache merge PART... --out CACHE`"

@@ -118,7 +118,12 @@ def as_known(error: BaseException) -> LatentcacheError:
     if isinstance(error, LatentcacheError):
         return error
     if isinstance(error, _CallError):
-        where = getattr(getattr(error, "ctx", None), "command_path", "latentcache")
+        context = getattr(error, "ctx", None)
+        where = getattr(context, "command_path", "latentcache")
+        if hasattr(error, "possibilities") and context is not None:  # an option that is not there
+            names = (name for parameter in context.command.params for name in parameter.opts)
+            alike = [name for name in names if name.startswith(error.option_name)]
+            error.possibilities = alike or error.possibilities
         return UsageError(error.format_message().strip().rstrip("."), where=where, fix=f"{where} --help")
     if isinstance(error, Signalled | KeyboardInterrupt | typer.Abort):
         number = signal.Signals(error.args[0] if isinstance(error, Signalled) else signal.SIGINT)
@@ -227,15 +232,6 @@ def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape").decode("ascii")
 
 
-def human_bytes(size: float) -> str:
-    """A size with its unit: 3.1 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def repeats_lines(repeats: Sequence[Mapping[str, int]]) -> Iterator[str]:
     """Yield a line with the occurrences of samples per epoch, unless each occurs once."""
     if any(one["times"] != 1 for one in repeats):
@@ -261,24 +257,45 @@ def findings(rejected: Iterable[Rejected], notes: Iterable[Rejected]) -> list[Fi
 
 
 def finding_lines(found: Iterable[Finding]) -> Iterator[str]:
-    """Findings as text: the first ones of each category, and how many more there are."""
-    for category, some in groupby(found, key=lambda one: one.category):
-        every = list(some)
+    """Findings as text: a line for the notes of one reason; of other categories the first ones, and their number."""
+    from latentcache.report.groups import grouped
+
+    for category, groups in groupby(grouped(found), key=lambda group: group.first.category):
+        if category == "note":
+            for group in groups:
+                yield from _finding_lines(group.first, len(group.findings) - 1)
+            continue
+        every = [finding for group in groups for finding in group.findings]
         yield from chain.from_iterable(map(_finding_lines, every[:SHOWN]))
         if len(every) > SHOWN:
             yield f"... and {len(every) - SHOWN} more {category} (all of them with --json)"
 
 
-def _finding_lines(one: Finding) -> Iterator[str]:
+def grouped_lines(found: Iterable[Finding]) -> Iterator[str]:
+    """Findings as text: a line for each reason."""
+    from latentcache.report.groups import grouped
+
+    for group in sorted(grouped(found), key=lambda group: -group.count):
+        first = group.first
+        field = f" {first.field}" if first.field else ""
+        detail = f": {first.found}" if first.found else ""
+        place = f"{first.path}:{first.line}" if first.line else first.path
+        yield f"{first.category:10} {group.count} {first.reason}{field}, the first is {place}{detail}"
+        if first.category == "quarantined" and first.hint:
+            yield f"  fix: {first.hint}"
+
+
+def _finding_lines(one: Finding, more: int = 0) -> Iterator[str]:
     line, quarantined = f":{one.line}" if one.line else "", one.category == "quarantined"
     name = f"{one.path}{line}" if one.path else one.file or one.key
     if one.names:
         name = f"{count_of(one.count, 'samples')}{f' of {name}' if name else ''}"
     field = f" {one.field}" if one.field and one.category in ("quarantined", "note") else ""
     sides = f"expected {one.expected}, found {one.found}" if one.expected else one.found
+    name += f" and {more} more" if more else ""
     yield f"{one.category}{name and f' {name}'}{field} [{one.reason}]{': ' + sides if sides else ''}"
     if one.names:
-        more = one.count - len(one.names)
-        yield f"  {', '.join(one.names)}{f' and {more} more' if more > 0 else ''}"
+        left = one.count - len(one.names)
+        yield f"  {', '.join(one.names)}{f' and {left} more' if left > 0 else ''}"
     if quarantined and one.hint:  # no command repairs it: the fix differs per file
         yield f"  fix: {one.hint}"

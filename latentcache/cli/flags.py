@@ -100,6 +100,16 @@ class Requested(Value):
         return shlex.join(word for kind in self.kinds for word in ("--field", kind))
 
 
+def build_command(data: Path, out: Path | None, requested: Requested, device: str, more: str) -> str:
+    """The build that was asked for, as a command with the further options ``more``."""
+    words = ["latentcache build", shlex.quote(str(data))]
+    words += [f"--out {shlex.quote(str(out))}"] if out and "--out" not in more else []
+    words += [f"--fields {','.join(requested.fields)}"] if requested.exact else []
+    words += [requested.words, requested.common, requested.source]
+    words += [f"--device {device}"] if device != "auto" and "--device" not in more else []
+    return " ".join(word for word in (*words, more) if word)
+
+
 def register(targets: Iterable[str]) -> None:
     """Load the kinds of ``--field MODULE:NAME``."""
     if wanted := list(targets):

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from latentcache.cli import flags
-from latentcache.cli.console import Result, human_bytes
+from latentcache.cli.console import Result
 from latentcache.cli.flags import option
+from latentcache.report.units import human_bytes
 
 if TYPE_CHECKING:
     from latentcache.verify.collect import CollectReport

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
-from latentcache.cli.console import Result, findings, human_bytes, repeats_lines, table
+from latentcache.cli.console import Result, findings, repeats_lines, table
 from latentcache.cli.flags import option
 from latentcache.errors import CacheFormatError, RecipeError, count_of
+from latentcache.report.units import human_bytes
 
 if TYPE_CHECKING:
     from latentcache.store.snapshot import FieldRows, Snapshot

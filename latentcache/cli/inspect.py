@@ -1,172 +1,220 @@
-"""``latentcache inspect``: what was recognized in DATA and why, and what a build would do with it."""
+"""``latentcache inspect``: what is understood of DATA, the plan of a build, and the checks of this machine."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
-from latentcache.cli.console import SHOWN, Result, findings
-from latentcache.cli.flags import argument
+from latentcache.cli.console import SHOWN, Result, findings, grouped_lines
+from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import about, captions_text, field_lines, planned_entries
-from latentcache.errors import LatentcacheError, count_of
+from latentcache.errors import LatentcacheError, UsageError, count_of
+from latentcache.report.units import clock, human_bytes
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan
+    from latentcache.pipeline.workers.process import WarmWorker
+    from latentcache.report.data import ShownSample
+    from latentcache.report.estimate import Estimate
+    from latentcache.report.machine import Check
     from latentcache.sources.scan import Listing
     from latentcache.verify.findings import Finding
 
-HELP = """Show what is recognized in DATA and why, and what build would do. Nothing is encoded or written.
+HELP = """Show what is understood of DATA, what build would do with it, and if this machine can.
 
-Exit status: 0 fine, 1 inputs are rejected (or noticed and not used, with --strict), 2 build would reject DATA.
+Three samples are shown with their captions, splits, buckets and masks. Nothing is written. Exit status: 0 fine,
+1 inputs are rejected (or noticed and not used, with --strict), 2 build would reject DATA, 3 the machine cannot build.
 """
-#: ``Record.form`` of a conversation.
-_CHAT = 1
-#: Records whose roles are counted.
-_ROLES_OF = 200
 
 
 def inspect(
-    data: Path = argument("DATA", "A folder of images, a table of images, or records."),
+    data: Path | None = argument("[DATA]", "A folder of images, a table of images, or records.", None),
     *,
+    machine: bool = option(False, "--machine", "Check this machine only, without DATA."),
+    estimate: bool = option(
+        False, "--estimate", "Encode a few samples in a temporary folder to estimate the time of the build."
+    ),
     out_folder: flags.Out = None,
     requested: flags.Requested,
     source: flags.Source,
+    device: str = option("auto", "--device DEVICE", "As for build. [default: auto]"),
     allow_failed: flags.AllowFailed = None,
     strict: flags.Strict = False,
 ) -> Result:
-    """Show what is recognized in DATA and why, and what build would do."""
-    from latentcache.pipeline.build import plan_build
-    from latentcache.pipeline.report import quarantined
+    """Show what is understood of DATA, and what build would do."""
     from latentcache.pipeline.settings import BuildSettings
-    from latentcache.plan.numbers import tolerated
+    from latentcache.pipeline.workers.process import WarmWorker
 
-    given = {"source": source, **requested.build}
-    settings = BuildSettings(data=data, out=out_folder, allow_failed=allow_failed, **given)
-    plan: BuildPlan | None = None
-    error: LatentcacheError | None = None
-    try:
-        plan = plan_build(settings)
-        assert plan.listing is not None  # of every build
-        listing = plan.listing
-    except LatentcacheError as failure:
-        error, listing = failure, _scanned(settings, failure)
-    rejected, notes = (plan.rejected, plan.notes) if plan else (listing.rejected, listing.notes)
-    payload = {"data": str(data), **_contents(listing)}
-    found = findings(rejected, notes)
-    payload["items"] = [one.as_json() for one in found]
-    payload["counts"] |= {"quarantined": quarantined(rejected), "notes": sum(note.count for note in notes)}
-    payload |= about(plan) if plan else {"plan": None}
-    allowed = tolerated(plan.allow_failed, plan.samples) if plan else 0
-    exit_code = int(payload["counts"]["quarantined"] > allowed or (strict and bool(notes)))
-    lines = (f"{label:10} {text}" for label, text in _lines(payload, found, plan))
-    return Result(payload, lines, exit_code=exit_code, error=error)
+    if (data is None) != machine:
+        what = "DATA: not with --machine" if machine else "DATA is missing"
+        raise UsageError(what, fix="latentcache inspect DATA, or latentcache inspect --machine")
+    with WarmWorker(device) as worker:
+        if data is None:
+            checks = _machine(device, worker, out_folder or Path.cwd(), lambda more: "")
+            payload: dict[str, Any] = {"data": None, "checks": [check.as_json() for check in checks]}
+            lines = (*chain.from_iterable(map(_check_lines, checks)), _verdict(checks))
+            return Result(payload, lines, exit_code=_status(checks))
+        given = {"source": source, **requested.build}
+        settings = BuildSettings(data=data, out=out_folder, device=device, allow_failed=allow_failed, **given)
+        found = _Inspected(settings)
+        found.look(worker, estimate=estimate)
 
+        def rebuild(more: str) -> str:
+            return flags.build_command(data, out_folder, requested, device, more)
 
-def _scanned(settings: Any, failure: LatentcacheError) -> Listing:
-    """DATA as it is listed, for a build that would fail; raises the failure if DATA cannot be listed."""
-    from latentcache.pipeline.existing import kind_of
-    from latentcache.sources.scan import scan
-
-    try:
-        inputs = [name for field in settings.fields for name in kind_of(field).inputs]
-        return scan(settings.data, settings.source, inputs=inputs)
-    except LatentcacheError:
-        raise failure from None
+        checks = _machine(device, worker, settings.cache, rebuild)
+        checks += [found.space] if found.space else []
+    return _result(data, found, checks, rebuild, strict=strict)
 
 
-def _contents(listing: Listing) -> dict[str, Any]:
-    """Describe DATA by its listing, as JSON values."""
-    import numpy as np
+def _machine(device: str, worker: WarmWorker, cache: Path, rebuild: Any) -> list[Check]:
+    from latentcache.report.machine import machine_checks
 
-    from latentcache.fields.clips import CLIP
+    return list(machine_checks(device, worker.ask, cache, rebuild))
+
+
+class _Inspected:
+    """What was found in DATA, as far as it goes."""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+        self.listing: Listing | None = None
+        self.plan: BuildPlan | None = None
+        self.error: LatentcacheError | None = None
+        self.needs = ""
+        """Option without which there is no plan."""
+        self.space: Check | None = None
+        self.estimates: list[Estimate] = []
+
+    def look(self, worker: WarmWorker, *, estimate: bool) -> None:
+        """List DATA and plan a build; raises the error if DATA cannot be listed."""
+        from latentcache.pipeline.build import plan_build
+        from latentcache.report.estimate import estimate as estimated
+        from latentcache.report.machine import checked, space
+
+        try:
+            self.plan = plan_build(self.settings, listed=self._listed, worker=worker)
+            self.space = checked("space", partial(space, self.plan))
+            if estimate:
+                self.estimates = [estimated(self.plan, name, worker) for name in self.plan.fields]
+        except LatentcacheError as error:
+            if self.listing is None:
+                raise
+            if error.slug == "tokenizer-missing":
+                self.needs = "--tokenizer"
+            else:
+                self.error = error
+
+    def _listed(self, listing: Listing) -> None:
+        self.listing = listing
+
+
+def _result(data: Path, found: _Inspected, checks: Sequence[Check], rebuild: Any, *, strict: bool) -> Result:
     from latentcache.pipeline.report import quarantined
-    from latentcache.verify.findings import path_json
+    from latentcache.plan.numbers import tolerated
+    from latentcache.report.data import describe_data, shown_samples
 
-    samples, found = listing.samples, dict[str, Any](data_kind=listing.data_kind)
-    counts = {"samples": len(samples) + quarantined(listing.rejected), "no_caption": listing.no_caption}
-    layout, images = listing.layout, listing.images
-    if layout is not None and images is not None:
-        sets = [
-            {**one.as_json(), "samples": count} for one, count in zip(layout.sets, images.set_samples, strict=False)
-        ]
-        found["layout"] = {"word": layout.word, "why": layout.why, "sets": sets}
-        found["captions"] = dict(images.captions)
-        found |= {"first_without_caption": images.first_without, "several_captions": images.several}
-        inputs = {name: one for name, one in samples.inputs.items() if name not in ("image", "caption")}
-        found["further"] = {name: int((one.file >= 0).sum()) for name, one in inputs.items()}
-    sizes = samples.columns.get("original_size")
-    if sizes is not None:
-        area = np.asarray(sizes).astype(np.int64).prod(axis=1)
-        read = np.flatnonzero(area)
-        found["sizes"] = {"read": len(read)}
-        for name, choose in (("smallest", np.argmin), ("largest", np.argmax)) if len(read) else ():
-            row = int(read[choose(area[read])])
-            height, width = map(int, sizes[row])
-            found["sizes"][name] = {"height": height, "width": width, **path_json(samples.names[row])}
-    clips = samples.columns.get(CLIP)
-    if clips is not None and clips.any():
-        frames = clips[clips[:, 0] > 0, 0]
-        found["clips"] = {"samples": len(frames), "shortest": int(frames.min()), "longest": int(frames.max())}
-    if listing.data_kind == "records":
-        found["records"] = _records(listing)
-    # Contents are known as far as files were hashed.
-    content = np.ascontiguousarray(samples.first_input.content)
-    known = np.flatnonzero(content.any(axis=1))
-    _, first = np.unique(content[known].view("V16").reshape(-1), return_index=True)
-    again = known[np.setdiff1d(np.arange(len(known)), first)]
-    found["duplicates"] = {"known": len(again), "first": samples.names[int(again[0])] if len(again) else ""}
-    return {**found, "counts": counts}
+    plan, listing = found.plan, found.listing
+    assert listing is not None  # else it raises
+    if plan is not None and plan.listing is not None:
+        listing = plan.listing
+    rejected, notes = (plan.rejected, plan.notes) if plan else (listing.rejected, listing.notes)
+    items, samples = findings(rejected, notes), shown_samples(listing, plan)
+    payload = {"data": str(data), **describe_data(listing).as_json()}
+    payload["samples"] = [sample.as_json() for sample in samples]
+    payload["items"] = [item.as_json() for item in items]
+    payload["counts"] |= {"quarantined": quarantined(rejected), "notes": sum(note.count for note in notes)}
+    payload["counts"] |= {"cached": plan.cached, "duplicates": plan.duplicates} if plan else {}
+    payload |= {"needs": found.needs, **(about(plan) if plan else {"plan": None})}
+    payload["checks"] = [check.as_json() for check in checks]
+    payload["estimate"] = {one.field: one.as_json() for one in found.estimates}
+    allowed = tolerated(plan.allow_failed, plan.samples) if plan else 0
+    too_many = payload["counts"]["quarantined"] > allowed
+    fix = rebuild(f"--allow-failed {payload['counts']['quarantined']}") if too_many else ""
+    failed = too_many or (strict and bool(notes)) or any(one.failed for one in found.estimates)
+    lines = _lines(payload, items, samples, found, checks, fix)
+    return Result(payload, lines, exit_code=_status(checks) or int(failed), error=found.error)
 
 
-def _records(listing: Listing) -> dict[str, Any]:
-    """Forms, lengths, files and roles of records; roles of the first ones only."""
-    import numpy as np
-
-    from latentcache.verify.findings import path_json
-
-    samples = listing.samples
-    chat = int(np.count_nonzero(np.asarray(samples.columns["form"]) == _CHAT))
-    files = np.bincount(np.asarray(samples.inputs["record"].file), minlength=len(samples.files))
-    some = [int(one) for one in np.flatnonzero(files)[:SHOWN]]
-    found: dict[str, Any] = {"conversations": chat, "texts": len(samples) - chat}
-    found["files"] = [{**path_json(samples.files.names[one]), "records": int(files[one])} for one in some]
-    characters = np.asarray(samples.columns["characters"])
-    if len(characters):
-        found["characters"] = {"shortest": int(characters.min()), "longest": int(characters.max())}
-    roles, fields = Counter[str](), Counter[str]()
-    looked = np.arange(min(len(samples), _ROLES_OF))
-    for _, inputs in listing.job_inputs(looked, ("record",), strict=False):
-        record = {} if inputs["record"] is None else inputs["record"].as_json()
-        fields.update(name for name in record if name not in ("source", "line"))
-        roles.update(role for role, *_ in record.get("messages") or ())
-    return found | {"roles": dict(roles), "fields": dict(fields), "looked_at": len(looked)}
+def _status(checks: Sequence[Check]) -> int:
+    return 3 if any(check.problem for check in checks) else 0
 
 
 # text
 
 
-def _lines(payload: Mapping[str, Any], found: Sequence[Finding], plan: BuildPlan | None) -> Iterator[tuple[str, str]]:
-    """(label, text) of what was recognized, of findings by cause, and of the build."""
-    yield from _recognized(payload)
-    causes = Counter[tuple[str, str]]()
-    first: dict[tuple[str, str], str] = {}
-    for one in found:
-        cause = one.category, one.reason
-        causes[cause] += one.count
-        first.setdefault(cause, one.path + (f": {one.found}" if one.found else ""))
-    for (category, reason), count in causes.most_common():
-        yield category, f"{count} {reason}, the first is {first[category, reason]}"
-    if not causes:
-        yield "notes", "every file is used as given"
-    yield from chain.from_iterable(map(field_lines, plan.fields.values() if plan else ()))
-    yield "build", planned_entries(plan) if plan else "would reject DATA:"
+def _verdict(checks: Sequence[Check]) -> str:
+    problems = sum(check.problem for check in checks)
+    return f"{count_of(problems, 'problems')} found" if problems else "ready"
+
+
+def _check_lines(check: Check) -> Iterator[str]:
+    yield f"{check.state:8} {check.name:9} {check.text}"
+    yield from (f"  {name}: {text}" for name, text in (("hint", check.hint), ("fix", check.fix)) if text)
+
+
+def _lines(
+    payload: Mapping[str, Any],
+    items: Sequence[Finding],
+    samples: Sequence[ShownSample],
+    found: _Inspected,
+    checks: Sequence[Check],
+    fix: str,
+) -> Iterator[str]:
+    """Data, samples, findings by cause, the plan of the build, the machine."""
+    plan = found.plan
+    yield from (f"{label:10} {text}" for label, text in _recognized(payload))
+    for sample in samples:
+        yield from _sample_lines(sample)
+    yield from grouped_lines(items)
+    if not items:
+        yield f"{'notes':10} every file is used as given"
+    for work in plan.fields.values() if plan else ():
+        for label, text in (*field_lines(work), *work.about.items()):
+            yield f"{label:10} {text}"
+        if work.described.demo:
+            yield f"{'note':10} the demo encoder is not for training: give a VAE with --model"
+    if plan:
+        yield f"{'build':10} {planned_entries(plan)}"
+    else:
+        yield f"{'build':10} {f'also needs {found.needs}' if found.needs else 'would reject DATA:'}"
+    yield from (f"{'time':10} {_estimate_text(one)}" for one in found.estimates)
+    if fix:
+        yield f"  fix: repair the rejected files, or allow them: {fix}"
+    bad = [check for check in checks if check.state != "ok"]
+    yield f"{'machine':10} {_verdict(checks)} (all checks: `latentcache inspect --machine`)"
+    yield from chain.from_iterable(map(_check_lines, bad))
+
+
+def _estimate_text(one: Estimate) -> str:
+    if one.failed:
+        return f"{one.field}: none of {one.failed} inputs of the largest group could be encoded"
+    if not one.probed:
+        return f"{one.field}: nothing to encode"
+    measured = f"{count_of(one.probed, 'entries')}{f', {one.group} first,' if one.group else ''}"
+    took = f"{one.encode_s:.1f} s and {one.open_s:.1f} s to open the encoder"
+    return f"{one.field}: about {clock(one.seconds)} and {human_bytes(one.num_bytes)} (from {measured} in {took})"
+
+
+def _sample_lines(sample: ShownSample) -> Iterator[str]:
+    buckets = sorted(set(sample.buckets.values()))
+    about = [f"set {sample.set_name}" if sample.set_name else "", f"split {sample.split}" if sample.split else ""]
+    about += [f"bucket {bucket}" for bucket in buckets]
+    about += [f"{name} {file}" for name, file in sample.paired.items()]
+    yield f"{'sample':10} {', '.join([sample.path, *filter(None, about)])}"
+    if sample.caption is not None:
+        origin = f"  ({sample.caption_file})" if sample.caption_file not in ("", sample.path) else ""
+        yield f"{'':10}   {sample.caption.replace(chr(10), ' ') or 'no caption'}{origin}"
+    for role, text in sample.turns:
+        yield f"{'':10}   {role}: {text.replace(chr(10), ' ')}"
 
 
 def _recognized(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(label, text) of what was recognized."""
     counts, layout = payload["counts"], payload.get("layout")
     read = f", layout {layout['word']}: {layout['why']}" if layout else ""
     yield "data", f"{payload['data']}: {count_of(counts['samples'], 'samples')} of {payload['data_kind']}{read}"

@@ -14,8 +14,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console
-from latentcache.cli.console import SHOWN, human_bytes, say
+from latentcache.cli.console import SHOWN, say
 from latentcache.errors import count_of
+from latentcache.report.units import clock, human_bytes
 
 if TYPE_CHECKING:
     from latentcache.pipeline.diff import FieldWork
@@ -167,6 +168,8 @@ def about(plan: BuildPlan) -> dict[str, Any]:
     fields = {
         name: {one: getattr(field, one) for one in same}
         | {"groups": dict(field.groups), "chosen": dict(field.described.chosen)}
+        | {"encoder": field.described.label, "about": field.about}
+        | {"recipe_id": field.recipe.recipe_id.hex(), "recipe": field.recipe.as_json()}
         | {"changed": [{"setting": what, "cached": was, "requested": now} for what, was, now in field.changed]}
         for name, field in plan.fields.items()
     }
@@ -206,10 +209,3 @@ def _changed(field: FieldWork) -> str:
 
 def _left(work: float, speed: float) -> str:
     return f"{clock(work / speed) if speed else '-:--'} left"
-
-
-def clock(seconds: float) -> str:
-    """Seconds as text: 0:07, 1:02:03."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

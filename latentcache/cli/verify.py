@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from latentcache.cli import flags
-from latentcache.cli.console import SHOWN, Result, finding_lines, human_bytes, say
+from latentcache.cli.console import SHOWN, Result, finding_lines, say
 from latentcache.cli.flags import option
 from latentcache.errors import UsageError, count_of
+from latentcache.report.units import human_bytes
 
 if TYPE_CHECKING:
     from latentcache.verify.findings import VerifyReport

@@ -12,7 +12,8 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import fields as fields_of
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from latentcache.pipeline.duplicates import with_equal_files
 from latentcache.pipeline.existing import Existing, kind_of, read_existing, write_state
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.publish import publish
-from latentcache.pipeline.report import BuildPlan, BuildReport, FieldDone, Observer, Silent, quarantined
+from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.stream import Streaming
 from latentcache.pipeline.workers.memory import rare_gc
@@ -83,41 +84,40 @@ class _Build:
         """Plan, encode, publish."""
         preflight.check_paths(self.settings.data, self.paths.root)
         with ExitStack() as stack:
-            lock = None
-            if not self.settings.dry_run:
-                if self.settings.events is not None:
-                    self.events = stack.enter_context(EventLog(self.settings.events))
-                lock = stack.enter_context(preflight.locked(self.paths))
-            self.existing = read_existing(self.settings)
-            self.options = self.existing.options(self.settings)
-            listing = self.listing = self.scan()
-            preflight.check_source(self.settings.source, listing, self.settings.data)
-            self.look_beside()
-            self.fields = self.requested_fields()
-            kinds = self.kinds()
+            if self.settings.events is not None:
+                self.events = stack.enter_context(EventLog(self.settings.events))
+            lock = stack.enter_context(preflight.locked(self.paths))
             self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=lock))
-            for kind in kinds:
-                self.described[kind.name] = self.describe(kind)
+            self.look()
+            kinds = self.describe_fields()
             catalog = load_catalog(self.paths, open_shards=True)
             works = self.works(kinds, catalog)
             plan = self.plan(works)
             self.observer.planned(plan)
             if self.settings.strict:
                 preflight.check_notes(plan.notes, self.settings.data)
-            if self.settings.dry_run:
-                return BuildReport(
-                    plan=plan,
-                    fields={work.name: FieldDone(cached=work.cached, duplicates=work.duplicates) for work in works},
-                    rejected=plan.rejected,
-                    notes=plan.notes,
-                    dry_run=True,
-                    elapsed_s=time.monotonic() - self.started,
-                )
             preflight.check_space(plan)
             if self.recover(catalog):
                 catalog = load_catalog(self.paths)
                 works = self.works(kinds, catalog)
             return self.make(plan, works, catalog)
+
+    def look(self) -> Listing:
+        """Read what the cache holds, and list DATA."""
+        self.existing = read_existing(self.settings)
+        self.options = self.existing.options(self.settings)
+        self.listing = self.scan()
+        return self.listing
+
+    def describe_fields(self) -> list[FieldKind]:
+        """The fields to build, each with its recipe."""
+        preflight.check_source(self.settings.source, self.listing, self.settings.data)
+        self.look_beside()
+        self.fields = self.requested_fields()
+        kinds = self.kinds()
+        for kind in kinds:
+            self.described[kind.name] = self.describe(kind)
+        return kinds
 
     def scan(self) -> Listing:
         """List DATA; files whose stat memo is trusted are not opened."""
@@ -174,11 +174,14 @@ class _Build:
                     slug="cache-kind",
                 )
             if lacking:
+                encoder = fields_of(kind.settings)[0].name if is_dataclass(kind.settings) else ""
+                word = getattr(self.fields.get(kind.name), encoder, None) if encoder else None
                 raise UsageError(
-                    f"field {kind.name}: DATA has no {lacking}",
+                    f"for data with {_plural(kind.inputs)}; this data has {_plural(has)}",
+                    argument=encoder if word is not None else "fields",
+                    value=word if word is not None else kind.name,
                     where=str(self.settings.data),
-                    why=f"DATA has {', '.join(sorted(has))}",
-                    fix="leave the field out, or check the path",
+                    fix="leave it out, or check the path",
                 )
         return kinds
 
@@ -385,6 +388,10 @@ class _Build:
         )
 
 
+def _plural(inputs: Iterable[str]) -> str:
+    return " and ".join(f"{name}s" for name in sorted(inputs))
+
+
 def with_read_contents(samples: SampleTable, kind: FieldKind, read: ReadColumns) -> SampleTable:
     """The table with the contents and stats that a run found by reading."""
     if read.content.shape[1] == len(kind.inputs):
@@ -425,6 +432,27 @@ def build_cache(
         return _Build(settings=settings, observer=observer or Silent(), stop=stop, paths=paths).run()
 
 
-def plan_build(settings: BuildSettings) -> BuildPlan:
-    """Make the plan of a build. Takes no lock and writes nothing; errors as of :func:`build_cache`."""
-    return build_cache(replace(settings, dry_run=True)).plan
+def plan_build(
+    settings: BuildSettings,
+    *,
+    listed: Callable[[Listing], None] = lambda listing: None,
+    worker: WarmWorker | None = None,
+) -> BuildPlan:
+    """Make the plan of a build. Takes no lock, encodes and writes nothing.
+
+    Args:
+        settings: The data, the fields and the options of the build.
+        listed: Called with the contents of DATA, before anything can be wrong with the fields.
+        worker: A worker process that answers questions about the device; it stays open.
+
+    Raises:
+        LatentcacheError: As :func:`build_cache` before it encodes.
+    """
+    paths = CachePaths(settings.cache)
+    with rare_gc(), StopSignal() as stop, ExitStack() as stack:
+        build = _Build(settings=settings, observer=Silent(), stop=stop, paths=paths)
+        build.warm = worker or stack.enter_context(WarmWorker(settings.device))
+        preflight.check_paths(settings.data, paths.root)
+        listed(build.look())
+        kinds = build.describe_fields()
+        return build.plan(build.works(kinds, load_catalog(paths, open_shards=True)))

@@ -83,6 +83,11 @@ class FieldWork:
         return self.described.recipe
 
     @property
+    def about(self) -> dict[str, str]:
+        """Lines on its recipe: label -> text."""
+        return dict(self.kind.describe(self.recipe, self.described.provenance))
+
+    @property
     def unchanged(self) -> bool:
         """True if the items are those of the snapshot; their samples may have moved."""
         return self.kept is not None and np.array_equal(self.place, np.arange(len(self.kept), dtype=np.int32))

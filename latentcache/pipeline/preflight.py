@@ -5,6 +5,7 @@ Guarantee: a command that is rejected leaves the cache as it was; a folder that 
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,12 @@ def check_paths(data: Path, cache: Path) -> None:
     """Reject a cache inside the data, or in a folder that holds something else."""
     if not data.exists():
         raise SourceNotFoundError(f"no such file or folder: {data}", where=str(data), fix="check the path")
+    if data.is_dir() and CachePaths(data).is_ours():
+        raise UsageError(
+            f"{data} is a cache, not data",
+            where=str(data),
+            fix=f"give the data it was made from: `latentcache info {shlex.quote(str(data))}` names it",
+        )
     with writing(cache):
         if cache.resolve().is_relative_to(data.resolve()):
             raise UsageError(

@@ -91,7 +91,6 @@ class BuildReport(Value):
 
     plan: BuildPlan
     fields: Mapping[str, FieldDone] = field(default_factory=dict)
-    dry_run: bool = False
     rejected: tuple[Rejected, ...] = ()
     notes: tuple[Rejected, ...] = ()
     snapshot: int = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from latentcache.errors import UsageError
 from latentcache.fields.registry import checked, settings_of
 from latentcache.pipeline.devices import devices_for
 from latentcache.plan.numbers import tolerated
@@ -68,7 +69,6 @@ class BuildSettings:
     """Reject DATA of which anything is noticed and not used, before anything is encoded."""
     retry_failed: bool = False
     """Read inputs again that an earlier build rejected."""
-    dry_run: bool = False
     max_pixels: int = field(default=MAX_PIXELS, metadata=_POSITIVE)
 
     def __repr__(self) -> str:
@@ -98,4 +98,6 @@ class BuildSettings:
 def beside(data: Path) -> Path:
     """The cache folder of DATA, if none is given."""
     whole = data.resolve()
+    if not whole.name:
+        raise UsageError(f"{data} is the root of all folders", fix="give the folder with your images or records")
     return whole.with_name(whole.name + ".latentcache")

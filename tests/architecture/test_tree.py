@@ -6,8 +6,8 @@ from package_source import PACKAGE, ROOT, folders, modules, public
 
 #: The folders of the package, from the top layer to the lowest.
 TREE = [
-    "cli", "export", "pipeline", "verify", "loader", "encoders", "images", "sources", "store", "plan", "fields",
-    "identity", "geometry",
+    "cli", "report", "export", "pipeline", "verify", "loader", "encoders", "images", "sources", "store", "plan",
+    "fields", "identity", "geometry",
 ]  # fmt: skip
 TOP = [path for path in folders() if path.parent == PACKAGE]
 

@@ -21,16 +21,6 @@ def test_json_output(run, data):
     assert value["plan"]["fields"]["latents"]["groups"] == {"64x64": 1, "80x48": 1, "48x80": 2}
 
 
-def test_a_dry_run_writes_nothing(run, data):
-    done = build(run, data, "--dry-run")
-    note = "note p3.png [no-caption]: 1 image has no caption, the first is p3.png\n"
-    assert done.out == f"{note}dry run: 4 entries would be made, 0 reused, 0 quarantined\n"
-    assert not data.with_name("cache").exists()
-    assert build(run, data, "--dry-run", "--json").json["plan"]["entries_to_make"] == 4
-    build(run, data)
-    assert build(run, data, "--dry-run", "--json").json["counts"]["cached"] == 4
-
-
 def test_the_end_says_that_the_demo_encoder_is_not_for_training(run, data):
     words = run("build", data, "--resolution", "64").out.splitlines()[-1]
     assert words.startswith("these latents are of the demo encoder, not for training: `latentcache build ")
@@ -88,7 +78,7 @@ def test_plan_and_end_count_entries_and_duplicates_alike(run, data):
     assert " entries/s while encoding, " in done.out
     assert ", at most " in done.err
     (data / "another.png").write_bytes((data / "p1.png").read_bytes())
-    planned = build(run, data, "--dry-run", "--json").json
+    planned = run("inspect", data, "--out", data.with_name("cache"), "--json").json
     assert planned["plan"]["entries_to_make"] == 0, "equal to a file of the snapshot"
     again = build(run, data, "--json").json
     assert again["counts"] == counts(8, 0, 4, 0, duplicates=4, no_caption=again["counts"]["no_caption"])
@@ -96,15 +86,15 @@ def test_plan_and_end_count_entries_and_duplicates_alike(run, data):
 
 def test_a_changed_model_reports_its_cost_first(run, data):
     build(run, data)
-    done = build(run, data, "--model", "demo", "--dry-run")
-    assert (
-        "  changed  latents: encoder stub -> demo; 4 cached entries cannot be used and will be made again\n"
-        in done.err
-    )
-    planned = build(run, data, "--model", "demo", "--dry-run", "--json").json["plan"]["fields"]["latents"]
+    cache = ("--out", data.with_name("cache"))
+    done = run("inspect", data, *cache, "--model", "demo")
+    changed = "latents: encoder stub -> demo; 4 cached entries cannot be used and will be made again"
+    assert f"changed    {changed}\n" in done.out
+    planned = run("inspect", data, *cache, "--model", "demo", "--json").json["plan"]["fields"]["latents"]
     assert planned["replaced"] == 4
     assert planned["changed"][0] == {"setting": "encoder", "cached": "stub", "requested": "demo"}
-    assert "cannot be used" not in build(run, data, "--resolution", "128", "--dry-run").err
+    assert "cannot be used" not in run("inspect", data, *cache, "--resolution", "128").out
+    assert f"  changed  {changed}\n" in build(run, data, "--model", "demo").err
 
 
 def test_strict_rejects_notes_before_writing(run, data):

@@ -1,5 +1,6 @@
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from small_cache import SMALL, draw
@@ -7,6 +8,7 @@ from small_cache import SMALL, draw
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "data", "data_kind", "part", "plan", "counts", "layout",
     "captions", "further", "first_without_caption", "several_captions", "sizes", "duplicates", "items",
+    "samples", "needs", "checks", "estimate",
 }  # fmt: skip
 
 
@@ -66,11 +68,71 @@ def test_records(run, tmp_path, monkeypatch):
     assert run("inspect", tmp_path / "a.jsonl", "--json").json["records"] == value["records"]
 
 
-def test_rejected_data_is_shown_in_part(run, tmp_path):
+def test_samples_are_shown_as_they_were_understood(run, kohya):
+    draw(kohya / "1_cat" / "small-masklabel.png", (40, 20), seed=8)
+    done = run("inspect", kohya, *SMALL, "--layout", "kohya", "--json")
+    shown = {sample["path"]: sample for sample in done.json["samples"]}
+    assert shown["1_cat/small.png"]["buckets"]["latents"]
+    assert shown["1_cat/small.png"]["paired"] == {"mask": "1_cat/small-masklabel.png"}
+    text = run("inspect", kohya, *SMALL, "--layout", "kohya").out
+    assert "sample     1_cat/small.png, set 1_cat, bucket " in text
+    assert "mask 1_cat/small-masklabel.png" in text
+
+
+def test_an_estimate_is_made_on_request(run, data):
+    done = run("inspect", data, *SMALL, "--estimate", "--json")
+    assert done.json["estimate"]["latents"]["probed"] == 4
+    assert done.json["estimate"]["latents"]["bytes"] > 0
+    assert run("inspect", data, *SMALL, "--json").json["estimate"] == {}
+    assert not data.with_name("data.latentcache").exists()
+    assert list(Path("/tmp").glob("latentcache-estimate-*")) == []
+    assert "time       latents: about 0:0" in run("inspect", data, *SMALL, "--estimate").out
+
+
+def test_notes_of_one_reason_are_one_line(run, data):
+    for number in range(12):
+        (data / f"orphan{number}.txt").write_text("x")
+    items = run("inspect", data, *SMALL, "--json").json["items"]
+    assert len([item for item in items if item["reason"] == "caption-unused"]) == 12
+    build = run("build", data, *SMALL)
+    assert len([line for line in build.out.splitlines() if "caption-unused" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["build", "/"], "/ is the root of all folders"),
+        (["inspect", "/"], "/ is the root of all folders"),
+        (["build", "CACHE"], "is a cache, not data"),
+        (
+            ["build", "IMAGES", "--tokenizer", "stub"],
+            "--tokenizer=stub: for data with records; this data has captions",
+        ),
+        (["build", "RECORDS", "--model", "stub"], "--model=stub: for data with images; this data has records"),
+        (["build", "IMAGES", "--res", "64"], "(Possible options: --resample, --resolution)"),
+    ],
+)
+def test_wrong_data_is_named(run, shared, tmp_path, words, what):
+    records = tmp_path / "a.jsonl"
+    records.write_text('{"text": "a"}\n')
+    places = {"CACHE": shared[1], "IMAGES": shared[0], "RECORDS": records}
+    error = run(*[places.get(word, word) for word in words], "--json").error
+    assert (error["slug"], what in error["what"]) == ("usage", True), error
+
+
+def test_records_without_a_tokenizer_are_shown(run, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     done = run("inspect", tmp_path / "a.jsonl", "--json")
-    assert (done.status, done.error["slug"]) == (2, "usage")
+    assert (done.status, done.json["error"], done.json["needs"]) == (0, None, "--tokenizer")
     assert done.json["records"]["texts"] == 1
+    assert done.json["samples"] == [{"path": "a.jsonl:1", "turns": [{"role": "text", "text": "a"}]}]
     assert done.json["plan"] is None
+    assert "build      also needs --tokenizer" in run("inspect", tmp_path / "a.jsonl").out
+
+
+def test_rejected_data_is_shown_in_part(run, data, tmp_path):
+    done = run("inspect", data, "--model", tmp_path / "nowhere", "--json")
+    assert (done.status, done.error["slug"]) == (2, "model-not-found")
+    assert (done.json["counts"]["samples"], done.json["plan"]) == (4, None)
     (tmp_path / "none").mkdir()
     assert run("inspect", tmp_path / "none", "--json").error["slug"] == "source-empty"

@@ -317,9 +317,9 @@ def test_a_recipe_id_is_the_same_in_another_process(kind, few, tmp_path):
     data, cache = few
     recipe_id = open_snapshot(cache).fields[kind.field].recipe_id.hex()
     for seed in ("1", "77"):
-        words = (*kind.build_words(data, tmp_path / seed), "--dry-run", "--json")
+        words = ("inspect", *kind.build_words(data, tmp_path / seed)[1:], "--json")
         done = finished(start(*words, variables={"PYTHONHASHSEED": seed, "HF_HOME": str(tmp_path / "hub")}))
-        assert done.json["fields"][kind.field]["recipe_id"] == recipe_id
+        assert done.json["plan"]["fields"][kind.field]["recipe_id"] == recipe_id
 
 
 def test_run_settings_do_not_change_entries(kind, few, tmp_path, monkeypatch):

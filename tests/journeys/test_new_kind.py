@@ -87,8 +87,9 @@ def test_it_is_built_beside_another_field_and_shown(data, tmp_path):
 
 def test_its_options_are_those_of_its_settings(data, cache):
     assert "--edge-threshold" in look("build", *FIELD, "--help").out
-    dry = EDGES.build(data, cache, "--edge-threshold", 40, "--dry-run").json["plan"]["fields"]["edge_map"]
-    assert dry["changed"] == [{"setting": "threshold", "cached": 16, "requested": 40}]
+    words = (*EDGES.build_words(data, cache, "--edge-threshold", 40)[1:], "--json")
+    planned = look("inspect", *words).json["plan"]["fields"]["edge_map"]
+    assert planned["changed"] == [{"setting": "threshold", "cached": 16, "requested": 40}]
     stale = EDGES.verify(cache, "--edge-threshold", 40)
     assert (stale.status, stale.json["counts"]["stale"]) == (1, 8)
     assert EDGES.build(data, cache, "--edge-threshold", 40).json["counts"]["encoded"] == 8

@@ -224,9 +224,9 @@ def test_prompts_survive_parts_merge_and_gc(data, tmp_path):
 
 
 def test_text_encoder_none_builds_latents_alone(pipeline, data, tmp_path):
-    words = ("--model", pipeline[1], *SMALL, "--resample", "lanczos-pil", "--dry-run")
-    assert build(data, tmp_path / "cache", *words)[1] == dict.fromkeys(FIELDS, 0)
-    assert build(data, tmp_path / "cache", *words, "--text-encoder", "none")[1] == {"latents": 0}
+    words = ("inspect", data, "--model", pipeline[1], *SMALL, "--resample", "lanczos-pil", "--json")
+    assert set(look(*words).json["plan"]["fields"]) == set(FIELDS)
+    assert set(look(*words, "--text-encoder", "none").json["plan"]["fields"]) == {"latents"}
 
 
 @pytest.mark.slow

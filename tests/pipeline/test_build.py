@@ -9,7 +9,7 @@ from small_builds import CASES, Recorder, arrays_of, built, draw, reasons, rows_
 
 from latentcache.errors import InterruptedBuildError
 from latentcache.fields.registry import field_kind
-from latentcache.pipeline.build import build_cache, plan_build
+from latentcache.pipeline.build import plan_build
 from latentcache.store.lock import builder_lock
 
 
@@ -115,7 +115,7 @@ def test_an_interrupted_build_continues_without_re_encoding(case, tmp_path, monk
     assert len(keys) == len(set(keys)) == 40
 
 
-def test_a_dry_run_takes_no_lock_and_writes_nothing(case, data, tmp_path):
+def test_a_plan_takes_no_lock_and_writes_nothing(case, data, tmp_path):
     plan = plan_build(settings(case, data))
     assert (plan.to_make, plan.samples, len(plan.fields[case.field].todo)) == (4, 4, 4)
     assert not (tmp_path / "cache").exists()
@@ -123,8 +123,8 @@ def test_a_dry_run_takes_no_lock_and_writes_nothing(case, data, tmp_path):
     case.write(data, 9)
     before = tree(cache)
     with builder_lock(cache / "builder.lock"):
-        report = build_cache(settings(case, data, dry_run=True))
-    assert (report.dry_run, report.plan.to_make, report.cached, report.encoded) == (True, 1, 4, 0)
+        plan = plan_build(settings(case, data))
+    assert (plan.to_make, plan.cached) == (1, 4)
     assert tree(cache) == before
 
 

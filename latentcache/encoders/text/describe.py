@@ -148,6 +148,7 @@ def _completed(
             why="token ids need one, and the cache names none",
             fix="--tokenizer=PATH: a tokenizer.json, or a folder with one (stub: bytes, for trying things)",
             fix_python="tokenizer='PATH': a tokenizer.json, or a folder with one (stub: bytes, for trying things)",
+            slug="tokenizer-missing",
         )
     same = settings.tokenizer in (None, recorded)
     template = Path(made["chat_template"]) if made.get("chat_template") and same else None

@@ -1,0 +1,45 @@
+"""Findings by cause: what a person reads first, while JSON lists every file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from latentcache.value import Value
+from latentcache.verify.findings import Finding
+
+
+class Group(Value):
+    """Findings of one category and reason."""
+
+    findings: tuple[Finding, ...]
+    """Each file or record once, with all fields that it is said of."""
+
+    @property
+    def first(self) -> Finding:
+        """The first of them."""
+        return self.findings[0]
+
+    @property
+    def count(self) -> int:
+        """Files or records."""
+        return sum(finding.count for finding in self.findings)
+
+
+def _joined(before: Finding, after: Finding) -> str:
+    """The fields of both."""
+    return ", ".join(dict.fromkeys(filter(None, (before.field or before.target, after.field or after.target))))
+
+
+def grouped(findings: Iterable[Finding]) -> Iterator[Group]:
+    """Yield the groups in the order of their first findings."""
+    groups = dict[tuple[str, str], dict[tuple[object, ...], Finding]]()
+    for finding in findings:
+        group = groups.setdefault((finding.category, finding.reason), {})
+        label = (finding.path, finding.line, finding.file, finding.key)
+        before = group.get(label)
+        group[label] = finding if before is None else replace(before, field=_joined(before, finding))
+    rejected = {reason for category, reason in groups if category == "quarantined"}
+    for (category, reason), group in groups.items():
+        if category != "note" or reason not in rejected:  # said of the rejected samples already
+            yield Group(findings=tuple(group.values()))

@@ -1,0 +1,180 @@
+"""Checks of this machine before a build: packages, device, limits, disk. Only a worker process imports torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latentcache.encoders.versions import cuda_count, cuda_version, installed
+from latentcache.errors import DeviceError, DiskFullError, LatentcacheError, StoreError, WorkerError, count_of
+from latentcache.pipeline.devices import devices_for
+from latentcache.pipeline.preflight import check_space, free_bytes
+from latentcache.pipeline.workers.memory import cpu_count, host_memory
+from latentcache.report.units import human_bytes
+from latentcache.store.gather import reader_kind
+from latentcache.value import Value
+
+if TYPE_CHECKING:
+    from latentcache.pipeline.report import BuildPlan
+
+_PACKAGES = ("latentcache", "numpy", "lmdb", "pillow", "simplejpeg", "xxhash", "safetensors", "torch", "diffusers",
+             "transformers", "tokenizers")  # fmt: skip
+_OPTIONAL = ("pyarrow", "tiktoken")
+#: File systems that other machines serve. Locks and fsync mean less there, and small reads cost a round trip.
+_NETWORK = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "virtiofs")
+)
+_LEAST_FILES, _LEAST_SHM = 1024, 1 << 30
+_ENVIRONMENT = (DeviceError, StoreError, DiskFullError, WorkerError)
+#: Answers ``module:function`` in a worker process.
+Ask = Callable[[str], Any]
+#: The build that was asked for, with further options; empty if there is no data.
+Rebuild = Callable[[str], str]
+
+
+class Check(Value):
+    """One checked thing."""
+
+    name: str
+    text: str
+    problem: bool = False
+    """True if a build would fail or reject data."""
+    hint: str = ""
+    """Advice as text."""
+    fix: str = ""
+    """Advice as a command."""
+    of_machine: bool = False
+    """True if this machine is the problem, not the data or the model."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """``problem``, ``warning`` or ``ok``."""
+        return "problem" if self.problem else "warning" if self.hint or self.fix else "ok"
+
+    def as_json(self) -> dict[str, Any]:
+        """One element of ``checks``."""
+        shown = {"name": self.name, "state": self.state, "text": self.text, "hint": self.hint, "fix": self.fix}
+        return {key: value for key, value in shown.items() if value} | dict(self.details)
+
+
+def machine_checks(device: str, ask: Ask, cache: Path, rebuild: Rebuild) -> Iterator[Check]:
+    """Check the machine for a build of ``cache`` on ``device``."""
+    yield packages()
+    yield reader()
+    yield checked("device", lambda: device_check(device, ask, rebuild))
+    yield limits()
+    yield checked("disk", lambda: disk(cache, rebuild))
+
+
+def checked(name: str, check: Callable[[], Check]) -> Check:
+    """The result of a check; an error is one."""
+    try:
+        return check()
+    except LatentcacheError as error:
+        why = f": {error.why}" if error.why else ""
+        return Check(
+            name=name,
+            problem=True,
+            text=f"{error.what}{why}",
+            fix=error.fix,
+            of_machine=isinstance(error, _ENVIRONMENT),
+            details={"slug": error.slug, "where": error.where},
+        )
+
+
+def packages() -> Check:
+    """The libraries with their versions."""
+    versions = {"python": platform.python_version(), **installed((*_PACKAGES, *_OPTIONAL))}
+    missing = " ".join(name for name in _PACKAGES if not versions[name])
+    text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return Check(
+        name="packages",
+        problem=bool(missing),
+        text=f"{missing} missing; {text}" if missing else text,
+        fix=f"pip install {missing}" if missing else "",
+        of_machine=bool(missing),
+        details={"versions": versions},
+    )
+
+
+def reader() -> Check:
+    """The reader of batches."""
+    kind = reader_kind()
+    text = f"{kind.kind}: {kind.why}, so loaders read at a third of the speed" if kind.why else kind.kind
+    return Check(name="reader", text=text, fix=kind.fix, details={"compiled_reader": not kind.why})
+
+
+def device_check(device: str, ask: Ask, rebuild: Rebuild) -> Check:
+    """The device that encoders will run on; a worker imports torch if there is a CUDA device."""
+    host = f"{count_of(cpu_count(), 'cores')}, {human_bytes(host_memory())} of memory"
+    details: dict[str, Any] = {"cores": cpu_count(), "host_memory": host_memory(), "driver": cuda_version()}
+    devices_for(device, needs_torch=True)
+    if device.startswith("cpu") or not (cuda_count() or Path("/dev/nvidia0").exists()):
+        if device.startswith("cuda"):
+            raise DeviceError("this machine has no CUDA device", fix=rebuild("--device cpu") or "give --device cpu")
+        return Check(name="device", text=f"no CUDA device in use; {host}", details=details)
+    details |= ask("latentcache.encoders.versions:device_report")
+    driver = f"driver for CUDA {details['driver']}" if details["driver"] else "no driver"
+    if details["usable"]:
+        memory = f"{human_bytes(details['free_bytes'])} of {human_bytes(details['total_bytes'])} free"
+        return Check(name="device", text=f"{details['name']}, {memory}, {driver}; {host}", details=details)
+    target = f"CUDA {details['cuda']}" if details["cuda"] else "the CPU only"
+    return Check(
+        name="device",
+        problem=True,
+        text=f"the CUDA device cannot be used: torch {details['torch']} is built for {target}, {driver}",
+        hint="install the torch build that fits the driver",
+        fix=rebuild("--device cpu"),
+        of_machine=True,
+        details=details,
+    )
+
+
+def limits() -> Check:
+    """Open files and shared memory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shm = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0  # noqa: PTH112 - the system's
+    details = {"open_files": soft, "shared_memory_free": shm}
+    text, hint, fix = f"{soft} open files, {human_bytes(shm)} of shared memory free", "", ""
+    if soft < _LEAST_FILES:
+        text = f"{text}; caches need {_LEAST_FILES}"
+        fix = f"ulimit -n {4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)}"
+    elif shm < _LEAST_SHM:
+        hint = "DataLoader workers pass batches through /dev/shm: give a container --shm-size 2g"
+    return Check(name="limits", text=text, hint=hint, fix=fix, details=details)
+
+
+def disk(cache: Path, rebuild: Rebuild) -> Check:
+    """The disk of the cache."""
+    free, kind = free_bytes(cache), file_system(cache)
+    text = f"{human_bytes(free)} free at {cache}{f' on {kind}' if kind else ''}"
+    details = {"cache": str(cache), "free_bytes": free, "file_system": kind}
+    if kind not in _NETWORK and not kind.startswith("fuse."):
+        return Check(name="disk", text=text, details=details)
+    hint = "build on a local disk, then copy the cache: readers need no locks"
+    fix = rebuild(f"--out {shlex.quote(str(Path(tempfile.gettempdir(), cache.name)))}")
+    return Check(name="disk", text=f"{text}: a network file system", hint=hint, fix=fix, details=details)
+
+
+def space(plan: BuildPlan) -> Check:
+    """The room for the entries of a build."""
+    check_space(plan)
+    text = f"about {human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
+    return Check(name="space", text=text, details={"bytes_to_write": plan.bytes_to_write})
+
+
+def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """Type of the file system of a path that need not exist; empty if the system does not say."""
+    text = mounts.read_text("utf-8", "surrogateescape") if mounts.exists() else ""
+    kinds = {Path(at.replace("\\040", " ")): kind for _, at, kind, *_ in map(str.split, text.splitlines())}
+    whole = path.resolve()
+    return next((kinds[folder] for folder in (whole, *whole.parents) if folder in kinds), "")
