@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import re
@@ -54,13 +55,15 @@ def _section(value: Any) -> str:
 
 
 def _fields(kind: type) -> list[str]:
-    """List the fields that have a docstring in the source."""
+    """List the fields that have a docstring in the source, or the help of an option."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     items = []
     for field, text in itertools.pairwise(vars(definition)["body"]):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 items.append(f"- `{name}`: {' '.join(text.split())}".replace("``", "`"))
+    options = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    items += [f"- `{option.name}`: {option.metadata['help']}" for option in options if "help" in option.metadata]
     return ["\n".join(items)] if items else []
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags
 from latentcache.cli.console import Result, finding_lines, findings
-from latentcache.cli.flags import argument, option
+from latentcache.cli.flags import argument
 from latentcache.cli.progress import BuildProgress, about, shared_entries
 from latentcache.errors import StrictError, count_of
 from latentcache.report.units import human_bytes
@@ -35,52 +35,20 @@ def build(
     *,
     out_folder: flags.Out = None,
     requested: flags.Requested,
-    device: str = option(
-        "auto",
-        "--device DEVICE",
-        "auto, cpu, cuda, cuda:0,cuda:1 or cpu*2: one worker per device. [default: auto: all CUDA devices, else cpu]",
-    ),
-    workers: int | None = option(
-        None,
-        "--workers N",
-        "Tokenizer worker processes; 0 runs in the main process. [default: by the amount of work]",
-    ),
-    batch_size: int | None = option(None, "--batch-size N", "Items per encoder call. [default: a budget of pixels]"),
-    decode_threads: int | None = option(None, "--decode-threads N", "Decode threads per worker. [default: by cores]"),
-    host_memory: int | None = option(
-        None,
-        "--host-memory BYTES",
-        "Memory for inputs in work, of all workers. [default: a quarter of RAM, at most 4 GiB]",
-    ),
-    max_pixels: int | None = option(None, "--max-pixels N", "Reject larger images. [default: 100000000]", min=1),
     source: flags.Source,
-    part: str | None = option(
-        None, "--part I/N", "Build part I of N, I from 0: one machine of several. Join parts with latentcache merge."
-    ),
-    stream: bool = option(False, "--stream", "Let training start during the build: open_cache(CACHE, follow=True)."),
-    stream_seed: int = option(0, "--stream-seed N", "Encode in the loader order of this seed. [default: 0]"),
-    stream_batch: int = option(1, "--stream-batch N", "Batch size of that loader, all ranks together. [default: 1]"),
-    commit_every: int | None = option(
-        None, "--commit-every N", "Entries per commit at most. [default: 16 MiB or 2 s]"
-    ),
-    events: Path | None = option(None, "--events FILE", "Append a JSON line to FILE after each commit."),
-    allow_failed: flags.AllowFailed = None,
-    retry_failed: bool = option(False, "--retry-failed", "Read rejected inputs again."),
-    strict: flags.Strict = False,
+    run: flags.Run,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> Result:
     """Create or update the cache for DATA."""
-    given = locals()
     from latentcache.pipeline.build import build_cache
-    from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings
+    from latentcache.pipeline.settings import BuildSettings
 
     def leave_at_once(error: InterruptedBuildError) -> None:  # a second signal
         console.last_words("build", error, as_json=as_json)
         os._exit(error.exit_code)
 
-    more = {"out": out_folder, "max_pixels": max_pixels or MAX_PIXELS}
-    settings = flags.settings(BuildSettings, given, **more, **requested.build)
+    settings = BuildSettings(data=data, out=out_folder, source=source, **run, **requested.build)
     try:
         with closing(BuildProgress(quiet=quiet)) as display:
             return summary(build_cache(settings, observer=display, on_second_signal=leave_at_once))

@@ -280,7 +280,10 @@ def grouped_lines(found: Iterable[Finding]) -> Iterator[str]:
         field = f" {first.field}" if first.field else ""
         detail = f": {first.found}" if first.found else ""
         place = f"{first.path}:{first.line}" if first.line else first.path
-        yield f"{first.category:10} {group.count} {first.reason}{field}, the first is {place}{detail}"
+        if len(group.findings) == 1 and first.count > 1:
+            yield f"{first.category:10} {first.reason}{field}{detail}"
+        else:
+            yield f"{first.category:10} {group.count} {first.reason}{field}, the first is {place}{detail}"
         if first.category == "quarantined" and first.hint:
             yield f"  fix: {first.hint}"
 

@@ -50,14 +50,11 @@ def argument(metavar: str, text: str, default: Any = ...) -> Any:
 
 #: An option of several commands, as an annotation.
 _shared = functools.partial(option, ...)
-_ALLOWED = "Rejected inputs tolerated before exit status 1. [default: as the cache; a new cache: 0]"
 _KINDS = "Load a field kind that is not installed. Repeatable."
 _OVERFLOW = "Policy for documents longer than a row: error, drop, truncate_right, truncate_left or split."
 _NAMES = "Fields to build. [default: as the cache; a new cache: by the content of DATA]"
 _CHECKED = "Compare the recipes of these fields. [default: those of the recipe flags]"
-AllowFailed = Annotated[str | None, _shared("--allow-failed N|X%", _ALLOWED)]
 Json = Annotated[bool, _shared("--json", "Write one JSON object to stdout.")]
-Strict = Annotated[bool, _shared("--strict", "Make notes errors: reject data of which anything is not used.")]
 Quiet = Annotated[bool, _shared("--quiet -q", "Hide the plan and the progress.")]
 Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache folder.", readable=False)]
 Out = Annotated[Path | None, _shared("--out -o CACHE", "The cache folder. [default: DATA.latentcache]")]
@@ -72,6 +69,10 @@ Overflow = Annotated[str | None, _shared("--overflow POLICY", _OVERFLOW)]
 _S = TypeVar("_S")
 #: Mapping of the options of DATA that were given; None: none was.
 Source = Any
+#: Mapping of the settings of a build that were given, but its data, cache and fields.
+Run = Any
+#: Settings of a build that change nothing before it encodes.
+_OF_WORK = ("stream", "stream_seed", "stream_batch", "commit_every", "events")
 
 
 class Requested(Value):
@@ -128,7 +129,8 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
     """A function for typer, which reads options from the signature: this makes a signature.
 
     It has the options of all field kinds in place of the parameter ``requested``, those of DATA in place of
-    ``source``, and ``--json``. It writes the result of the command, and returns the exit status.
+    ``source``, those of a build in place of ``run``, and ``--json``. It writes the result of the command, and
+    returns the exit status.
     """
     own = inspect.signature(command, eval_str=True)
     options, of_data, instead = dict[str, _Option](), dict[str, _Option](), dict[str, list[inspect.Parameter]]()
@@ -146,6 +148,8 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
 
         of_data = _options([("DATA", SourceOptions)])
         instead["source"] = [one.parameter for one in of_data.values()]
+    of_run = _run_options(name) if "run" in own.parameters else {}
+    instead |= {"run": [one.parameter for one in of_run.values()]} if of_run else {}
     parameters = [new for old in own.parameters.values() for new in instead.get(old.name, [old])]
     if "as_json" not in own.parameters:
         parameters.append(_parameter("as_json", Json, False))
@@ -156,6 +160,9 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
         if "source" in instead:
             held = {one.targets["DATA"].name: source[name] for name, one in of_data.items()}
             given["source"] = {name: value for name, value in held.items() if value not in (None, [])} or None
+        if of_run:
+            values = {one: given.pop(one) for one in of_run}
+            given["run"] = {name: value for name, value in values.items() if value is not None}
         if "requested" in instead:
             values = {one: given.pop(one) for one in options}
             requested = _requested(options, values, given.pop("fields"), tuple(given.pop("field") or ()))
@@ -193,10 +200,20 @@ def _options(kinds: Iterable[tuple[str, Any]]) -> dict[str, _Option]:
     return options
 
 
+def _run_options(command: str) -> dict[str, _Option]:
+    """Options of ``BuildSettings``; ``build`` has all of them."""
+    from latentcache.pipeline.settings import BuildSettings
+
+    found = _options([("", BuildSettings)])
+    own = {field.name for field in dataclasses.fields(BuildSettings) if field.metadata}
+    return {name: one for name, one in found.items() if name in own and (command == "build" or name not in _OF_WORK)}
+
+
 def _annotation(field: str, flag: str, attribute: dataclasses.Field[Any], hint: Any) -> Any:
     """The annotated type that typer makes an option of."""
     about, kind, several = attribute.metadata, *_plain(hint)
-    text = {"help": about.get("help", ""), "show_default": False, "rich_help_panel": f"Options of {field}"}
+    panel = {"rich_help_panel": f"Options of {field}"} if field else {}
+    text = {"help": about.get("help", ""), "show_default": False, **panel}
     if kind is bool:
         both = flag if attribute.default is False else f"{flag}/--no-{flag.lstrip('-')}"
         return Annotated[bool | None, typer.Option(both, **text)]

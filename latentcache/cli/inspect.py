@@ -41,14 +41,13 @@ def inspect(
     out_folder: flags.Out = None,
     requested: flags.Requested,
     source: flags.Source,
-    device: str = option("auto", "--device DEVICE", "As for build. [default: auto]"),
-    allow_failed: flags.AllowFailed = None,
-    strict: flags.Strict = False,
+    run: flags.Run,
 ) -> Result:
     """Show what is understood of DATA, and what build would do."""
     from latentcache.pipeline.settings import BuildSettings
     from latentcache.pipeline.workers.process import WarmWorker
 
+    device, strict = run.get("device", "auto"), run.pop("strict", False)
     if (data is None) != machine:
         what = "DATA: not with --machine" if machine else "DATA is missing"
         raise UsageError(what, fix="latentcache inspect DATA, or latentcache inspect --machine")
@@ -59,7 +58,7 @@ def inspect(
             lines = (*chain.from_iterable(map(_check_lines, checks)), _verdict(checks))
             return Result(payload, lines, exit_code=_status(checks))
         given = {"source": source, **requested.build}
-        settings = BuildSettings(data=data, out=out_folder, device=device, allow_failed=allow_failed, **given)
+        settings = BuildSettings(data=data, out=out_folder, **run, **given)
         found = _Inspected(settings)
         found.look(worker, estimate=estimate)
 

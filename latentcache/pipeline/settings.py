@@ -6,24 +6,24 @@ Every value is checked when it is made, so a contradiction is an error before a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
 from latentcache.errors import UsageError
+from latentcache.fields.protocol import setting
 from latentcache.fields.registry import checked, settings_of
 from latentcache.pipeline.devices import devices_for
 from latentcache.plan.numbers import tolerated
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.part import Part
+from latentcache.value import Value
 
 #: Images with more pixels are rejected before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
-_POSITIVE, _NOT_NEGATIVE = {"min": 1, "metavar": "N"}, {"min": 0, "metavar": "N"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildSettings:
+class BuildSettings(Value):
     """One build. None always means "not given": the current snapshot decides, then the default.
 
     Raises:
@@ -41,35 +41,39 @@ class BuildSettings:
     """Build also the fields that a named one brings with it: a pipeline has text encoders beside its VAE."""
     source: SourceOptions | None = None
     """Options of reading DATA: a mapping such as ``{"layout": "folder", "repeats": False}``."""
-    part: str | None = None
-    """``i/n``: one of n parts of the samples, counted from 0; ``0/1`` is all of them."""
-    device: str = "auto"
-    """``auto`` is every CUDA device, else the CPU; several are separated by commas or given as ``cpu*2``."""
-    workers: int | None = field(default=None, metadata=_NOT_NEGATIVE)
-    """Worker processes of fields that run on the CPU; 0 runs in this process."""
-    batch_size: int | None = field(default=None, metadata=_POSITIVE)
-    """Items per encoder call, at most. Halved for a group when the device runs out of memory."""
-    decode_threads: int | None = field(default=None, metadata=_POSITIVE)
-    """Decode threads of a worker."""
-    host_memory: int | None = field(default=None, metadata=_POSITIVE)
-    """Bytes for inputs in work, of all workers together."""
-    commit_every: int | None = field(default=None, metadata=_POSITIVE)
-    """Entries per commit, at most; a commit comes at 16 MiB or 2 s anyway."""
-    events: Path | None = None
-    """File that gets one line per durable commit."""
-    stream: bool = False
-    """Let readers follow: a pending snapshot is published and shards are sealed while the build runs."""
-    stream_seed: int = field(default=0, metadata=_NOT_NEGATIVE)
-    """Seed of the loader whose first epoch a streaming build follows."""
-    stream_batch: int = field(default=1, metadata=_POSITIVE)
-    """Samples per step of that loader, of all ranks together."""
-    allow_failed: str | None = None
-    """Rejected samples tolerated before exit status 1: a number, or a percentage (``2%``). The cache keeps it."""
-    strict: bool = False
-    """Reject DATA of which anything is noticed and not used, before anything is encoded."""
-    retry_failed: bool = False
-    """Read inputs again that an earlier build rejected."""
-    max_pixels: int = field(default=MAX_PIXELS, metadata=_POSITIVE)
+    part: str | None = setting(
+        "Build part I of N, I from 0: one machine of several. Join parts with latentcache merge.", metavar="I/N"
+    )
+    device: str = setting(
+        "auto, cpu, cuda, cuda:0,cuda:1 or cpu*2: one worker per device. [default: auto: all CUDA devices, else cpu]",
+        metavar="DEVICE",
+        default="auto",
+    )
+    workers: int | None = setting(
+        "Tokenizer worker processes; 0 runs in the main process. [default: by the amount of work]",
+        metavar="N",
+        min=0,
+    )
+    batch_size: int | None = setting("Items per encoder call. [default: a budget of pixels]", metavar="N", min=1)
+    decode_threads: int | None = setting("Decode threads per worker. [default: by cores]", metavar="N", min=1)
+    host_memory: int | None = setting(
+        "Memory for inputs in work, of all workers. [default: a quarter of RAM, at most 4 GiB]",
+        metavar="BYTES",
+        min=1,
+    )
+    max_pixels: int = setting("Reject larger images. [default: 100000000]", metavar="N", min=1, default=MAX_PIXELS)
+    stream: bool = setting("Let training start during the build: open_cache(CACHE, follow=True).", default=False)
+    stream_seed: int = setting("Encode in the loader order of this seed. [default: 0]", metavar="N", min=0, default=0)
+    stream_batch: int = setting(
+        "Batch size of that loader, all ranks together. [default: 1]", metavar="N", min=1, default=1
+    )
+    commit_every: int | None = setting("Entries per commit at most. [default: 16 MiB or 2 s]", metavar="N", min=1)
+    events: Path | None = setting("Append a JSON line to FILE after each commit.", metavar="FILE")
+    allow_failed: str | None = setting(
+        "Rejected inputs tolerated before exit status 1. [default: as the cache; a new cache: 0]", metavar="N|X%"
+    )
+    retry_failed: bool = setting("Read rejected inputs again.", default=False)
+    strict: bool = setting("Make notes errors: reject data of which anything is not used.", default=False)
 
     def __repr__(self) -> str:
         """The values that differ from their defaults."""

@@ -210,12 +210,9 @@ def _shown_image(listing: Listing, samples: SampleTable, row: int, plan: BuildPl
         if len(items) and (label := work.plan.groups[int(work.plan.group[items[0]])].label):
             buckets[name] = label
     layout, name = listing.layout, samples.names[row]
-    sets = (
-        []
-        if layout is None
-        else [part for part in layout.sets if not part.folder or name.startswith(f"{part.folder}/")]
-    )
-    own = max(sets, key=lambda part: len(part.folder), default=None)
+    sets = layout.sets if layout is not None else ()
+    inside = (part for part in sets if not part.folder or name.startswith(f"{part.folder}/"))
+    own = max(inside, key=lambda part: len(part.folder), default=None)
     return ShownSample(
         path=name,
         set_name=own.label if own is not None and len(sets) > 1 else "",

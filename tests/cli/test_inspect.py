@@ -69,14 +69,14 @@ def test_records(run, tmp_path, monkeypatch):
 
 
 def test_samples_are_shown_as_they_were_understood(run, kohya):
-    draw(kohya / "1_cat" / "small-masklabel.png", (40, 20), seed=8)
+    draw(kohya / "1_cat" / "z-masklabel.png", (40, 20), seed=8)
     done = run("inspect", kohya, *SMALL, "--layout", "kohya", "--json")
     shown = {sample["path"]: sample for sample in done.json["samples"]}
-    assert shown["1_cat/small.png"]["buckets"]["latents"]
-    assert shown["1_cat/small.png"]["paired"] == {"mask": "1_cat/small-masklabel.png"}
+    assert shown["1_cat/z.png"]["buckets"]["latents"]
+    assert shown["1_cat/z.png"]["paired"] == {"mask": "1_cat/z-masklabel.png"}
     text = run("inspect", kohya, *SMALL, "--layout", "kohya").out
-    assert "sample     1_cat/small.png, set 1_cat, bucket " in text
-    assert "mask 1_cat/small-masklabel.png" in text
+    assert "sample     1_cat/z.png, set 1_cat, bucket " in text
+    assert "mask 1_cat/z-masklabel.png" in text
 
 
 def test_an_estimate_is_made_on_request(run, data):
