@@ -8,11 +8,9 @@ longest of them.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import inspect
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -157,7 +155,6 @@ class _PipelineEncoder:
         self._errors = Translator(device=self._device, name=recipe.pipeline, label=self._folder)
         self._seen: list[_Length] = []
         self._arguments = {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
-        _keep_memory(self._device.type == "cpu")
         self._pipe = self._errors.run(lambda: self._opened(pipeline), "its text encoders")
 
     def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
@@ -193,7 +190,6 @@ class _PipelineEncoder:
         """Free the memory of the device."""
         self._pipe = None
         gc.collect()
-        _keep_memory(False)
         if self._device.type == "cuda":
             self._torch.cuda.empty_cache()
 
@@ -284,19 +280,3 @@ def call_default(pipeline: str, name: str) -> Any:
     import diffusers
 
     return inspect.signature(getattr(diffusers, pipeline).__call__).parameters[name].default
-
-
-def _keep_memory(keep: bool) -> None:
-    """Have a worker's malloc keep the memory of activations, or give back what is large, as for images.
-
-    Workers give back from 1 MiB on (``MALLOC_MMAP_THRESHOLD_``). Mapped anew for each layer, the text encoders of
-    Stable Diffusion XL were 0.7 times as fast on a CPU.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" in os.environ:
-        mallopt(_MMAP_THRESHOLD, 128 << 20 if keep else int(os.environ["MALLOC_MMAP_THRESHOLD_"]))
-        mallopt(_TRIM_THRESHOLD, 256 << 20 if keep else 128 << 10)
-
-
-#: Parameters of mallopt (malloc.h of glibc).
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
