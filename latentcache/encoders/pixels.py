@@ -40,7 +40,7 @@ from latentcache.images.decode import EncodedImage, cut, encoded_file
 from latentcache.images.resize import pixel_hash, thread_setup
 from latentcache.sources.causes import hint_for
 from latentcache.sources.formats.rows import close_tables
-from latentcache.sources.places import open_image, read_image
+from latentcache.sources.places import bytes_of, read_image
 
 Pixels = NDArray[np.uint8]
 """RGB pixels, (B, H, W, 3), C-contiguous: the bytes of a channels-last (B, 3, H, W) tensor."""
@@ -102,12 +102,7 @@ class PixelProducer(Producer):
         if place is None:
             return crops
         each = _JPEG_BYTES if place["path"].lower().endswith((".jpg", ".jpeg")) else _MOST_BYTES
-        try:
-            with open_image(self._context.root, place) as file:
-                size = file.seek(0, 2)
-        except (OSError, UnusableSampleError):
-            size = 0  # prepare gives the reason
-        return each * height * width + size + crops
+        return each * height * width + bytes_of(self._context.root, place) + crops
 
     def close(self) -> None:
         """Close files."""

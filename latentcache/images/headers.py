@@ -31,7 +31,7 @@ from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.sizes import Size
 from latentcache.images.clips import EncodedClip, is_clip, too_many_pixels
 from latentcache.sources.causes import as_rejected, cause_of, fault, sniff_cause
-from latentcache.sources.places import Place, open_image, read_each
+from latentcache.sources.places import Place, open_image, read_each, read_head
 
 #: Formats that Pillow may try. MPO, the multi-image JPEG of phones, arrives through the JPEG plugin.
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
@@ -60,34 +60,36 @@ def fill_sizes(
     *,
     max_pixels: int = MAX_PIXELS,
     stopping: Callable[[], bool] = bool,
-) -> tuple[dict[str, NDArray[Any]], list[tuple[int, Rejected]]]:
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.uint64], list[tuple[int, Rejected]]]:
     """Read the headers of the images and videos of some rows of samples, until ``stopping`` gives True.
 
     Returns:
         Columns: ``original_size``, (n, 2) height and width after EXIF orientation, zeros for rejected images, and
-        ``CLIP`` if there are videos, ``ALTERED`` if pixels of some differ from the file. Then (row, why) of rejected
-        images.
+        ``CLIP`` if there are videos, ``ALTERED`` if pixels of some differ from the file. Then (n,) hashes
+        of first bytes, and (row, why) of rejected images.
     """
     sizes, rejected = np.zeros((len(rows), 2), dtype=np.uint32), list[tuple[int, Rejected]]()
     clips, altered = np.zeros((len(rows), 3), dtype=np.uint32), np.zeros(len(rows), dtype=np.uint8)
+    heads = np.zeros(len(rows), dtype=np.uint64)
 
-    def read(place: Place) -> tuple[Size, tuple[int, int, int], int]:
+    def read(place: Place) -> tuple[Size, tuple[int, int, int], int, int]:
         with open_image(root, place) as file:
-            if is_clip(file):
-                video = EncodedClip(file, max_pixels=max_pixels)
-                return video.size, video.clip, 0
-            image, _, size = header(file, max_pixels=max_pixels)
-            return size, (0, 0, 0), _alterations(image)
+            head, stream = read_head(file)
+            if is_clip(stream):
+                video = EncodedClip(stream, max_pixels=max_pixels)
+                return video.size, video.clip, 0, head
+            image, _, size = header(stream, max_pixels=max_pixels)
+            return size, (0, 0, 0), _alterations(image), head
 
     for number, one in read_each(read, samples, rows, "image", stopping, quick=True):
         if isinstance(one, UnusableSampleError):
             name, line = samples.where(int(rows[number]))
             rejected.append((int(rows[number]), as_rejected(name, one, line=line)))
         else:
-            size, clips[number], altered[number] = one
+            size, clips[number], altered[number], heads[number] = one
             sizes[number] = size.height, size.width
     columns: dict[str, NDArray[Any]] = {"original_size": sizes, CLIP: clips, ALTERED: altered}
-    return {name: column for name, column in columns.items() if column is sizes or column.any()}, rejected
+    return {name: column for name, column in columns.items() if column is sizes or column.any()}, heads, rejected
 
 
 def _alterations(image: Image.Image) -> int:

@@ -207,11 +207,12 @@ class _Build:
             for kind in kinds
         }
         with self.stop.deferred():
+            heads = dict[str, Any]()
             if sized := [kind for kind in kinds if _SIZE in kind.sample_columns]:
-                self.fill(sized, known)
+                heads[sized[0].inputs[0]] = self.fill(sized, known)
             for name in dict.fromkeys(name for kind in kinds for name in kind.inputs):
                 root, stopping = self.listing.root, lambda: self.stop.requested
-                found = with_equal_files(self.samples, name, root, stopping=stopping)
+                found = with_equal_files(self.samples, name, root, heads.get(name), stopping=stopping)
                 self.listing = replace(self.listing, samples=found)
         unfinished, works = self.existing.unfinished, []
         for name, described in self.described.items():
@@ -221,16 +222,19 @@ class _Build:
             )
         return works
 
-    def fill(self, kinds: list[FieldKind], known: Mapping[str, dict[int, Rejected]]) -> None:
-        """Read the headers of the samples without a size; those that cannot be read are rejected by every kind."""
+    def fill(self, kinds: list[FieldKind], known: Mapping[str, dict[int, Rejected]]) -> Any:
+        """Read the headers of the samples without a size; those that cannot be read are rejected by every kind.
+
+        Gives (S,) hashes of the first bytes that were read, 0 for other samples; None: no header was read.
+        """
         samples = self.samples
         has_file = np.asarray(samples.inputs[kinds[0].inputs[0]].file) >= 0
         rows = np.flatnonzero(~np.asarray(samples.columns[_SIZE]).any(axis=1) & has_file)
         done = set.intersection(*(set(known[kind.name]) for kind in kinds))
         rows = np.setdiff1d(rows, list(done), assume_unique=True)
         if not len(rows):
-            return
-        found, rejected = load(_HEADERS)(
+            return None
+        found, own_heads, rejected = load(_HEADERS)(
             self.listing.root,
             samples,
             rows,
@@ -247,6 +251,9 @@ class _Build:
         for kind in kinds:
             known[kind.name].update({row: replace(one, target=kind.name) for row, one in rejected})
         self.listing = replace(self.listing, samples=replace(samples, columns=columns))
+        heads = np.zeros(len(samples), dtype=np.uint64)
+        heads[rows] = own_heads
+        return heads
 
     def plan(self, works: list[FieldWork]) -> BuildPlan:
         """Count what is to do."""

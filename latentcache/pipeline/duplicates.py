@@ -12,22 +12,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from latentcache.fields.table import SampleTable
 from latentcache.sources.known import with_hashes
-from latentcache.sources.places import Place, is_read_by_workers, open_image, read_each, sizes
+from latentcache.sources.places import Place, is_read_by_workers, open_image, read_each, read_head, sizes
 
-#: Bytes at the start of two files that are compared; tables and headers of most images end before.
-_HEAD_BYTES = 1 << 14
 _PRIME = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
 def with_equal_files(
-    samples: SampleTable, name: str, root: Path, *, stopping: Callable[[], bool] = bool
+    samples: SampleTable,
+    name: str,
+    root: Path,
+    heads: NDArray[np.uint64] | None = None,
+    *,
+    stopping: Callable[[], bool] = bool,
 ) -> SampleTable:
-    """The table with the contents of unread images that are equal to another one, as far as their heads show."""
+    """The table with the contents of unread images that are equal to another one, as far as their heads show.
+
+    ``heads``: (S,) hashes of their first bytes, 0 where it is not known.
+    """
     if not is_read_by_workers(samples, name):
         return samples
 
@@ -38,12 +43,15 @@ def with_equal_files(
 
     def head(place: Place) -> int:
         with open_image(root, place) as file:
-            return xxhash.xxh3_64_intdigest(file.read(_HEAD_BYTES))
+            return read_head(file)[0]
 
     # An unreadable image gets its reason from the worker that encodes it.
-    found = {at: one for at, one in read_each(head, samples, rows, name, stopping) if isinstance(one, int)}
-    rows, heads = rows[np.array([*found], dtype=np.intp)], np.array([*found.values()], dtype=np.uint64)
-    rows = rows[_shared(size[rows] * _PRIME ^ heads, unread[rows])]
+    marks = np.zeros(len(rows), dtype=np.uint64) if heads is None else heads[rows]
+    unknown = np.flatnonzero(marks == 0)
+    for at, answer in read_each(head, samples, rows[unknown], name, stopping):
+        marks[unknown[at]] = answer if isinstance(answer, int) else 0
+    rows, marks = rows[marks > 0], marks[marks > 0]
+    rows = rows[_shared(size[rows] * _PRIME ^ marks, unread[rows])]
     return with_hashes(root, samples, name, rows[unread[rows]], stopping)[0]
 
 

@@ -114,7 +114,7 @@ def images(folder, files):
 
 def test_sizes_of_many_files_and_their_failures(tmp_path):
     samples = images(tmp_path, {"a.png": png(3, 2), "b.png": b"<html>", "c.png": png(5, 4), "d.png": png(60, 50)})
-    columns, rejected = fill_sizes(tmp_path, samples, np.array([1, 2, 3]), max_pixels=100)
+    columns, _, rejected = fill_sizes(tmp_path, samples, np.array([1, 2, 3]), max_pixels=100)
     assert columns["original_size"].tolist() == [[0, 0], [4, 5], [0, 0]]
     assert [(row, one.name, one.reason) for row, one in rejected] == [
         (1, "b.png", "html"),
@@ -163,5 +163,5 @@ def test_what_pixels_lose_is_noted_once_for_each_kind(tmp_path):
 def test_a_file_that_is_gone_is_rejected(tmp_path):
     samples = images(tmp_path, {"a.png": png(3, 2)})
     (tmp_path / "a.png").unlink()
-    columns, [(row, one)] = fill_sizes(tmp_path, samples, np.array([0]))
+    columns, _, [(row, one)] = fill_sizes(tmp_path, samples, np.array([0]))
     assert (row, one.reason, columns["original_size"].tolist()) == (0, "not-found", [[0, 0]])
