@@ -56,10 +56,13 @@ class CaptionFiles:
         known = np.maximum(self._held.rows_of("caption", files), units["known"])
         unknown = np.flatnonzero((files >= 0) & (known < 0)).tolist()
         texts = np.array(units["text"]) if unknown else units["text"]
-        for number in unknown:
+        names = chain.from_iterable(
+            self._held.names.take(files[unknown[start : start + _BLOCK]]) for start in range(0, len(unknown), _BLOCK)
+        )
+        for number, name in zip(unknown, names, strict=True):
             try:
                 file = int(files[number])
-                text, content, memo = read_caption(self._root, self._held.names[file])
+                text, content, memo = read_caption(self._root, name)
                 texts[number] = self._rules[units["owner"][number]].made(text)
                 if memo is not None:
                     self._held.remember(file, content, memo)

@@ -116,15 +116,17 @@ class _Range(io.RawIOBase):
 def _opened(path: Path | str) -> tuple[int, os.stat_result]:
     """A regular file and its state; the access time stays if the system allows that (to owner and root only)."""
     try:
-        _regular(os.stat(path), path)  # noqa: PTH116 - a Path costs more than the call
         try:
-            descriptor = os.open(path, _FLAGS | _NO_ATIME)
+            descriptor = os.open(path, _FLAGS | _NO_ATIME)  # without blocking, whatever it is
         except PermissionError:
             descriptor = os.open(path, _FLAGS)
-        found = os.fstat(descriptor)
+        state = os.fstat(descriptor)
     except OSError as error:
         raise _from_os(error, path) from error
-    return descriptor, found
+    if not stat.S_ISREG(state.st_mode):
+        os.close(descriptor)
+        _regular(state, path)
+    return descriptor, state
 
 
 def _regular(result: os.stat_result, path: Path | str) -> None:
