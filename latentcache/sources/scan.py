@@ -142,7 +142,8 @@ def scan(
     shared: dict[str, Any] = {"known": known if is_same else None, "rejected": rejected}
     shared |= {"chosen": chosen, "full": full, "stopping": stopping}
     if options.kind == RECORDS:
-        files = find_records(data, options, inventory)
+        names = set(known.files.names) if known is not None and is_same else set[str]()
+        files = find_records(data, options, inventory, names)
         digest = file_digest(data) if inventory is None else inventory.digest()
         result = RecordScan(options=options, **shared)(files)
         more: dict[str, Any] = {"root": files.root, "_ways": files.ways}

@@ -73,6 +73,7 @@ def listed_images(
     that are rejected or noted already.
     """
     found, unlisted = TableImages(), dict[str, str]()
+    left = set[str]()  # caption files that are noted
     tables = [number for number, one in enumerate(layout.sets) if one.captions.table]
     others = {name for number, names in images.items() if number not in tables for name in names}
     for number in sorted(tables, key=lambda one: -len(layout.sets[one].prefix)):
@@ -99,7 +100,8 @@ def listed_images(
             words = "images have another caption in a deeper table, which counts"
             found.notes.append(counted(table, "in-two-sets", len(other), words, first=other[0]))
         unlisted |= {name: table for name in inside if name not in own}
-        beside = sorted(text for name, text in inside.items() if text and name not in others)
+        beside = sorted({text for name, text in inside.items() if text and name not in others} - left)
+        left.update(beside)
         if beside:
             words = "caption files beside images are not used"
             found.notes.append(counted(table, "sidecar-unused", len(beside), words, first=beside[0]))

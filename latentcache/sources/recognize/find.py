@@ -82,7 +82,8 @@ def find_kind(data: Path, inventory: Inventory | None, options: SourceOptions, i
         return IMAGES
     if not holds_records(inventory):
         texts = any(KINDS.get(extension) for folder in inventory.below() for extension in folder.counts)
-        return RECORDS if not has_images and (texts or "record" in inputs) else IMAGES
+        is_text = "record" in inputs or (texts and "image" not in inputs)
+        return RECORDS if is_text and not has_images else IMAGES
     if not has_images or "record" in inputs:
         return RECORDS
     raise SourceAmbiguousError(

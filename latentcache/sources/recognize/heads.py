@@ -47,9 +47,11 @@ def shows_records(root: Path, name: str) -> bool:
 
 
 def shows_settings(root: Path, name: str) -> bool:
-    """True if a JSON file is one object, or a list, that is no record."""
+    """True if a ``.json`` file is one object, or a list, that is no record."""
+    if extension_of(name) != ".json":
+        return False
     try:
-        next(iter(RecordReader(root / name, name, Way(kind=KINDS[extension_of(name)]))), None)
-    except (UnusableSampleError, ImportError) as error:
-        return isinstance(error, UnusableSampleError) and error.slug == "not-records"
+        next(iter(RecordReader(root / name, name, Way(kind="json"))), None)
+    except UnusableSampleError as error:
+        return error.slug == "not-records"
     return False

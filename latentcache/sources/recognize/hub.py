@@ -9,7 +9,6 @@ ones of each kind.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,7 +28,6 @@ from latentcache.sources.splits import splits_of
 TABLES_WORD = "imagefolder"
 #: Kind of archive -> word of its layout.
 WORDS = {TAR: "webdataset", PARQUET: "parquet", ARROW: "saved"}
-_NUMBER = re.compile("[0-9]+")
 
 
 def _tables(inventory: Inventory, _: SourceOptions) -> Layout | None:
@@ -109,14 +107,14 @@ def recognize_file(path: Path, word: str = "") -> Layout:
 
 
 def _contain_images(root: Path, names: Sequence[str], kind: str, *, unread: bool = True) -> bool:
-    """True if one of the archives does, by the first of each numbered series.
+    """True if one of the archives does.
 
     ``unread``: the answer if none can be read, so that somebody says why.
     """
     if not names or (kind != TAR and find_spec("pyarrow") is None):
         return False
     is_read = False
-    for name in {_NUMBER.sub("", name): name for name in reversed(names)}.values():
+    for name in names:
         try:
             if shows_images(root / name, kind):
                 return True

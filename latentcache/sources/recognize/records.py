@@ -50,9 +50,14 @@ _WANTED = frozenset((*KINDS, *_UNREAD, *PACKED_EXTENSIONS))
 _ENTRY = frozenset(("file_name", "script_url", *_SERVERS))
 
 
-def find_records(data: Path, options: SourceOptions, inventory: Inventory | None) -> RecordFiles:
-    """The files of records in a file or folder, not opened yet; raises as ``scan.scan``. A file has no inventory."""
-    records = _alone(data, options) if inventory is None else _in_folder(inventory, options)
+def find_records(
+    data: Path, options: SourceOptions, inventory: Inventory | None, known: Collection[str] = ()
+) -> RecordFiles:
+    """The files of records in a file or folder; raises as ``scan.scan``. A file has no inventory.
+
+    Only ``.json`` files are opened, to see if they hold records; not those that are ``known`` to do so.
+    """
+    records = _alone(data, options) if inventory is None else _in_folder(inventory, options, known)
     if any(way.kind in ("parquet", "arrow") for way in records.ways) and find_spec("pyarrow") is None:
         raise SourceError(
             "pyarrow is not installed, and these files need it",
@@ -79,7 +84,7 @@ def _alone(data: Path, options: SourceOptions) -> RecordFiles:
     return records
 
 
-def _in_folder(inventory: Inventory, options: SourceOptions) -> RecordFiles:
+def _in_folder(inventory: Inventory, options: SourceOptions, known: Collection[str]) -> RecordFiles:
     root = inventory.root
     if options.datasets and not is_dataset_info(inventory):
         fix = f"name no data set, or put {INFO_NAME} there"
@@ -91,7 +96,7 @@ def _in_folder(inventory: Inventory, options: SourceOptions) -> RecordFiles:
         which_split(root, [""], options.split)
         _by_info(records, inventory, options.datasets)
     else:
-        _by_names(records, inventory, options)
+        _by_names(records, inventory, options, known)
     if not records.names and not records.rejected:
         there = Counter[str]()
         for folder in inventory.below():
@@ -187,7 +192,7 @@ def _by_info(records: RecordFiles, inventory: Inventory, datasets: tuple[str, ..
     _leave(records, inventory, {INFO_NAME})
 
 
-def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions) -> None:
+def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions, known: Collection[str]) -> None:
     """All files of records of one split; text files only if there are none."""
     names = [folder.prefix + name for folder in inventory.below() for name in folder.names]
     names = sorted((name for name in names if extension_of(name) in _WANTED), key=os.fsencode)
@@ -196,9 +201,11 @@ def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions
     ]
     readable = [name for name in names if extension_of(name) in KINDS]
     texts = [name for name in readable if KINDS[extension_of(name)] == "text"]
-    tables = [name for name in readable if KINDS[extension_of(name)] != "text"]
-    if texts:
-        tables = [name for name in tables if not shows_settings(inventory.root, name)]
+    tables = [
+        name
+        for name in readable
+        if KINDS[extension_of(name)] != "text" and (name in known or not shows_settings(inventory.root, name))
+    ]
     notes = Notes()
     for name in names:
         extension = extension_of(name)
