@@ -86,6 +86,8 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     settings, origin = _with_resolution(settings, before, made, description, context)
     recipe = _recipe(settings, before, spec, profile, description.frame_step)
     sizes, notes = recipe.geometry.resolutions, _off_grid(recipe.geometry, before)
+    if needs_torch and description.resolution not in (0, *sizes):
+        origin += f"; the model is trained at {description.resolution}"
     if not needs_torch and context.device.startswith(("cuda", "mps", "xpu")):
         notes += [f"--device={context.device} is not used: this encoder runs on the CPU"]
     if needs_torch and spec.normalization.kind == "none":
