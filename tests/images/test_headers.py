@@ -154,7 +154,7 @@ def test_what_pixels_lose_is_noted_once_for_each_kind(tmp_path):
     assert columns["altered"].tolist() == [1, 2, 4, 0, 0]
     pages = [Image.new("RGB", (8, 8)) for _ in range(2)]
     damaged = saved(pages[0], format="TIFF", save_all=True, append_images=pages[1:])[:400]
-    found, rejected = fill_sizes(tmp_path, images(tmp_path, {"f.tif": damaged}), np.arange(1))
+    found, _, rejected = fill_sizes(tmp_path, images(tmp_path, {"f.tif": damaged}), np.arange(1))
     assert (found["altered"].tolist(), rejected) == ([1], []), "its second page is cut off"
     plain, *_ = fill_sizes(tmp_path, images(tmp_path, {"d.png": files["d.png"]}), np.arange(1))
     assert set(plain) == {"original_size"}
