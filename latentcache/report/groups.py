@@ -28,7 +28,8 @@ class Group(Value):
 
 def _joined(before: Finding, after: Finding) -> str:
     """The fields of both."""
-    return ", ".join(dict.fromkeys(filter(None, (before.field or before.target, after.field or after.target))))
+    fields = {*(before.field or before.target).split(", "), after.field or after.target}
+    return ", ".join(sorted(filter(None, fields)))
 
 
 def grouped(findings: Iterable[Finding]) -> Iterator[Group]:
