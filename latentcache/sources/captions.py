@@ -25,7 +25,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import as_rejected, fault, unused_lines
+from latentcache.sources.causes import Findings, fault, unused_lines
 from latentcache.sources.columns import CAPTION_COLUMNS
 from latentcache.sources.formats.files import read_source, shown
 from latentcache.sources.formats.text import UTF16_BOMS, parse_json
@@ -47,8 +47,8 @@ class CaptionFiles:
     def __init__(self, root: Path, held: KnownFiles, rules: Sequence[CaptionRule]) -> None:
         self._root, self._held, self._rules = os.fspath(root), held, rules
 
-    def read(self, units: Units, bad: list[Rejected]) -> NDArray[np.bool_]:
-        """Read the caption files that are not known; (n,) False for samples whose caption goes to ``bad``.
+    def read(self, units: Units, findings: Findings) -> NDArray[np.bool_]:
+        """Read the caption files that are not known; (n,) False for samples whose caption is rejected.
 
         Adds what was read to ``text`` of the units, and the rows of captions that are known as ``caption_known``.
         """
@@ -70,7 +70,7 @@ class CaptionFiles:
                 good[number] = False
                 image = int(units["image"][number])
                 stat = (*self._held.stat[image, :5].view(np.int64).tolist(), 0)
-                bad.append(as_rejected(self._held.names[image], error, stat=stat))
+                findings.reject(self._held.names[image], error, stat=stat)
         units.columns |= {"text": texts, "caption_known": known}
         return good
 
@@ -158,7 +158,7 @@ def caption_of(data: bytes, path: str, key: str = "") -> str:
         raise unusable_caption("caption-encoding", path, f"expected {encoding.upper()}, {found}") from error
     if problem := caption_fault(text):
         raise unusable_caption("caption-unicode", path, problem)
-    text = text.strip().replace("\r\n", "\n")
+    text = _stripped(text)
     if not path.lower().endswith(".json"):
         return text
     try:
@@ -166,18 +166,29 @@ def caption_of(data: bytes, path: str, key: str = "") -> str:
     except UnusableSampleError as error:
         raise unusable_caption("caption-json", path, error.what) from error
     names = [name for name in ((key,) if key else CAPTION_COLUMNS) if isinstance(found, dict) and name in found]
-    text, problem = captions_in(found[names[0]] if names else "")
-    if problem:
-        raise unusable_caption("caption-json", path, problem)
-    return text
+    try:
+        return captions_in(found[names[0]] if names else "")
+    except UnusableSampleError as error:
+        raise unusable_caption("caption-json", path, error.what) from error
 
 
-def captions_in(value: Any) -> tuple[str, str]:
-    """The caption in a value of JSON or of a table, and its fault, if any. Several captions are joined by NUL."""
+def captions_in(value: Any, *, strip: bool = True) -> str:
+    """The caption in a value of JSON or of a table; several captions are joined by NUL.
+
+    Raises:
+        UnusableSampleError: ``table-row`` for what is no text, ``caption-unicode``.
+    """
     several = value if isinstance(value, list) and value else [value]
-    problem = next((f"expected text, found {shown(one)}" for one in several if not isinstance(one, str)), "")
-    problem = problem or next(filter(None, map(caption_fault, several)), "")
-    return "" if problem else BETWEEN.join(one.strip().replace("\r\n", "\n") for one in several), problem
+    for text in several:
+        if not isinstance(text, str):
+            raise fault("table-row", f"expected text as the caption, found {shown(text)}")
+        if problem := caption_fault(text):
+            raise fault("caption-unicode", f"the caption has {problem}")
+    return BETWEEN.join(map(_stripped, several) if strip else several)
+
+
+def _stripped(text: str) -> str:
+    return text.strip().replace("\r\n", "\n")
 
 
 def caption_fault(text: str) -> str:

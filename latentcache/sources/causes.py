@@ -259,3 +259,18 @@ class Notes:
             for first, count in self._more.values()
         ]
         return (*in_order([item for kept in self._first.values() for item in kept]), *more)
+
+
+class Findings:
+    """What a scan rejects and notes."""
+
+    def __init__(self) -> None:
+        self.rejected, self.notes = list[Rejected](), Notes()
+
+    def reject(self, name: str, error: UnusableSampleError, **more: Any) -> None:
+        """Reject a file or a part of it; ``more``: see ``Rejected``."""
+        self.rejected.append(as_rejected(name, error, **more))
+
+    def names(self) -> set[str]:
+        """Names that are rejected or noted so far."""
+        return {item.name for item in (*self.rejected, *self.notes.all())}

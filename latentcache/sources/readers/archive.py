@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Rejected
+from latentcache.fields.table import STAT_WIDTH
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
-from latentcache.sources.causes import Notes, as_rejected, counted, fault, rejected, unused_lines
+from latentcache.sources.causes import Findings, counted, fault, rejected, unused_lines
 from latentcache.sources.columns import CAPTION_COLUMNS, choose_column, named
 from latentcache.sources.formats import ARROW, TAR
 from latentcache.sources.formats.files import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
@@ -66,16 +66,16 @@ class Entry(NamedTuple):
     """Its caption; None: it has none."""
 
 
-def read_archives(request: Scan, layout: Layout, bad: list[Rejected], notes: Notes) -> ArchiveImages:
-    """All images in the archives of a layout; what cannot be read goes to ``bad``."""
+def read_archives(request: Scan, layout: Layout, findings: Findings) -> ArchiveImages:
+    """All images in the archives of a layout; what cannot be read is rejected."""
     owners = {name: number for number, one in enumerate(layout.sets) for name in one.files}
-    notes.add(*missing_shards(owners if layout.folders else ()))  # not beside a file that was named alone
+    findings.notes.add(*missing_shards(owners if layout.folders else ()))  # not beside a file that was named alone
     memos = dict[str, StatMemo]()
     for name in sorted(owners, key=os.fsencode):
         try:
             memos[name] = stat_source(layout.root / name)
         except UnusableSampleError as error:
-            bad.append(as_rejected(name, error))
+            findings.reject(name, error)
     sets = [owners[name] for name in memos]
     readings = hash_rows(_reading(layout.sets[number]) for number in sets)
     stats = np.array(list(memos.values()), dtype=np.uint64).reshape(-1, STAT_WIDTH)
@@ -83,15 +83,15 @@ def read_archives(request: Scan, layout: Layout, bad: list[Rejected], notes: Not
 
     def read(file: int) -> None:
         name, one = held.names[file], layout.sets[sets[file]]
-        entries = _Archive(layout.root, name, one, bad, notes).entries()
+        entries = _Archive(layout.root, name, one, findings).entries()
         if (part := request.options.part) is not None:
             entries = [entry for entry in entries if part.holds_name(name + entry.tail)]
         parts.append(_new_units(file, one, entries))
 
-    known = request.contained(held, files, "image", bad, read)
+    known = request.contained(held, files, "image", findings.rejected, read)
     unchanged = set(held.names.take(files[held.place >= 0]))
     before = (note for note in request.notes if note.reason != "no-caption")
-    notes.add(*(note for note in before if unchanged.intersection(above(note.name))))
+    findings.notes.add(*(note for note in before if unchanged.intersection(above(note.name))))
     units = Units.joined([*parts, _known_units(held, known)])
     file, owner = units["image"], np.array(sets, dtype=np.int32)
     units.columns["owner"] = owner[file]
@@ -137,24 +137,24 @@ def _known_units(held: KnownFiles, files: NDArray[np.intp]) -> Units:
 
 
 class _Archive:
-    """One archive of a set; its faults go to ``bad`` and ``notes``."""
+    """One archive of a set; its faults go to ``findings``."""
 
-    def __init__(self, root: Path, name: str, one: ImageSet, bad: list[Rejected], notes: Notes) -> None:
-        self._path, self._name, self._bad, self._notes = root / name, name, bad, notes
+    def __init__(self, root: Path, name: str, one: ImageSet, findings: Findings) -> None:
+        self._path, self._name, self._findings, self._notes = root / name, name, findings, findings.notes
         self._kind, self._rule = one.archives, one.captions
         self._caption_column = "".join(self._rule.caption_columns[:1])
 
     def entries(self) -> list[Entry]:
         """Its images with a usable caption; raises UnusableSampleError if there is none before a fault."""
-        entries, count = list[Entry](), len(self._bad)
+        entries, count = list[Entry](), len(self._findings.rejected)
         try:
             entries += self._of_tar() if self._kind == TAR else self._of_rows()
         except UnusableSampleError as error:
             if not entries:
                 raise
             error.what = f"rest unread: {error.what}"
-            self._bad.append(as_rejected(self._name, error, line=entries[-1].line + 1))
-        if not entries and len(self._bad) == count:
+            self._findings.reject(self._name, error, line=entries[-1].line + 1)
+        if not entries and len(self._findings.rejected) == count:
             self._notes.add(rejected(self._name, "unused", "it holds no images"))
         lines = [(self._name, entry.line) for entry in entries if entry.text and self._rule.unused_line(entry.text)]
         self._notes.add(*unused_lines(lines))
@@ -171,7 +171,7 @@ class _Archive:
                     _check(f"{self._path}/{image.name}", key, members)
                     text = self._caption(file.fileno(), beside) if beside else None
                 except UnusableSampleError as error:
-                    self._bad.append(as_rejected(f"{self._name}/{image.name}", error))
+                    self._findings.reject(f"{self._name}/{image.name}", error)
                     continue
                 entries.append(Entry(f"/{image.name}", image.number, (image.offset, image.size), text))
         orphans = [member.name for members in texts.values() for member in members.values()]
@@ -202,7 +202,7 @@ class _Archive:
                     words = f"ending in .{ending.rpartition('.')[2]}" if dot > base else "without a key"
                     others[f"members {words}"].append(member.name)
         except UnusableSampleError as error:
-            self._bad.append(as_rejected(self._name, error))
+            self._findings.reject(self._name, error)
         for words, names in others.items():
             self._note_members(words, "unused" if words == _NOT_PLAIN else "member-unused", names)
         return images, texts
@@ -235,16 +235,14 @@ class _Archive:
                 return
             image, caption = self._columns(table)
             for row, (span, value) in enumerate(table.samples(image, caption), start=1):
-                text, why = captions_in(value or "")
-                if why:
-                    cause = "table-row" if why.startswith("expected") else "caption-unicode"
-                    error = fault(cause, f"{caption}: {why}", self._path)
-                elif self._kind == ARROW and not span[1]:
-                    error = fault("no-image", "the row holds no bytes of an image", self._path)
+                try:
+                    text = captions_in(value or "")
+                    if self._kind == ARROW and not span[1]:
+                        raise fault("no-image", "the row holds no bytes of an image")
+                except UnusableSampleError as error:
+                    self._findings.reject(self._name, error, line=row)
                 else:
                     yield Entry(f":{row}", row, span, text or None)
-                    continue
-                self._bad.append(as_rejected(self._name, error, line=row))
 
     def _columns(self, table: Rows) -> tuple[str, str]:
         """The columns of images and captions; texts that are no caption are noted."""

@@ -25,7 +25,7 @@ from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleT
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import CaptionFiles
-from latentcache.sources.causes import Notes, counted, in_order, rejected
+from latentcache.sources.causes import Findings, counted, in_order, rejected
 from latentcache.sources.formats import TAR
 from latentcache.sources.inventory import (
     CAPTION_EXTENSIONS,
@@ -42,7 +42,7 @@ from latentcache.sources.layout import CaptionRule, ImageSet, Layout
 from latentcache.sources.partners import ENDINGS, Partners
 from latentcache.sources.places import SPAN, sizes
 from latentcache.sources.readers.archive import ArchiveImages, read_archives
-from latentcache.sources.readers.table import TableImages, listed_images
+from latentcache.sources.readers.table import TableImages, read_tables
 from latentcache.sources.recognize.kohya import balanced
 from latentcache.sources.units import Scan, ScanResult, Units
 
@@ -107,7 +107,7 @@ class _Files:
         self._wanted = (IMAGE_EXTENSIONS if videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | texts
         self._used = layout.used.union(*(one.files | {one.captions.table} for one in layout.sets))
         self.partners, self._outside = Partners(), list[str]()
-        self.notes, self.rejected, self.unused = Notes(), list[Rejected](), Unused()
+        self.findings, self.unused = Findings(), Unused()
         self._splits = dict[str, tuple[str, int]]()
         self.owners = dict[tuple[int, ...], int]()
         self._stats, self._rows = bytearray(), [np.empty((4, 0), dtype=np.int32)]
@@ -119,11 +119,11 @@ class _Files:
         self._rows.clear()
         if self._outside:
             words = "images in folders that the layout does not use"
-            self.notes.add(counted(self._outside[0], "outside-sets", len(self._outside), words))
+            self.findings.notes.add(counted(self._outside[0], "outside-sets", len(self._outside), words))
         for split, (first, count) in self._splits.items():
             words = f"files of the split {split}; {layout.split} is read"
-            self.notes.add(counted(first, "split-unused", count, words))
-        self.notes.add(*self.unused.notes())
+            self.findings.notes.add(counted(first, "split-unused", count, words))
+        self.findings.notes.add(*self.unused.notes())
 
     def by_set(self) -> dict[int, dict[str, str]]:
         """Set -> names of the images in its folder -> the caption file beside each one, if any."""
@@ -134,10 +134,6 @@ class _Files:
             for number in owners[owner]:
                 found.setdefault(number, {})[name] = text if file >= 0 else ""
         return found
-
-    def named(self) -> set[str]:
-        """Names that are rejected or noted so far."""
-        return {item.name for item in (*self.rejected, *self.notes.all())}
 
     def _listed(self) -> Iterator[list[str]]:
         """The wanted names of each folder; their rows are kept in the byte order of whole names."""
@@ -158,8 +154,8 @@ class _Files:
     def _taken(self, folder: Folder) -> tuple[list[str], NDArray[np.bool_]]:
         """The names of a folder that may be images or captions, and (n,) True for these; others are noted."""
         names = folder.names
-        self.rejected += folder.rejected.values()
-        self.notes.add(*folder.notes)
+        self.findings.rejected += folder.rejected.values()
+        self.findings.notes.add(*folder.notes)
         self.unused.add(folder.prefix + name for name in folder.loose)
         if folder.counts.keys() <= self._wanted:
             return names, np.ones(len(names), dtype=np.bool_)
@@ -177,7 +173,7 @@ class _Files:
             if name in self._used:
                 continue
             if name.rpartition("/")[2] in TABLE_NAMES:
-                self.notes.add(rejected(name, "nested-table", "this layout has no metadata table here"))
+                self.findings.notes.add(rejected(name, "nested-table", "this layout has no metadata table here"))
             else:
                 self.unused.add((name,))
 
@@ -247,10 +243,10 @@ class _Files:
 
     def _without(self, name: str, stat: NDArray[np.uint64], text: str, item: Rejected) -> None:
         """Reject an image in place of its caption file, which cannot be used."""
-        self.rejected[:] = [other for other in self.rejected if other is not item]
+        self.findings.rejected[:] = [other for other in self.findings.rejected if other is not item]
         memo = (*stat.view(np.int64).tolist(), 0)
         own = rejected(name, item.reason, f"caption file {text}: {item.detail}")
-        self.rejected.append(replace(own, stat=memo))
+        self.findings.rejected.append(replace(own, stat=memo))
 
     def _unused(self, name: str, role: str, rule: CaptionRule, other: str) -> None:
         """A caption file that belongs to no sample, or to one that has ``other``."""
@@ -259,12 +255,12 @@ class _Files:
         if extension_of(name) == ".json":
             self.unused.add((name,))
         elif other:
-            self.notes.add(rejected(name, "caption-conflict", f"{other} is used"))
+            self.findings.notes.add(rejected(name, "caption-conflict", f"{other} is used"))
         else:
             detail = "its folder is in no set" if role else "no image beside it has its name"
             if not role and extension_of(name) not in rule.extensions:
                 detail = f"captions are read from {', '.join(rule.extensions) or 'other places'}"
-            self.notes.add(rejected(name, "caption-unused", detail))
+            self.findings.notes.add(rejected(name, "caption-unused", detail))
 
 
 class ImageScan(Scan):
@@ -276,23 +272,19 @@ class ImageScan(Scan):
         for one in layout.sets:
             self._check_repeats(layout, one.label, one.repeats)
         files = _Files(inventory, layout, videos=self.options.videos)
-        notes, root = files.notes, inventory.root
-        notes.add(*layout.notes)
-        bad, read, units = list[Rejected](), dict[str, tuple[bytes, StatMemo]](), _of_folders(layout, files)
+        findings, root = files.findings, inventory.root
+        findings.notes.add(*layout.notes)
+        read, units = dict[str, tuple[bytes, StatMemo]](), _of_folders(layout, files)
         if tables:
-            listed = listed_images(layout, root, files.by_set(), files.named())
-            units, bad, read = _with_rows(files, layout.sets, units, listed), listed.rejected, listed.tables
-            notes.add(*listed.notes)
+            listed = read_tables(layout, root, files.by_set(), findings)
+            units, read = _with_rows(files, layout.sets, units, listed), listed.tables
         if part is not None:
             mine = [part.holds_name(name) for name in files.names.take(units["image"])]
             units = units.take(np.array(mine, dtype=np.bool_))
         self._pair(layout, files, units)
-        archives, rules = read_archives(self, layout, bad, notes), [one.captions for one in layout.sets]
-        names, memos, added = (
-            files.names,
-            files.memos,
-            [*(memo for _, memo in read.values()), *archives.memos.values()],
-        )
+        archives, rules = read_archives(self, layout, findings), [one.captions for one in layout.sets]
+        added = [*(memo for _, memo in read.values()), *archives.memos.values()]
+        names, memos = files.names, files.memos
         if added:
             names = Strings.of(chain(names, read, archives.memos))
             memos = np.concatenate([memos, np.array(added, dtype=np.uint64)])
@@ -308,17 +300,17 @@ class ImageScan(Scan):
         if len(units):  # sets that share an image add up, and regularization images are as many as the others
             most = int(units["repeats"].argmax())
             self._check_repeats(layout, held.names[int(units["image"][most])], int(units["repeats"][most]))
-        good = captions.read(units, bad)
+        good = captions.read(units, findings)
         units = units if good.all() else units.take(good)
         samples = _samples(units, held, captions.column(units), layout.sets, reading)
         found, captioned = ImageCounts(), samples.inputs["caption"].text
         assert captioned is not None
         found.count(layout.sets, units, captioned, samples.names)
-        notes.add(*found.notes(), *captions.unused_lines(units, captioned))
-        if not len(samples) and not files.rejected and not bad and part is None:
-            raise _nothing(root, files.unused.counts, layout, notes.all())
-        rejections = in_order([*files.rejected, *bad])
-        scanned = ScanResult(samples=samples, rejected=rejections, notes=notes.all(), images=found)
+        findings.notes.add(*found.notes(), *captions.unused_lines(units, captioned))
+        notes, rejections = findings.notes.all(), in_order(findings.rejected)
+        if not len(samples) and not rejections and part is None:
+            raise _nothing(root, files.unused.counts, layout, notes)
+        scanned = ScanResult(samples=samples, rejected=rejections, notes=notes, images=found)
         return self._hashed(root, scanned, held)
 
     def _check_repeats(self, layout: Layout, name: str, repeats: int) -> None:
@@ -344,7 +336,7 @@ class ImageScan(Scan):
             units.columns[role] = np.array(found, dtype=np.int32)
         used = {file for role in inputs for file in units[role].tolist()}
         if self.options.part is None:
-            files.notes.add(*partners.unused(used, layout))
+            files.findings.notes.add(*partners.unused(used, layout))
 
     def _hashed(self, root: Path, scanned: ScanResult, held: KnownFiles) -> ScanResult:
         """With the contents of files that may be what they were, by their size, or that the snapshot rejected."""
@@ -423,14 +415,14 @@ def _of_folders(layout: Layout, files: _Files) -> Units:
         if other >= 0 and len(rows):
             words = f"images have the captions of {sets[own[0]].label}, not those of {sets[other].label}"
             first = files.names[int(files.images[rows[0]])]
-            files.notes.add(counted(first, "in-two-sets", len(rows), words))
+            files.findings.notes.add(counted(first, "in-two-sets", len(rows), words))
     owner = folder_of[files.owner]
     units = Units(image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=repeats)
     out = (owner >= 0) & (repeats == 0)
     if out.any():
         first = files.names[int(files.images[int(out.argmax())])]
         words = "regularization images are left out, as by the trainer"
-        files.notes.add(counted(first, "reg-unused", int(out.sum()), words))
+        files.findings.notes.add(counted(first, "reg-unused", int(out.sum()), words))
     kept = (owner >= 0) & (repeats > 0)
     return units if kept.all() else units.take(kept)
 
@@ -487,7 +479,7 @@ def _with_rows(files: _Files, sets: Sequence[ImageSet], folders: Units, listed: 
     again = dict(zip(folders["image"][both].tolist(), folders["repeats"][both].tolist(), strict=True))
     if again:
         words = "images of a folder have the captions of a table, and the repeats of both"
-        files.notes.add(counted(files.names[min(again)], "in-two-sets", len(again), words))
+        files.findings.notes.add(counted(files.names[min(again)], "in-two-sets", len(again), words))
     captions = [-1 if row.caption is None else tables[sets[one].captions.table] for _, one, row, _ in taken]
     rows = Units(
         image=np.array([image for image, *_ in taken], dtype=np.int32),

@@ -14,17 +14,14 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from latentcache.errors import TableError, UnusableSampleError
-from latentcache.fields.captions import BETWEEN
-from latentcache.fields.table import Rejected
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.captions import caption_fault
-from latentcache.sources.causes import counted, rejected, unused_lines
+from latentcache.sources.captions import captions_in
+from latentcache.sources.causes import Findings, counted, fault, rejected, unused_lines
 from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS, FOCUS_COLUMNS, choose_column, named
 from latentcache.sources.formats import PARQUET
 from latentcache.sources.formats.files import listed, read_source, shown
@@ -47,100 +44,108 @@ class Row(NamedTuple):
     line: int
     caption: str | None = ""
     """None: the table has no column of captions."""
-    cause: str = ""
-    detail: str = ""
+    error: UnusableSampleError | None = None
     focus: tuple[float, float] = (-1, -1)
 
 
-@dataclass(slots=True, kw_only=True)
-class TableImages:
+class TableImages(NamedTuple):
     """Images that are rows of the tables of a layout."""
 
-    taken: dict[str, tuple[int, Row, int]] = field(default_factory=dict)
+    taken: dict[str, tuple[int, Row, int]]
     """Image -> its set, its row and its repeats."""
-    tables: dict[str, tuple[bytes, StatMemo]] = field(default_factory=dict)
+    tables: dict[str, tuple[bytes, StatMemo]]
     """Table -> content hash and memo."""
-    rejected: list[Rejected] = field(default_factory=list)
-    notes: list[Rejected] = field(default_factory=list)
 
 
-def listed_images(
-    layout: Layout, root: Path, images: Mapping[int, Mapping[str, str]], named: Collection[str]
+def read_tables(
+    layout: Layout,
+    root: Path,
+    images: Mapping[int, Mapping[str, str]],
+    findings: Findings,
 ) -> TableImages:
     """Read the tables of a layout, the deepest one first; raises TableError if one of them cannot be read.
 
-    ``images``: set -> names of the images in its folder -> the caption file beside each one, if any. ``named``: names
-    that are rejected or noted already.
+    Args:
+        layout: Its sets name the tables.
+        root: Names are below it.
+        images: Set -> names of the images in its folder -> the caption file beside each one, if any.
+        findings: Of the scan; what it names already is not rejected again.
     """
-    found, unlisted = TableImages(), dict[str, str]()
-    left = set[str]()  # caption files that are noted
+    named, notes = findings.names(), findings.notes
+    taken, contents = dict[str, tuple[int, Row, int]](), dict[str, tuple[bytes, StatMemo]]()
+    unlisted, left = dict[str, str](), set[str]()
     tables = [number for number, one in enumerate(layout.sets) if one.captions.table]
     others = {name for number, names in images.items() if number not in tables for name in names}
-    for number in sorted(tables, key=lambda one: -len(layout.sets[one].prefix)):
+    for number in sorted(tables, key=lambda number: -len(layout.sets[number].prefix)):
         one, inside = layout.sets[number], images.get(number, {})
-        table = one.captions.table
-        rows, content, memo, unused = read_table(root, table, inside, one.prefix, one.captions)
-        found.tables[table] = content, memo
-        if rows[0].caption is None:
-            words = "it has no column of captions"
+        rule, table = one.captions, one.captions.table
+        rows, content, memo, unused = read_table(root, table, inside, one.prefix, rule)
+        contents[table] = content, memo
+        if unused is not None:
             more = f"; {listed(unused)} not used" if unused else ""
-            found.notes.append(rejected(table, "text-column", words + more))
-        own = match_rows(found, table, rows, inside, {*named, *unlisted}, root)
-        other, unread = list[str](), list[tuple[str, int]]()
-        for name, row in own.items():
-            if name in inside and not row.cause:
+            notes.add(rejected(table, "text-column", f"it has no column of captions{more}"))
+        first_rows = match_rows(table, rows, inside, {*named, *unlisted}, root, findings)
+        differing, unread = list[str](), list[tuple[str, int]]()
+        for name, row in first_rows.items():
+            if name in inside and row.error is None:
                 if row.caption is not None:
-                    unread += [(table, row.line)] if one.captions.unused_line(row.caption) else []
-                    row = row._replace(caption=one.captions.made(row.caption))
-                first, same, repeats = found.taken.get(name, (number, row, 0))
-                found.taken[name] = first, same, repeats + one.repeats
-                other += [name] if same.caption != row.caption else []
-        found.notes += unused_lines(unread)
-        if other:
+                    unread += [(table, row.line)] if rule.unused_line(row.caption) else []
+                    row = row._replace(caption=rule.made(row.caption))
+                owner, used, repeats = taken.get(name, (number, row, 0))
+                taken[name] = owner, used, repeats + one.repeats
+                differing += [name] if used.caption != row.caption else []
+        notes.add(*unused_lines(unread))
+        if differing:
             words = "images have another caption in a deeper table, which counts"
-            found.notes.append(counted(table, "in-two-sets", len(other), words, first=other[0]))
-        unlisted |= {name: table for name in inside if name not in own}
+            notes.add(counted(table, "in-two-sets", len(differing), words, first=differing[0]))
+        unlisted |= {name: table for name in inside if name not in first_rows}
         beside = sorted({text for name, text in inside.items() if text and name not in others} - left)
         left.update(beside)
         if beside:
             words = "caption files beside images are not used"
-            found.notes.append(counted(table, "sidecar-unused", len(beside), words, first=beside[0]))
+            notes.add(counted(table, "sidecar-unused", len(beside), words, first=beside[0]))
     for name, table in unlisted.items():
-        if name not in found.taken and name not in others:
-            found.notes.append(rejected(name, "unlisted", f"{table} has no row for it"))
-    return found
+        if name not in taken and name not in others:
+            notes.add(rejected(name, "unlisted", f"{table} has no row for it"))
+    return TableImages(taken, contents)
 
 
 def match_rows(
-    found: TableImages, table: str, rows: Sequence[Row], images: Collection[str], named: Collection[str], root: Path
+    table: str,
+    rows: Sequence[Row],
+    images: Collection[str],
+    named: Collection[str],
+    root: Path,
+    findings: Findings,
 ) -> dict[str, Row]:
     """The first row of each name; those that make no sample, and further ones, are rejected and noted."""
     first_rows = dict[str, Row]()
     for row in rows:
-        image = image_named(row.name, images)
+        image, where = image_named(row.name, images), f"{table}:{row.line}"
         name = image or _printable(row.name if leads_out(row.name) else _plain(row.name))
         first = first_rows.setdefault(name, row)
         if first is not row:
-            says = "another" if (first.caption, first.cause) != (row.caption, row.cause) else "the same"
+            says = "the same" if first.caption == row.caption else "another"
             detail = f"lines {first.line} and {row.line} are both for {name}, with {says} caption; the first is used"
-            found.notes.append(rejected(table, "duplicate-row", detail))
+            findings.notes.add(rejected(table, "duplicate-row", detail))
         elif leads_out(row.name) and not image:
-            detail = f"{table}:{row.line} names a file outside the data folder"
-            found.rejected.append(rejected(name, "outside-root", detail))
+            findings.reject(name, fault("outside-root", f"{where} names a file outside the data folder"))
         elif not image and name not in named:
             cause, why = "not-found", "there is no such file"
             if os.path.isfile(root / name):  # noqa: PTH113 - False for a name that is not allowed
                 cause, why = "unknown", "its extension is none of an image that is read"
-            found.rejected.append(rejected(name, cause, f"{table}:{row.line} names it, and {why}"))
-        elif image and row.cause:
-            found.rejected.append(rejected(name, row.cause, row.detail))
+            findings.reject(name, fault(cause, f"{where} names it, and {why}"))
+        elif image and row.error is not None:
+            findings.reject(name, row.error)
     return first_rows
 
 
 def read_table(
     root: Path, name: str, images: Collection[str], prefix: str = "", rule: CaptionRule | None = None
-) -> tuple[list[Row], bytes, StatMemo, list[str]]:
-    """Rows of the table ``name`` below ``root``, content hash and memo of the file, and columns that are not used.
+) -> tuple[list[Row], bytes, StatMemo, list[str] | None]:
+    """Rows of the table ``name`` below ``root``, content hash and memo of the file, and what it has for captions.
+
+    The last is None, or, without a column of captions, the columns that are not used.
 
     ``images`` are those in its folder: a CSV without a header is recognized by its first cell. Names in it are
     relative to ``prefix``, that folder. ``rule`` says what is known of its columns.
@@ -155,10 +160,10 @@ def read_table(
         raise _error(path, 0, "the table cannot be read", error.what, error.fix) from error
     content, data = content_hash(data), data.removeprefix(codecs.BOM_UTF8)
     if rule.tag_separator and path.suffix != ".jsonl":  # kohya's: an object of images, each with its caption and tags
-        each = enumerate(_json_object(path, data, 1).items(), start=1)
+        images_said = enumerate(_json_object(path, data, 1).items(), start=1)
         records: _Records = (
-            (at, {**(one if isinstance(one, dict) else {"caption": [one]}), "image_path": image})
-            for at, (image, one) in each
+            (number, {**(said if isinstance(said, dict) else {"caption": [said]}), "image_path": name})
+            for number, (name, said) in images_said
         )
     elif path.suffix == ".csv":
         records = _csv_records(path, data, images, prefix, rule)
@@ -167,8 +172,10 @@ def read_table(
     else:
         lines = enumerate(data.split(b"\n"), start=1)
         records = ((line, _json_object(path, raw, line)) for line, raw in lines if raw.strip())
-    unused, above = list[str](), root.absolute().as_posix()
-    rows = list(_kohya_rows(path, records, rule) if rule.tag_separator else _rows(path, records, rule, unused))
+    if rule.tag_separator:
+        file, caption = FILE_COLUMNS[0], CAPTION_COLUMNS[0]
+        records = ((line, {file: one.get("image_path", ""), caption: _with_tags(one, rule)}) for line, one in records)
+    above, (rows, unused) = root.absolute().as_posix(), _rows(path, records, rule)
     if not rows:
         fix = "add one row per image, or remove the table to use all images"
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
@@ -183,9 +190,9 @@ def read_table(
     return rows, content, memo, unused
 
 
-def _rows(path: Path, records: _Records, rule: CaptionRule, unused: list[str]) -> list[Row]:
-    """The rows of a table; without a column of captions the others go to ``unused``."""
-    rows, file, captions = list[Row](), "", tuple[str, ...]()
+def _rows(path: Path, records: _Records, rule: CaptionRule) -> tuple[list[Row], list[str] | None]:
+    """The rows of a table, and its other columns if none is of captions."""
+    rows, file, captions, unused = list[Row](), "", tuple[str, ...](), dict[str, None]()
     for line, record in records:
         if not file or (not captions and named(record, CAPTION_COLUMNS)):
             file, captions = _chosen(path, line, list(record), rule)
@@ -202,10 +209,10 @@ def _rows(path: Path, records: _Records, rule: CaptionRule, unused: list[str]) -
         caption = several if len(several) > 1 else (*texts, None)[0]
         rows.append(make_row(path, line, str(name), caption, point, is_captioned=bool(captions)))
         if not captions:
-            unused += [one for one in record if one not in (file, *FOCUS_COLUMNS, *unused)]
-    if captions:  # of later rows only
-        rows = [row if row.caption is not None else make_row(path, row.line, row.name, None) for row in rows]
-    return rows
+            unused |= dict.fromkeys(column for column in record if column not in (file, *FOCUS_COLUMNS))
+    if not captions:
+        return rows, list(unused)
+    return [make_row(path, row.line, row.name, None) if row.caption is None else row for row in rows], None
 
 
 def _chosen(path: Path, line: int, columns: Sequence[str], rule: CaptionRule) -> tuple[str, tuple[str, ...]]:
@@ -218,11 +225,6 @@ def _chosen(path: Path, line: int, columns: Sequence[str], rule: CaptionRule) ->
         what, name = ("file names", FILE_COLUMNS[0]) if error.slug == "no-image-column" else ("captions", "text")
         raise _error(path, line, f"no column of {what}", error.what, f"{error.fix}, or call it {name}") from error
     return file, (*([caption] if caption else ()), *(one for one in rule.caption_columns[1:] if one in columns))
-
-
-def _kohya_rows(path: Path, records: _Records, rule: CaptionRule) -> Iterator[Row]:
-    for line, record in records:
-        yield make_row(path, line, str(record.get("image_path", "")), _with_tags(record, rule))
 
 
 def _with_tags(record: dict[str, Any], rule: CaptionRule) -> Any:
@@ -240,22 +242,25 @@ def make_row(
     path: Path, line: int, name: str, caption: Any, point: Sequence[Any] = (), *, is_captioned: bool = True
 ) -> Row:
     """A row with its caption checked (text, without NUL and half surrogate pairs), and its point, if it has one."""
-    place, several = f"{path.name}:{line}", caption if isinstance(caption, list) and caption else [caption]
-    if is_captioned and not all(isinstance(one, str) for one in several):
-        detail = f"{place} has {shown(caption)} as the caption, expected text"
-        return Row(name, line, cause="table-row", detail=detail)
-    if problem := next(filter(None, map(caption_fault, several if is_captioned else ())), ""):
-        return Row(name, line, cause="caption-unicode", detail=f"the caption in {place} has {problem}")
-    focus = (-1.0, -1.0)
-    if any(one not in (None, "") for one in point):
-        try:
-            x, y = focus = tuple(map(float, point))  # type: ignore[assignment]
-            if not (0 <= x < math.inf and 0 <= y < math.inf):
-                raise ValueError
-        except (ValueError, TypeError):
-            detail = f"{place} has the point {shown(list(point))}, expected two numbers from 0: focus_x and focus_y"
-            return Row(name, line, cause="table-row", detail=detail)
-    return Row(name, line, BETWEEN.join(several) if is_captioned else None, focus=focus)
+    try:
+        text = captions_in(caption, strip=False) if is_captioned else None
+        return Row(name, line, text, focus=_point(point))
+    except UnusableSampleError as error:
+        error.what = f"{path.name}:{line}: {error.what}"
+        return Row(name, line, error=error)
+
+
+def _point(cells: Sequence[Any]) -> tuple[float, float]:
+    """The point in the middle of a focus crop; negative numbers: none."""
+    if all(cell in (None, "") for cell in cells):
+        return -1.0, -1.0
+    try:
+        x, y = map(float, cells)
+        if 0 <= x < math.inf and 0 <= y < math.inf:
+            return x, y
+    except (ValueError, TypeError):
+        pass
+    raise fault("table-row", f"expected two numbers from 0 as focus_x and focus_y, found {shown(list(cells))}")
 
 
 def _error(path: Path, line: int, what: str, why: str, fix: str) -> TableError:

@@ -161,7 +161,7 @@ def test_other_names_of_caption_files(tmp_path):
     found = scan(tmp_path)
     assert captions(found) == [("a.jpg", "beside"), ("b.jpg", "in json"), ("c.png", ""), ("f.jpg", "f")]
     assert reasons(found.rejected) == [("d.jpg", "caption-json"), ("e.jpg", "caption-json")]
-    assert "caption file d.json: expected text, found 3" in found.rejected[0].detail
+    assert "caption file d.json: expected text as the caption, found 3" in found.rejected[0].detail
     assert [(note.name, note.reason, note.count) for note in found.notes] == [
         ("c.png", "no-caption", 1),
         ("f.jpg.txt", "caption-conflict", 1),

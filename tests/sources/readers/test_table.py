@@ -8,8 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from latentcache.errors import SourceAmbiguousError, TableError
+from latentcache.sources.causes import Findings
 from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS
-from latentcache.sources.readers.table import Row, TableImages, image_named, make_row, match_rows, read_table
+from latentcache.sources.readers.table import Row, image_named, make_row, match_rows, read_table
 
 CSV, JSONL = "metadata.csv", "metadata.jsonl"
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
@@ -17,7 +18,9 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
 def rows_of(root, data, name=CSV, images=("a.jpg", "b.jpg")):
     (root / name).write_bytes(data if isinstance(data, bytes) else data.encode())
-    return [(row.name, row.cause or row.caption) for row in read_table(root, name, set(images))[0]]
+    return [
+        (row.name, row.error.slug if row.error else row.caption) for row in read_table(root, name, set(images))[0]
+    ]
 
 
 def error_of(root, data, name=CSV):
@@ -121,10 +124,10 @@ def test_a_row_without_a_usable_caption_is_rejected_alone(tmp_path):
     none = '{"file_name": "b.jpg"}\n{"file_name": "c.jpg", "text": null}\n'
     (tmp_path / JSONL).write_text(GOOD + none + '{"file_name": "d.jpg", "text": "\\ud800"}')
     rows, *_ = read_table(tmp_path, JSONL, set())
-    half = "the caption in metadata.jsonl:4 has half a surrogate pair (U+D800) at character 0"
-    assert [(row.name, row.cause, row.detail) for row in rows[1:]] == [
-        ("b.jpg", "table-row", "metadata.jsonl:2 has None as the caption, expected text"),
-        ("c.jpg", "table-row", "metadata.jsonl:3 has None as the caption, expected text"),
+    half = "metadata.jsonl:4: the caption has half a surrogate pair (U+D800) at character 0"
+    assert [(row.name, row.error.slug, row.error.what) for row in rows[1:]] == [
+        ("b.jpg", "table-row", "metadata.jsonl:2: expected text as the caption, found None"),
+        ("c.jpg", "table-row", "metadata.jsonl:3: expected text as the caption, found None"),
         ("d.jpg", "caption-unicode", half),
     ]
     assert rows_of(tmp_path, "file_name,text\na.jpg,x\0y\n") == [("a.jpg", "caption-unicode")]
@@ -182,10 +185,11 @@ def matched(images, *rows, handled=(), root=Path("/nowhere")):
     made = [
         row if isinstance(row, Row) else make_row(Path(CSV), line, *row) for line, row in enumerate(rows, start=2)
     ]
-    found = TableImages()
-    first = match_rows(found, CSV, made, dict.fromkeys(images), handled, root)
-    assert all(item.hint for item in (*found.rejected, *found.notes))
-    return {name: row.caption for name, row in first.items() if name in images and not row.cause}, found
+    findings = Findings()
+    first = match_rows(CSV, made, dict.fromkeys(images), handled, root, findings)
+    bad, notes = findings.rejected, findings.notes.all()
+    assert all(item.hint for item in (*bad, *notes))
+    return {name: row.caption for name, row in first.items() if name in images and row.error is None}, bad, notes
 
 
 def words(items):
@@ -215,27 +219,27 @@ def test_a_name_that_is_no_image_is_rejected(tmp_path, raw, reason, detail):
     (tmp_path / "b.psd").touch()
     images = ["sub/a.jpg", "caf\u00e9.jpg"]
     assert image_named(raw, set(images)) == ""
-    samples, found = matched(images, (raw, "x"), root=tmp_path)
-    assert (samples, words(found.rejected)) == ({}, [(raw, reason, detail)])
-    assert raw == ".." or not matched(images, ("pipe.jpg", "x"), handled={"pipe.jpg"})[1].rejected, "it has an item"
+    samples, bad, _ = matched(images, (raw, "x"), root=tmp_path)
+    assert (samples, words(bad)) == ({}, [(raw, reason, detail)])
+    assert raw == ".." or not matched(images, ("pipe.jpg", "x"), handled={"pipe.jpg"})[1], "it has an item"
 
 
 def test_two_rows_for_one_file_and_a_row_without_a_usable_caption():
     of_a, gone = (("a.jpg", "one"), ("./a.jpg", "one"), ("a.jpg", "two")), ("gone.jpg", "")
-    samples, found = matched(["a.jpg", "b.jpg"], *of_a, gone, gone, ("b.jpg", "\0"))
+    samples, bad, notes = matched(["a.jpg", "b.jpg"], *of_a, gone, gone, ("b.jpg", "\0"))
     assert samples == {"a.jpg": "one"}
-    assert words(found.notes) == [
+    assert words(notes) == [
         (CSV, "duplicate-row", "lines 2 and 3 are both for a.jpg, with the same caption; the first is used"),
         (CSV, "duplicate-row", "lines 2 and 4 are both for a.jpg, with another caption; the first is used"),
         (CSV, "duplicate-row", "lines 5 and 6 are both for gone.jpg, with the same caption; the first is used"),
     ]
-    detail = "the caption in metadata.csv:7 has a NUL at character 0"
-    assert ("b.jpg", "caption-unicode", detail) in words(found.rejected)
+    detail = "metadata.csv:7: the caption has a NUL at character 0"
+    assert ("b.jpg", "caption-unicode", detail) in words(bad)
 
 
 @given(st.lists(st.text("ab./\\:\0\ud800C", max_size=8), max_size=8))
 def test_every_row_is_used_noted_or_rejected(raws):
     names = [f"{raw}.jpg" for raw in raws]
-    samples, found = matched(["a.jpg", "b/a.jpg", "b/b.png"], *((name, "x") for name in names))
-    assert len(samples) + len(found.rejected) + len(found.notes) == len(names)
-    assert len({item.name for item in found.rejected}) == len(found.rejected)
+    samples, bad, notes = matched(["a.jpg", "b/a.jpg", "b/b.png"], *((name, "x") for name in names))
+    assert len(samples) + len(bad) + len(notes) == len(names)
+    assert len({item.name for item in bad}) == len(bad)
