@@ -1,26 +1,24 @@
 """Builds with threads as workers, for encoder tests: a worker process would import torch again."""
 
-import json
 from contextlib import contextmanager
 from unittest.mock import patch
 
 from latentcache.pipeline.devices import devices_for
-from latentcache.pipeline.workers import process, scheduler
-from latentcache.pipeline.workers.transport import as_error
+from latentcache.pipeline.workers import local
+from latentcache.pipeline.workers.process import Question, answer
 
 
 def _ask(self, target, /, **arguments):
-    """Answer a worker request in this process; the answer passes through JSON."""
+    """Answer a question in this process."""
     device = devices_for("cpu", needs_torch=False)[0].name
-    head = {"target": target, "device": device, "arguments": json.loads(json.dumps(arguments))}
-    answer = json.loads(json.dumps(process.answer(head)))
-    if "error" in answer:
-        raise as_error(answer["error"])
-    return answer["value"]
+    reply = answer(Question(target=target, device=device, arguments=arguments))
+    if reply.error is not None:
+        raise reply.error
+    return reply.value
 
 
 @contextmanager
 def in_threads():
     """Run builds without worker processes."""
-    with patch.object(scheduler, "worker_count", lambda *_: 0), patch.object(process.WarmWorker, "ask", _ask):
+    with patch.object(local, "worker_count", lambda *_: 0), patch.object(local.LocalEngine, "ask", _ask):
         yield

@@ -19,7 +19,6 @@ from build_peers import Encode, Planned, diffusers_loop, sequential_loop, sleepi
 from latentcache import BuildSettings, build_cache
 from latentcache.encoders.pixels import Pixels
 from latentcache.encoders.vae.builtin import Encoder
-from latentcache.pipeline.workers.process import WorkerThread
 
 PURE = "encoder alone"
 
@@ -42,8 +41,7 @@ def inside(encoder: Encoder) -> Iterator[None]:
     """Builds have their worker in a thread of this process, with this open encoder."""
     with (
         patch("latentcache.encoders.vae.producer.open_encoder", lambda *_, **__: encoder),
-        patch("latentcache.pipeline.workers.scheduler.WorkerProcess", lambda *_, **__: WorkerThread()),
-        patch("latentcache.pipeline.workers.scheduler.WarmWorker.take", lambda *_: None),
+        patch("latentcache.pipeline.workers.local.worker_count", lambda *_: 0),
     ):
         yield
 

@@ -17,7 +17,7 @@ from latentcache.report.units import clock, human_bytes
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan
-    from latentcache.pipeline.workers.process import WarmWorker
+    from latentcache.pipeline.workers.local import LocalEngine
     from latentcache.report.data import ShownSample
     from latentcache.report.estimate import Estimate
     from latentcache.report.machine import Check
@@ -45,35 +45,35 @@ def inspect(
 ) -> Result:
     """Show what is understood of DATA, and what build would do."""
     from latentcache.pipeline.settings import BuildSettings
-    from latentcache.pipeline.workers.process import WarmWorker
+    from latentcache.pipeline.workers.local import LocalEngine
 
     device, strict = run.get("device", "auto"), run.pop("strict", False)
     if (data is None) != machine:
         what = "DATA: not with --machine" if machine else "DATA is missing"
         raise UsageError(what, fix="latentcache inspect DATA, or latentcache inspect --machine")
-    with WarmWorker(device) as worker:
+    with LocalEngine(device) as engine:
         if data is None:
-            checks = _machine(device, worker, out_folder or Path.cwd(), lambda more: "")
+            checks = _machine(device, engine, out_folder or Path.cwd(), lambda more: "")
             payload: dict[str, Any] = {"data": None, "checks": [check.as_json() for check in checks]}
             lines = (*chain.from_iterable(map(_check_lines, checks)), _verdict(checks))
             return Result(payload, lines, exit_code=_status(checks))
         given = {"source": source, **requested.build}
         settings = BuildSettings(data=data, out=out_folder, **run, **given)
         found = _Inspected(settings)
-        found.look(worker, estimate=estimate)
+        found.look(engine, estimate=estimate)
 
         def rebuild(more: str) -> str:
             return flags.build_command(data, out_folder, requested, device, more)
 
-        checks = _machine(device, worker, settings.cache, rebuild)
+        checks = _machine(device, engine, settings.cache, rebuild)
         checks += [found.space] if found.space else []
     return _result(data, found, checks, rebuild, strict=strict)
 
 
-def _machine(device: str, worker: WarmWorker, cache: Path, rebuild: Any) -> list[Check]:
+def _machine(device: str, engine: LocalEngine, cache: Path, rebuild: Any) -> list[Check]:
     from latentcache.report.machine import machine_checks
 
-    return list(machine_checks(device, worker.ask, cache, rebuild))
+    return list(machine_checks(device, engine.ask, cache, rebuild))
 
 
 class _Inspected:
@@ -89,17 +89,17 @@ class _Inspected:
         self.space: Check | None = None
         self.estimates: list[Estimate] = []
 
-    def look(self, worker: WarmWorker, *, estimate: bool) -> None:
+    def look(self, engine: LocalEngine, *, estimate: bool) -> None:
         """List DATA and plan a build; raises the error if DATA cannot be listed."""
         from latentcache.pipeline.build import plan_build
         from latentcache.report.estimate import estimate as estimated
         from latentcache.report.machine import checked, space
 
         try:
-            self.plan = plan_build(self.settings, listed=self._listed, worker=worker)
+            self.plan = plan_build(self.settings, listed=self._listed, engine=engine)
             self.space = checked("space", partial(space, self.plan))
             if estimate:
-                self.estimates = [estimated(self.plan, name, worker) for name in self.plan.fields]
+                self.estimates = [estimated(self.plan, name, engine) for name in self.plan.fields]
         except LatentcacheError as error:
             if self.listing is None:
                 raise

@@ -32,11 +32,11 @@ from latentcache.pipeline.publish import publish
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.stream import Streaming
+from latentcache.pipeline.workers.engine import Task
+from latentcache.pipeline.workers.local import LocalEngine
 from latentcache.pipeline.workers.memory import rare_gc
-from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.results import EventLog, ReadColumns, RunResult
 from latentcache.pipeline.workers.scheduler import Run
-from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.known import with_contents, writable
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import Listing, scan
@@ -65,7 +65,7 @@ class _Build:
     paths: CachePaths
     started: float = field(default_factory=time.monotonic)
     events: EventLog | None = None
-    warm: WarmWorker = field(init=False)
+    engine: LocalEngine = field(init=False)
     existing: Existing = field(default_factory=Existing)
     options: SourceOptions = field(default_factory=SourceOptions)
     listing: Listing = field(init=False)
@@ -87,7 +87,7 @@ class _Build:
             if self.settings.events is not None:
                 self.events = stack.enter_context(EventLog(self.settings.events))
             lock = stack.enter_context(preflight.locked(self.paths))
-            self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=lock))
+            self.engine = stack.enter_context(LocalEngine(self.settings.device, lock_fd=lock))
             self.look()
             kinds = self.describe_fields()
             catalog = load_catalog(self.paths, open_shards=True)
@@ -188,7 +188,7 @@ class _Build:
     def describe(self, kind: FieldKind) -> Described:
         """Recipe, producer and provenance of a field; files of its encoder are read, nothing is loaded."""
         followed = self.described.get(kind.follows)
-        device, ask = self.settings.device, self.warm.ask
+        device, ask = self.settings.device, self.engine.ask
         layout = self.listing.layout
         asked = {"resolutions": layout.resolutions} if layout is not None and layout.resolutions else {}
         context = DescribeContext(samples=self.samples, device=device, ask=ask, asked=asked, followed=followed)
@@ -333,7 +333,7 @@ class _Build:
                     work.noise = join_noise(work.noise, work.result.noise)
                     read = with_read_contents(self.samples, work.kind, work.result.read)
                     self.listing = replace(self.listing, samples=read)
-        self.warm.close()
+        self.engine.close()
 
     def run_field(self, work: FieldWork, lookup: str) -> RunResult:
         """Encode the items of one field that are to be made."""
@@ -348,7 +348,7 @@ class _Build:
             items=len(work.todo),
             good=work.good_jobs(self.listing),
             events=self.events,
-            warm=self.warm,
+            engine=self.engine,
             failed=lambda job, failure: streaming.failed(work, job, failure) if streaming is not None else None,
             stop=self.stop,
             warn=self.observer.warned,
@@ -443,14 +443,14 @@ def plan_build(
     settings: BuildSettings,
     *,
     listed: Callable[[Listing], None] = lambda listing: None,
-    worker: WarmWorker | None = None,
+    engine: LocalEngine | None = None,
 ) -> BuildPlan:
     """Make the plan of a build. Takes no lock, encodes and writes nothing.
 
     Args:
         settings: The data, the fields and the options of the build.
         listed: Called with the contents of DATA, before anything can be wrong with the fields.
-        worker: A worker process that answers questions about the device; it stays open.
+        engine: Answers questions about the device; its processes stay open.
 
     Raises:
         LatentcacheError: As :func:`build_cache` before it encodes.
@@ -458,7 +458,7 @@ def plan_build(
     paths = CachePaths(settings.cache)
     with rare_gc(), StopSignal() as stop, ExitStack() as stack:
         build = _Build(settings=settings, observer=Silent(), stop=stop, paths=paths)
-        build.warm = worker or stack.enter_context(WarmWorker(settings.device))
+        build.engine = engine or stack.enter_context(LocalEngine(settings.device))
         preflight.check_paths(settings.data, paths.root)
         listed(build.look())
         kinds = build.describe_fields()

@@ -15,7 +15,7 @@ from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan
-    from latentcache.pipeline.workers.process import WarmWorker
+    from latentcache.pipeline.workers.local import LocalEngine
     from latentcache.pipeline.workers.results import Progress, RunResult
 
 #: Inputs of a field that are encoded at most, and seconds after which no further batch begins.
@@ -49,13 +49,13 @@ class Estimate(Value):
         }
 
 
-def estimate(plan: BuildPlan, name: str, worker: WarmWorker) -> Estimate:
+def estimate(plan: BuildPlan, name: str, engine: LocalEngine) -> Estimate:
     """Estimate one field by encoding up to 64 of its inputs, the largest group first; opens its encoder once."""
     work = plan.fields[name]
     if not len(work.todo):
         return Estimate(field=name, seconds=0.0, num_bytes=0)
     warnings, started = list[str](), time.monotonic()
-    result = _probed(plan, name, worker, warnings)
+    result = _probed(plan, name, engine, warnings)
     done = result.progress
     open_s = max((done.began or time.monotonic()) - started, 0.0)
     times = work.cost / done.cost_done if done.cost_done else 0.0
@@ -72,7 +72,7 @@ def estimate(plan: BuildPlan, name: str, worker: WarmWorker) -> Estimate:
     )
 
 
-def _probed(plan: BuildPlan, name: str, worker: WarmWorker, warnings: list[str]) -> RunResult:
+def _probed(plan: BuildPlan, name: str, engine: LocalEngine, warnings: list[str]) -> RunResult:
     """Encode a few items of a field by the normal workers, into a temporary folder."""
     assert plan.listing is not None  # of every build
     jobs, stop = list(islice(plan.fields[name].jobs(plan.listing), _PROBED)), StopSignal()
@@ -90,6 +90,6 @@ def _probed(plan: BuildPlan, name: str, worker: WarmWorker, warnings: list[str])
             total_cost=sum(job.cost for job in jobs),
             items=sum(len(job.outputs) for job in jobs),
             stop=stop,
-            warm=worker,
+            engine=engine,
             warn=warnings.append,
         ).run(look)

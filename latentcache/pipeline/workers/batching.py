@@ -37,7 +37,7 @@ from latentcache.fields.protocol import (
     Read,
 )
 from latentcache.identity.content import HASH_BYTES
-from latentcache.pipeline.workers.transport import split_keys
+from latentcache.pipeline.workers.engine import Committed, key_list
 from latentcache.store.catalog import Catalog
 
 #: Batches that the device has been given and whose results were not fetched, at most.
@@ -151,7 +151,7 @@ class Tracker:
             self._recipe,
         )
         there = np.zeros(len(keys), dtype=bool) if self._lookup is None else self._lookup.find(keys) >= 0
-        split = split_keys(keys.tobytes())
+        split = key_list(keys.tobytes())
         known, each = {key for key, exists in zip(split, there.tolist(), strict=True) if exists}, iter(split)
         for tracked, content in zip(jobs, contents, strict=True):
             tracked.content = content
@@ -166,25 +166,26 @@ class Tracker:
         tracked.missing = [one for one in tracked.job.outputs if tracked.keys[one.item] not in done]
         return tracked.missing
 
-    def report(self, keys: Sequence[bytes], jobs: Sequence[TrackedJob]) -> dict[str, Any]:
-        """The parts of a ``committed`` message, for item keys and jobs that are durable."""
+    def report(self, keys: Sequence[bytes], jobs: Sequence[TrackedJob], num_bytes: int) -> Committed:
+        """The message on item keys and jobs that are durable."""
         new = [key for key in dict.fromkeys(keys) if key not in self.committed]
         self.committed.update(new)
         reported = [one for one in jobs if not one.unit.probe]
         good = [one for one in reported if one.failure is None]
         failed = [(one.index, one.failure) for one in reported if one.failure is not None]
-        found = [(one.index, one.read.stat, one.read.contents or one.read.content) for one in good if one.read]
-        found += [(number, failure.stat, failure.contents) for number, failure in failed if failure.contents]
+        read = [(one.index, one.read.stat, one.read.contents or one.read.content) for one in good if one.read]
+        read += [(number, failure.stat, failure.contents) for number, failure in failed if failure.contents]
         copied = sum(key in self.copied for key in new)
-        return {
-            "keys": b"".join(new),
-            "done": [one.index for one in good],
-            "failed": failed,
-            "read": [(number, contents.hex(), list(map(int, stat))) for number, stat, contents in found],
-            "encoded": len(new) - copied,
-            "copied": copied,
-            "skipped": sum(one.keys[output.item] in one.there for one in good for output in one.job.outputs),
-        }
+        return Committed(
+            keys=b"".join(new),
+            num_bytes=num_bytes,
+            done=[one.index for one in good],
+            failed=failed,
+            read=read,
+            encoded=len(new) - copied,
+            copied=copied,
+            skipped=sum(one.keys[output.item] in one.there for one in good for output in one.job.outputs),
+        )
 
 
 class PendingItem(NamedTuple):

@@ -22,7 +22,7 @@ from latentcache.fields.protocol import Failure, Job, join_noise
 from latentcache.fields.table import STAT_WIDTH
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.key import KEY_BYTES
-from latentcache.pipeline.workers.transport import Form, failure_of, split_keys
+from latentcache.pipeline.workers.engine import Committed, Ended, Opened, key_list
 from latentcache.store.atomic_io import writing
 
 
@@ -108,24 +108,24 @@ class RunResult:
         self._keys: list[bytes] = []
         self._sample, self._content, self._stat = array("i"), bytearray(), array("Q")
 
-    def committed(self, message: Form, settled: Mapping[int, Job]) -> None:
-        """Take a ``committed`` message, with the jobs that it settles."""
+    def committed(self, message: Committed, settled: Mapping[int, Job]) -> None:
+        """Take a commit, with the jobs that it settles."""
         progress = self.progress
-        self.take_keys(bytes.fromhex(message["keys"]), message["encoded"])
-        progress.copied += message["copied"]
-        progress.skipped += message["skipped"]
-        progress.written_bytes += message["bytes"]
-        for number, contents, stat in message["read"]:
+        self.take_keys(message.keys, message.encoded)
+        progress.copied += message.copied
+        progress.skipped += message.skipped
+        progress.written_bytes += message.num_bytes
+        for number, stat, contents in message.read:
             if number in settled:
                 self._sample.append(settled[number].sample)
-                self._content += bytes.fromhex(contents)
-                self._stat.extend(stat or [0] * (len(contents) // (2 * HASH_BYTES) * STAT_WIDTH))
-        for number in message["done"]:
+                self._content += contents
+                self._stat.extend(stat or [0] * (len(contents) // HASH_BYTES * STAT_WIDTH))
+        for number in message.done:
             if number in settled:
                 self._done(settled[number])
-        for number, failure in message["failed"]:
+        for number, failure in message.failed:
             if number in settled:
-                self.fail(settled[number], failure_of(failure))
+                self.fail(settled[number], failure)
 
     def fail(self, job: Job, failure: Failure) -> None:
         """Note a job that gives no item."""
@@ -134,12 +134,14 @@ class RunResult:
         self.progress.failed += 1
         self._done(job)
 
-    def reported(self, message: Form) -> None:
-        """Take the ``opened`` or ``ended`` message of a worker."""
-        if message["kind"] == "opened":
-            self.progress.began = self.progress.began or time.monotonic()
-            self.noise = join_noise(self.noise, message["noise"])
-        self.waits.update(message.get("waits", {}))
+    def opened(self, message: Opened) -> None:
+        """Take note of an open encoder."""
+        self.progress.began = self.progress.began or time.monotonic()
+        self.noise = join_noise(self.noise, message.noise)
+
+    def ended(self, message: Ended) -> None:
+        """Take note of the end of a worker."""
+        self.waits.update(message.waits)
 
     def take_keys(self, keys: bytes, encoded: int) -> None:
         """Note item keys (32 bytes each) that are durable."""
@@ -147,7 +149,7 @@ class RunResult:
         if keys:
             self._keys.append(keys)
             if self._events is not None:
-                self._events.commit(split_keys(keys))
+                self._events.commit(key_list(keys))
 
     def finish(self) -> None:
         """Put the columns together."""

@@ -13,42 +13,38 @@ hand. The build computes nothing here, so it takes signals at once.
 from __future__ import annotations
 
 import math
-import os
-import selectors
+import queue
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
-from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from latentcache.errors import DeviceError, DeviceMemoryError, LatentcacheError, StoreError, WorkerError
-from latentcache.fields.protocol import Failure, FieldKind, Job
+from latentcache.fields.protocol import Failure, Job
 from latentcache.fields.registry import field_kinds
 from latentcache.identity.key import KEY_BYTES
-from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.workers.batching import cut, reason
-from latentcache.pipeline.workers.memory import (
-    BASE_BYTES,
-    default_budget,
-    default_threads,
-    default_workers,
-    host_memory,
+from latentcache.pipeline.workers.engine import (
+    Committed,
+    Encoded,
+    Ended,
+    Engine,
+    Opened,
+    Stop,
+    Task,
+    Warned,
+    Work,
+    Worker,
+    key_list,
 )
-from latentcache.pipeline.workers.process import NO_MEMORY, WarmWorker, WorkerHandle, WorkerProcess, WorkerThread
 from latentcache.pipeline.workers.results import EventLog, Progress, RunResult
-from latentcache.pipeline.workers.transport import Form, as_error, split_keys
-from latentcache.pipeline.workers.watchdog import ENCODING, Watchdog, deadline_s
-from latentcache.pipeline.workers.worker import Task
-from latentcache.store.atomic_io import reading
-from latentcache.store.index import load_index
-from latentcache.store.paths import OPEN_SUFFIX, CachePaths
+from latentcache.pipeline.workers.watchdog import ENCODING
 
-#: Seconds between two looks at the workers.
+#: Seconds between two looks at signals and resting devices.
 _TICK_S = 0.1
 #: Deaths in a row after which a known-good job is tried, and that end the build.
 _PROBE_AFTER, _MOST_DEATHS = 3, 6
@@ -58,8 +54,8 @@ _REST_S, _MOST_REST_S = 0.25, 60.0
 _UNITS, _SMALLEST = 64, 8
 #: Keys of a dead worker's last reports that are sent with each of its jobs to the next worker.
 _RECENT_KEYS = 4096
-#: One core for each of several CPU workers.
-_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+#: Seconds that killed workers get to end.
+_LAST_S = 3.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -74,10 +70,8 @@ class _Unit:
     """One job under suspicion: for a worker that has nothing else."""
     probe: bool = False
     """A job that has succeeded before; its result is dropped."""
-    deaths: int = 0
-    """Fresh workers that it has ended, alone."""
     suspected: float = math.inf
-    """Time of the first of these deaths."""
+    """Time at which it first ended a fresh worker alone."""
     unmade: int = 0
     """Jobs that its worker has not encoded yet."""
 
@@ -86,8 +80,8 @@ class _Unit:
 class _Slot:
     """A device, which has one worker at a time."""
 
-    device: Device
-    started: bool = False
+    number: int
+    label: str
     deaths: int = 0
     """Workers that died since one of them encoded a job."""
     rests_until: float = 0.0
@@ -104,10 +98,8 @@ class _Worker:
     """A worker that runs."""
 
     slot: _Slot
-    handle: WorkerHandle
-    shard: str
-    watchdog: Watchdog
-    fresh: bool
+    handle: Worker = field(init=False)
+    fresh: bool = True
     """True for a new process that has encoded nothing but jobs that are known to be good."""
     succeeded: float = -math.inf
     """Time of its last success."""
@@ -116,18 +108,11 @@ class _Worker:
     """Item keys of its commits."""
     opened: bool = False
     ending: bool = False
-    last: Form = field(default_factory=dict)
-    """Its ``ended`` message."""
-    stuck: str = ""
 
     @property
     def alone(self) -> bool:
         """True if it tries a suspicious unit."""
         return any(unit.alone or unit.probe for unit in self.leases.values())
-
-    @property
-    def error(self) -> BaseException | None:
-        return as_error(self.last["error"]) if "error" in self.last else None
 
     def settle(self, numbers: Sequence[int]) -> dict[int, Job]:
         """Its jobs of these numbers, which are taken out of their units."""
@@ -138,16 +123,6 @@ class _Worker:
                 if not unit.jobs:
                     del self.leases[lease]
         return settled
-
-
-def worker_count(task: Task, kind: FieldKind, total_cost: int) -> int:
-    """Worker processes of a run; 0: a thread of the build, because a process would cost more than it saves."""
-    if kind.device == "cpu":
-        count = default_workers(total_cost, kind.work.worker_cost) if task.workers is None else task.workers
-        return max(count, 1) if task.needs_torch else count
-    devices = devices_for(task.device, needs_torch=task.needs_torch)
-    in_thread = len(devices) == 1 and not task.needs_torch and "*" not in task.device
-    return 0 if in_thread else len(devices)
 
 
 class Run:
@@ -168,33 +143,18 @@ class Run:
         items: int | None = None,
         good: Iterable[Job] = (),
         stop: StopSignal,
-        warm: WarmWorker,
+        engine: Engine,
         events: EventLog | None = None,
         failed: Callable[[Job, Failure], None] = lambda job, failure: None,
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self._kind, self._paths = field_kinds()[task.field], CachePaths(Path(task.cache))
+        self._task, self._kind = task, field_kinds()[task.field]
         progress = Progress(task.field, total if items is None else items, total_cost)
-        self._results, self._stop, self._warm, self._warn = RunResult(progress, events, failed), stop, warm, warn
-        on_cpu = self._kind.device == "cpu"
-        self._processes = worker_count(task, self._kind, total_cost)
-        count = max(self._processes, 1)
-        devices = [Device(label="cpu", name="cpu", variables=_ONE_THREAD)] * count
-        if not on_cpu:
-            devices = devices_for(task.device, needs_torch=task.needs_torch)
-        self._slots = [_Slot(device=device) for device in devices]
-        self._budget = task.host_memory or default_budget()
-        self._limit = self._budget if on_cpu else max(self._budget, host_memory())
-        """Bytes that one job may take: the budget if the memory of workers is limited, else that of the machine."""
-        self._task = replace(
-            task,
-            decode_threads=task.decode_threads or (1 if on_cpu else default_threads(count)),
-            host_memory=max(self._budget // count, 1),
-            bounded=on_cpu and self._processes > 0,
-            cost=total_cost // count,
-        )
-        batch, threads = task.batch_size or self._kind.work.batch_items, self._task.decode_threads or 1
-        self._low_water = max(min(2 * max(batch, threads), -(-total // count)), 1)
+        self._results, self._stop, self._engine, self._warn = RunResult(progress, events, failed), stop, engine, warn
+        labels, self._limit, threads = engine.capacity(task, total_cost)
+        self._slots = [_Slot(number=number, label=label) for number, label in enumerate(labels)]
+        batch = task.batch_size or self._kind.work.batch_items
+        self._low_water = max(min(2 * max(batch, threads), -(-total // len(labels))), 1)
         """A worker with fewer jobs to encode gets the next unit."""
         self._workers: list[_Worker] = []
         self._fresh = self._units(jobs, total)
@@ -206,8 +166,7 @@ class Run:
         """A job that has succeeded."""
         self._committed_before = iter(good)
         self._number = self._streak = 0
-        self._deadline, self._looked_at = deadline_s(), time.monotonic()
-        self._selector = selectors.DefaultSelector()
+        self._inbox: queue.SimpleQueue[tuple[_Worker, Any]] = queue.SimpleQueue()
 
     def run(self, advanced: Callable[[Progress], None] = lambda progress: None) -> RunResult:
         """Do everything, or what a stop request leaves time for; ``advanced`` is called ten times a second."""
@@ -216,11 +175,9 @@ class Run:
                 self._start()
                 self._lease()
                 self._receive()
-                self._look()
                 advanced(self._results.progress)
         finally:
             late = self._shut_down()
-            self._selector.close()
             advanced(self._results.progress)
         if late is not None:
             raise late
@@ -266,38 +223,33 @@ class Run:
         return None if self._good is None else _Unit(jobs=dict([self._good]), probe=True)
 
     def _start(self) -> None:
-        """A worker for each free device, while there is work for it. A thread is started once only."""
+        """A worker for each free device, while there is work for it."""
         idle = sum(not worker.leases and not worker.ending for worker in self._workers)
         taken, now = [worker.slot for worker in self._workers], time.monotonic()
         free = [slot for slot in self._slots if slot not in taken and slot.rests_until <= now]
         for slot in free[: max(self._waiting() - idle, 0)]:
-            device, kept = slot.device, None
-            if not slot.started:
-                kept = self._warm.take(device) if self._processes else WorkerThread()
-            handle = kept or WorkerProcess(device.variables, lock=self._warm.lock_fd, again=slot.started)
-            shard = os.urandom(8).hex()
-            handle.open(replace(self._task, shard=shard, device=device.name))
-            watchdog = Watchdog(self._deadline, on_cpu=device.name == "cpu" or handle.is_thread)
-            worker = _Worker(slot=slot, handle=handle, shard=shard, watchdog=watchdog, fresh=kept is None)
+            worker = _Worker(slot=slot)
+            worker.handle = self._engine.start(slot.number, self._task, partial(self._post, worker))
+            worker.fresh = worker.handle.is_new
             self._workers.append(worker)
-            self._selector.register(handle.channel, selectors.EVENT_READ, worker)
-            slot.started = True
+
+    def _post(self, worker: _Worker, message: Any) -> None:
+        """Take a message, in any thread."""
+        self._inbox.put((worker, message))
 
     def _lease(self) -> None:
         """Units for workers that run low; the end for all if there is nothing that could come back."""
         workers = [worker for worker in self._workers if not worker.ending]
         for worker in workers:
             while (unit := self._next(worker)) is not None:
-                if self._task.bounded and isinstance(worker.handle, WorkerProcess):
-                    # A job that is tried alone gets all of the memory.
-                    worker.handle.limit(BASE_BYTES + (self._budget if unit.alone else self._task.host_memory or 0))
                 self._number += 1
                 worker.leases[self._number], unit.unmade = unit, len(unit.jobs)
-                worker.handle.work(self._number, unit.jobs, known=unit.known, probe=unit.probe)
+                work = Work(self._number, unit.jobs, known=unit.known, alone=unit.alone, probe=unit.probe)
+                worker.handle.send(work)
         if not self._waiting() and not any(worker.leases for worker in self._workers):
             for worker in workers:
                 worker.ending = True
-                worker.handle.stop()
+                worker.handle.send(Stop())
 
     def _next(self, worker: _Worker) -> _Unit | None:
         """The next unit for a worker; suspicious ones only if it has nothing else."""
@@ -314,50 +266,50 @@ class Run:
             return self._ahead.popleft()
         if not self._trials or leases:
             return None
-        unproven = self._trials[0].deaths and worker.succeeded <= self._trials[0].suspected
-        probe = self._known_good() if unproven else None
-        return probe or self._trials.popleft()
+        unproven = worker.succeeded <= self._trials[0].suspected < math.inf
+        return (self._known_good() if unproven else None) or self._trials.popleft()
 
     # -- listening
 
     def _receive(self) -> None:
-        for key, _ in self._selector.select(_TICK_S):
-            worker: _Worker = key.data
-            self._take(worker)
-            if worker.handle.channel.ended or worker.last:
-                self._ended(worker)
-        for worker in self._workers:
-            worker.handle.channel.flush()
+        """Take the messages that are there, or one that comes within a tick."""
+        for _ in range(max(self._inbox.qsize(), 1)):
+            try:
+                worker, message = self._inbox.get(timeout=_TICK_S)
+            except queue.Empty:
+                return
+            if isinstance(message, Ended):
+                self._ended(worker, message)
+            else:
+                self._take(worker, message)
 
-    def _take(self, worker: _Worker) -> None:
-        """Take the messages of a worker."""
-        for message in worker.handle.channel.arrived():
-            if message["kind"] == "committed":
+    def _take(self, worker: _Worker, message: Any) -> None:
+        match message:
+            case Committed():
                 self._committed(worker, message)
-            elif message["kind"] == "made":
-                unit = worker.leases.get(message["unit"])
+            case Encoded():
+                unit = worker.leases.get(message.unit)
                 worker.fresh = worker.fresh and unit is not None and unit.probe
                 if unit is not None:
                     unit.unmade = 0
                     if unit.probe:
-                        del worker.leases[message["unit"]]
+                        del worker.leases[message.unit]
                         self._succeeded(worker)
-            elif message["kind"] == "warning":
-                self._warn(message["text"] + self._on(worker))
-            else:
-                self._results.reported(message)
-                worker.opened = worker.opened or message["kind"] == "opened"
-                worker.last = message if message["kind"] == "ended" else worker.last
+            case Warned():
+                self._warn(message.text + self._on(worker))
+            case Opened():
+                worker.opened = True
+                self._results.opened(message)
 
-    def _committed(self, worker: _Worker, message: Form) -> None:
+    def _committed(self, worker: _Worker, message: Committed) -> None:
         """Take what a worker has settled."""
-        good = message["done"]
-        settled = worker.settle([*good, *(row[0] for row in message["failed"])])
-        worker.reported.append(bytes.fromhex(message["keys"]))
+        settled = worker.settle([*message.done, *(number for number, _ in message.failed)])
+        worker.reported.append(message.keys)
         self._results.committed(message, settled)
         if settled:
             self._streak = 0
-        if good and message["encoded"] and good[-1] in settled:
+        good = message.done
+        if good and message.encoded and good[-1] in settled:
             self._good = (good[-1], settled[good[-1]])
             self._succeeded(worker)
 
@@ -365,61 +317,61 @@ class Run:
         self._streak = worker.slot.deaths = 0
         worker.succeeded = time.monotonic()
 
-    def _look(self) -> None:
-        """Kill workers that do not move."""
-        now = time.monotonic()
-        elapsed, self._looked_at = now - self._looked_at, now
-        for worker in self._workers:
-            board = worker.handle.board
-            worker.stuck = worker.stuck or worker.watchdog.stuck(board.beats, board.steps(), elapsed)
-            if worker.stuck:
-                worker.handle.kill()
-
     # -- workers that end
 
-    def _ended(self, worker: _Worker) -> None:
+    def _ended(self, worker: _Worker, end: Ended) -> None:
         """A worker has ended: in order, with an error, or by a signal."""
-        begun = {item: step.stage for step in worker.handle.board.steps() for item in step.items}
-        cause, error = self._disconnect(worker), worker.error
-        if worker.last and error is None and not worker.leases:
+        self._workers.remove(worker)
+        self._results.ended(end)
+        if not end.died and not worker.leases:
             return
-        known = self._recovered(worker)
+        known, begun, cause = self._recovered(worker, end), end.begun, end.how
         self._results.progress.restarts += 1
-        match error:
+        match end.error:
             case DeviceMemoryError():
-                raise error
+                raise end.error
             case DeviceError() if any(one.opened for one in (worker, *self._workers)):
-                cause, begun = f"lost its device ({': '.join(filter(None, (error.what, error.why)))})", {}
+                cause = f"lost its device ({', '.join(filter(None, (end.error.what, end.error.why)))})"
+                begun = {}
             case MemoryError():
+                end = end._replace(out_of_memory=True)
                 cause = "ran out of memory (MemoryError)"
             case BaseException():
-                raise error
-        self._died(worker, begun, known, cause=worker.stuck or cause)
+                raise end.error
+        self._died(worker, end._replace(begun=begun, how=cause), known)
 
-    def _died(self, worker: _Worker, begun: Mapping[int, int], known: bytes, *, cause: str) -> None:
+    def _recovered(self, worker: _Worker, end: Ended) -> bytes:
+        """Take the item keys that a dead worker committed and did not report; gives its last ones."""
+        reported = b"".join(worker.reported)
+        known = set(key_list(reported))
+        new = [key for key in key_list(end.keys) if key not in known]
+        self._results.take_keys(b"".join(new), len(new))
+        return reported[-_RECENT_KEYS * KEY_BYTES :] + b"".join(new)
+
+    def _died(self, worker: _Worker, end: Ended, known: bytes) -> None:
         """Give out the jobs of a dead worker again; those that it was in the middle of each alone."""
         self._streak += 1
         worker.slot.rest()
         if self._streak >= _MOST_DEATHS:
-            raise worker.error if isinstance(worker.error, DeviceError) else self._dead(worker, cause)
+            raise end.error if isinstance(end.error, DeviceError) else self._dead(worker, end)
         for unit in worker.leases.values():
             if unit.probe:
                 continue
-            rest = {number: job for number, job in unit.jobs.items() if number not in begun}
+            rest = {number: job for number, job in unit.jobs.items() if number not in end.begun}
             if rest:
                 (self._trials if unit.alone else self._ahead).appendleft(replace(unit, jobs=rest, known=known))
-            for number in [one for one in unit.jobs if one in begun]:
-                one = replace(unit, jobs={number: unit.jobs[number]}, known=known, alone=True)
-                if unit.alone and worker.fresh and unit.deaths and worker.succeeded > unit.suspected:
-                    self._quarantine(unit.jobs[number], cause, encoding=begun[number] == ENCODING)
+            for number in [number for number in unit.jobs if number in end.begun]:
+                suspect = replace(unit, jobs={number: unit.jobs[number]}, known=known, alone=True)
+                if unit.alone and worker.fresh and worker.succeeded > unit.suspected:
+                    self._quarantine(unit.jobs[number], end, encoding=end.begun[number] == ENCODING)
                     continue
-                if unit.alone and worker.fresh and not unit.deaths:
-                    one = replace(one, deaths=1, suspected=time.monotonic())
-                self._trials.append(one)
+                if unit.alone and worker.fresh:
+                    suspect.suspected = min(unit.suspected, time.monotonic())
+                self._trials.append(suspect)
         if worker.leases and not worker.alone:
-            self._warn(f"a worker process {cause}{self._on(worker)}; its samples are given out again")
+            self._warn(f"a worker process {end.how}{self._on(worker)}; its samples are given out again")
 
-    def _dead(self, worker: _Worker, cause: str) -> WorkerError:
+    def _dead(self, worker: _Worker, end: Ended) -> WorkerError:
         """The error of too many deaths in a row."""
         names = [job.name for unit in worker.leases.values() if unit.alone for job in unit.jobs.values()]
         why, fix = "so no sample is to blame", ""
@@ -428,17 +380,17 @@ class Run:
             fix = f"remove {names[0]}, or add samples and build again"
         return WorkerError(
             "worker processes keep dying",
-            where=worker.slot.device.label,
-            why=f"the last one {cause}; {_MOST_DEATHS} died in a row, {why}",
+            where=worker.slot.label,
+            why=f"the last one {end.how}; {_MOST_DEATHS} died in a row, {why}",
             fix=fix,
         )
 
-    def _quarantine(self, job: Job, cause: str, *, encoding: bool) -> None:
-        """Reject a job that ends its workers; ``cause`` says how, with their last line on stderr."""
-        detail = f"a worker process {cause} whenever it {'encoded' if encoding else 'prepared'} this sample"
+    def _quarantine(self, job: Job, end: Ended, *, encoding: bool) -> None:
+        """Reject a job that ends its workers; the detail has their last line on stderr."""
+        detail = f"a worker process {end.how} whenever it {'encoded' if encoding else 'prepared'} this sample"
         why = reason(self._kind, "encode" if encoding else "prepare")
         failure = Failure(reason=why, detail=detail, content=job.content)
-        self._results.fail(job, self._too_large(job, cause) if NO_MEMORY.search(cause) else failure)
+        self._results.fail(job, self._too_large(job, end.how) if end.out_of_memory else failure)
 
     def _too_large(self, job: Job, cause: str = "") -> Failure:
         needed = job.cost * self._kind.work.cost_bytes
@@ -450,63 +402,34 @@ class Run:
             content=job.content,
         )
 
-    def _recovered(self, worker: _Worker) -> bytes:
-        """Seal a dead worker's shard; gives the item keys that it committed last, reported or not."""
-        from latentcache.store.garbage import recover_shard
-
-        folder = self._paths.shards / f"{worker.shard}{OPEN_SUFFIX}"
-        if folder.exists():
-            recover_shard(self._paths, folder)
-        reported = b"".join(worker.reported)
-        known, found = set(split_keys(reported)), list[bytes]()
-        for one in self._paths.all_sealed():
-            if one.name.partition("-")[0] == worker.shard:
-                with reading(one):
-                    found += split_keys(np.asarray(load_index(one).keys()).tobytes())
-        new = [key for key in found if key not in known]
-        self._results.take_keys(b"".join(new), len(new))
-        return reported[-_RECENT_KEYS * KEY_BYTES :] + b"".join(new)
-
     # -- the end
 
     def _shut_down(self) -> LatentcacheError | None:
         """Have every worker commit its batches, or be killed; gives what went wrong but replaces no earlier error."""
         late: LatentcacheError | None = None
         for worker in self._workers:
-            worker.handle.stop()
-        began = time.monotonic()
-        while self._workers:
-            is_late = time.monotonic() - began >= self._stop.patience_s
-            if not is_late:
-                self._selector.select(_TICK_S)
-            for worker in list(self._workers):
-                if is_late:
+            worker.handle.send(Stop())
+        began, killed = time.monotonic(), math.inf
+        while self._workers and time.monotonic() < killed + _LAST_S:
+            if killed == math.inf and time.monotonic() - began >= self._stop.patience_s:
+                killed = time.monotonic()
+                for worker in self._workers:
                     worker.handle.kill()
-                worker.handle.channel.flush()
-                try:
-                    self._take(worker)
-                    late = worker.error if isinstance(worker.error, StoreError) else late
-                except LatentcacheError as error:
-                    late = error
-                if is_late or worker.handle.channel.ended or worker.last:
-                    self._disconnect(worker)
-                if is_late and not worker.handle.is_thread:  # a thread may still be writing
-                    with suppress(StoreError):  # the next build seals it
-                        self._recovered(worker)
+            try:
+                worker, message = self._inbox.get(timeout=_TICK_S)
+                if not isinstance(message, Ended):
+                    self._take(worker, message)
+                    continue
+                self._workers.remove(worker)
+                self._results.ended(message)
+                self._recovered(worker, message)
+                if isinstance(message.error, StoreError) and killed == math.inf:
+                    late = message.error
+            except queue.Empty:
+                continue
+            except LatentcacheError as error:
+                late = error
         return late
 
-    def _disconnect(self, worker: _Worker) -> str:
-        """Disconnect a worker; gives how it ended. One that can go on is kept for the next field."""
-        self._workers.remove(worker)
-        handle = worker.handle
-        self._selector.unregister(handle.channel)
-        if not isinstance(handle, WorkerThread) and worker.last:
-            if worker.error is None and not worker.leases and not self._task.bounded:
-                self._warm.keep(worker.slot.device, handle)
-                return ""
-            handle.kill()
-        handle.channel.close()
-        return handle.ended()
-
     def _on(self, worker: _Worker) -> str:
-        return f" on {worker.slot.device.label}" if len(self._slots) > 1 else ""
+        return f" on {worker.slot.label}" if len(self._slots) > 1 else ""

@@ -1,32 +1,20 @@
 """Find workers that hang or were stopped, and the jobs that an ended worker had begun.
 
-A worker writes each step (stage and jobs) to an activity board before it begins: 2 us, no system call. The board is
-memory shared with the build, and it outlives the worker. The watchdog decides by progress, not by clocks. A look
-counts for one second at most, so a build that was itself stopped or asleep accuses no worker. Waiting for a disk or
-for memory is not a step and has no deadline.
+A worker reports each step (stage and jobs) before it begins. A report is in the system's hands once it is sent, so it
+outlives the worker. The watchdog decides by progress, not by clocks. A look counts for one second at most, so a build
+that was itself stopped or asleep accuses no worker. Waiting for a disk or for memory is not a step and has no
+deadline.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import IO, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from latentcache.errors import UsageError
 
-#: Stages, as numbers on the board.
+#: Stages of a step.
 IDLE, PREPARING, ENCODING, OPENING = range(4)
-#: Row of the encoding thread, and the first of the preparing threads.
-ENCODER, FIRST_PREPARER = 0, 1
-#: Jobs that a row has room for. Jobs beyond it would not be suspected.
-_ROOM = 1024
-_STEP, _STAGE, _COUNT, _ITEMS = 0, 1, 2, 3
-_WIDTH = _ITEMS + _ROOM
 
 #: Seconds without progress after which a worker is killed; a 100-megapixel PNG takes 8 s, loading a model minutes.
 DEADLINE_S = 120.0
@@ -37,103 +25,76 @@ _OPENING, _BATCH = 10, 8
 _MOST_S = 1.0
 
 
-class Activity(NamedTuple):
-    """One step that has begun and not ended."""
+class Step(NamedTuple):
+    """From a worker: a thread of it begins something, and its step before is over."""
 
-    row: int
-    step: int
-    """Goes up with every step of the row, so two looks show if it has moved."""
+    thread: int
+    """0 encodes, the others prepare."""
     stage: int
-    items: tuple[int, ...]
-    """Numbers of jobs."""
+    jobs: tuple[int, ...] = ()
+    """Their numbers."""
 
 
-class ActivityBoard:
-    """One row of numbers for each thread that takes steps, and a heartbeat."""
-
-    def __init__(self, num_preparers: int = 0, descriptor: int | None = None) -> None:
-        rows = 1 + FIRST_PREPARER + num_preparers
-        self._is_here = descriptor is None
-        if descriptor is None:
-            self._rows = np.zeros((rows, _WIDTH), dtype=np.int64)
-            return
-        size = 8 * rows * _WIDTH
-        if os.fstat(descriptor).st_size < size:
-            os.ftruncate(descriptor, size)
-        self._rows = np.frombuffer(mmap.mmap(descriptor, size), dtype=np.int64).reshape(rows, _WIDTH)
-
-    @contextmanager
-    def activity(self, row: int, stage: int, items: Sequence[int] = ()) -> Iterator[None]:
-        """Note the step of this thread while the block runs; after an error the note stays, to name its jobs."""
-        numbers = self._rows[1 + row]
-        count = min(len(items), _ROOM)
-        numbers[_ITEMS : _ITEMS + count] = items[:count]
-        numbers[_COUNT] = count
-        numbers[_STEP] += 1
-        numbers[_STAGE] = stage
-        yield
-        numbers[_STAGE] = IDLE
-
-    def beat(self) -> None:
-        """Show that the process is alive."""
-        self._rows[0, _STEP] += 1
-
-    @property
-    def beats(self) -> int:
-        """Number of heartbeats so far. A thread of this process is alive."""
-        if self._is_here:
-            self.beat()
-        return int(self._rows[0, _STEP])
-
-    def steps(self) -> list[Activity]:
-        """All steps that have begun and not ended."""
-        return [
-            Activity(row, int(own[_STEP]), int(own[_STAGE]), tuple(own[_ITEMS : _ITEMS + int(own[_COUNT])].tolist()))
-            for row, own in enumerate(self._rows[1:])
-            if own[_STAGE] != IDLE
-        ]
-
-
-def anonymous_file() -> IO[bytes]:
-    """A file in memory without a name, or on a disk if the system has no such files."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("latentcache-board", os.MFD_CLOEXEC), "r+b")
-    return tempfile.TemporaryFile()
+class Beat(NamedTuple):
+    """From a worker, twice a second: its process runs."""
 
 
 def deadline_s() -> float:
     """Seconds without progress: :data:`DEADLINE_S`, or the value of :data:`VARIABLE`."""
     text = os.environ.get(VARIABLE, "")
     try:
-        found = float(text) if text else DEADLINE_S
+        seconds = float(text) if text else DEADLINE_S
     except ValueError:
-        found = 0.0
-    if not found > 0:
+        seconds = 0.0
+    if not seconds > 0:
         raise UsageError(f"{VARIABLE}={text}: not a positive number of seconds", fix=f"unset {VARIABLE}")
-    return found
+    return seconds
 
 
 class Watchdog:
-    """Looks at one worker again and again; ``on_cpu`` a batch takes as long as its items together."""
+    """Looks at one worker again and again; ``on_cpu`` a batch takes as long as its items together.
+
+    One thread takes its reports, and another one looks.
+    """
 
     def __init__(self, deadline: float, *, on_cpu: bool) -> None:
         self._deadline, self._on_cpu = deadline, on_cpu
-        self._beats, self._silent = -1, 0.0
-        self._ages: dict[tuple[int, int], float] = {}
+        self._has_beaten, self._is_silent = False, False
+        self._silent_s = 0.0
+        self._steps: dict[int, tuple[Step, list[float]]] = {}
+        """By thread: its step, and the seconds since it began."""
 
-    def stuck(self, beats: int, steps: Sequence[Activity], elapsed: float) -> str:
+    def report(self, report: Step | Beat) -> None:
+        """Take what a worker reports."""
+        if isinstance(report, Beat):
+            self._has_beaten, self._is_silent = True, False
+        elif report.stage == IDLE:
+            self._steps.pop(report.thread, None)
+        else:
+            self._steps[report.thread] = (report, [0.0])
+
+    @property
+    def begun(self) -> dict[int, int]:
+        """Number -> stage of the jobs that are in work."""
+        return {job: step.stage for step, _ in list(self._steps.values()) for job in step.jobs}
+
+    def stuck(self, elapsed: float) -> str:
         """Return the reason to kill the worker, or an empty one. Call it more often than once a second."""
         elapsed = min(elapsed, _MOST_S)
-        self._silent = 0.0 if beats != self._beats else self._silent + elapsed
-        self._beats = beats
-        if self._silent > self._deadline * (1 if beats else _OPENING):  # before the first beat it is being started
-            return f"has shown no sign of life for {self._silent:.0f} s"
-        self._ages = {one[:2]: self._ages.get(one[:2], -elapsed) + elapsed for one in steps}
-        late = [self._ages[one[:2]] for one in steps if self._ages[one[:2]] > self._allowed(one)]
-        return f"has not moved for {late[0]:.0f} s" if late else ""
+        self._silent_s = self._silent_s + elapsed if self._is_silent else 0.0
+        self._is_silent = True
+        # Before the first beat it is being started.
+        if self._silent_s > self._deadline * (1 if self._has_beaten else _OPENING):
+            return f"has shown no sign of life for {self._silent_s:.0f} s"
+        late = ""
+        for step, age in list(self._steps.values()):
+            age[0] += elapsed
+            if age[0] > self._allowed(step):
+                late = f"has not moved for {age[0]:.0f} s"
+        return late
 
-    def _allowed(self, step: Activity) -> float:
+    def _allowed(self, step: Step) -> float:
         if step.stage == OPENING:
             return _OPENING * self._deadline
-        items = len(step.items)
-        return self._deadline * max(items if self._on_cpu or step.stage == PREPARING else 1 + items / _BATCH, 1)
+        count = len(step.jobs)
+        return self._deadline * max(count if self._on_cpu or step.stage == PREPARING else 1 + count / _BATCH, 1)

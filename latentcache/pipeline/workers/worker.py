@@ -1,4 +1,4 @@
-"""One worker: reads, encodes and commits the units it is given. Its messages are described in ``process``."""
+"""One worker: reads, encodes and commits the units it is given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from latentcache.failpoint import failpoint
-from latentcache.fields.protocol import Failure, Group, Job, Made, Producer, ProducerContext, Read
+from latentcache.fields.protocol import Failure, Job, Made, Producer, ProducerContext, Read
 from latentcache.fields.registry import field_kinds, load
 from latentcache.pipeline.workers.batching import (
     Batches,
@@ -31,19 +31,20 @@ from latentcache.pipeline.workers.batching import (
     cut,
     num_bytes,
 )
+from latentcache.pipeline.workers.engine import Encoded, Opened, Post, Task, Warned, Work, key_list
 from latentcache.pipeline.workers.memory import ByteBudget
-from latentcache.pipeline.workers.transport import Channel, split_keys
-from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
+from latentcache.pipeline.workers.watchdog import ENCODING, IDLE, OPENING, PREPARING, Step
 from latentcache.pipeline.workers.writer import WriterThread
 from latentcache.store.catalog import open_lookup
 from latentcache.store.entry import Item, NewEntry, pack_items
 from latentcache.store.paths import CachePaths
-from latentcache.value import Value
 
 #: Seconds after which the loop looks if it was asked to stop.
 _TICK_S = 0.05
 #: Seconds that the end of a worker waits for jobs that are being prepared; the threads end with the process anyway.
 _JOIN_S = 3.0
+#: The thread that encodes; those behind it prepare.
+_ENCODER = 0
 #: How much preparing threads give way to the thread that encodes, which has no substitute. On two cores beside an
 #: encoder of one thread: 0.89 of the encoder's own rate instead of 0.79 (medians of five rounds, better in four).
 _NICER = 10
@@ -52,46 +53,14 @@ Outcome = Read | Failure | BaseException
 """Result of preparing a job."""
 
 
-class Task(Value):
-    """One field's run: what is made, of what, and where it goes."""
-
-    field: str
-    """Name of the kind."""
-    recipe: Mapping[str, Any]
-    """``FieldRecipe.as_json()``."""
-    producer: Mapping[str, Any]
-    """``Described.producer``."""
-    groups: tuple[Group, ...]
-    root: str
-    """DATA, absolute."""
-    cache: str
-    """CACHE, absolute."""
-    lookup: str = ""
-    """Folder of ``Catalog.save_lookup``; empty: nothing is committed."""
-    needs_torch: bool = False
-    device: str = "auto"
-    workers: int | None = None
-    """Processes of a CPU kind; 0: a thread of the build; None: by the cost of the work."""
-    batch_size: int | None = None
-    decode_threads: int | None = None
-    host_memory: int | None = None
-    commit_every: int | None = None
-    stream: bool = False
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """``ProducerContext.options``."""
-    shard: str = ""
-    """Name of the shard to write, without suffix. Set for one worker, as are its device, threads and memory."""
-    bounded: bool = False
-    """True if one worker has limited memory: a job that does not fit ends it and is retried with more."""
-    cost: int = 0
-    """Cost of one worker's part of the work."""
-
-
 class WorkerLoop:
-    """A worker at work: a loop that encodes, preparing threads, a writer thread."""
+    """A worker at work: a loop that encodes, preparing threads, a writer thread. Each of them may ``post`` a message.
 
-    def __init__(self, task: Task, channel: Channel, board: ActivityBoard) -> None:
-        self.task, self.channel, self.board = task, channel, board
+    Messages are those of ``engine``, and :class:`Step` before each step.
+    """
+
+    def __init__(self, task: Task, post: Post) -> None:
+        self.task, self.post = task, post
         self.kind = field_kinds()[task.field]
         self.recipe = self.kind.recipe_from_json(task.recipe)
         self.lookup = open_lookup(Path(task.lookup)) if task.lookup else None
@@ -116,7 +85,7 @@ class WorkerLoop:
         threads: list[threading.Thread] = []
         producer: Producer | None = None
         try:
-            with self.board.activity(ENCODER, OPENING):
+            with self._step(_ENCODER, OPENING):
                 context = ProducerContext(
                     root=self.task.root,
                     device=self.task.device,
@@ -129,7 +98,7 @@ class WorkerLoop:
                 producer = load(self.kind.producer)(self.task.producer, self.recipe, context)
                 self.batches.producer = producer
             for number in range(self.task.decode_threads or 1):
-                arguments = (producer, FIRST_PREPARER + number)
+                arguments = (producer, _ENCODER + 1 + number)
                 threads.append(threading.Thread(target=self._prepare_all, args=arguments, daemon=True))
                 threads[-1].start()
             self._loop()
@@ -140,11 +109,11 @@ class WorkerLoop:
 
     # -- called by other threads
 
-    def feed(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
-        """Take a unit, and the keys of it that are committed; preparing begins whatever the loop is doing."""
-        self.jobs.committed.update(split_keys(known))
-        unit = Unit(number, len(jobs), probe=probe)
-        tracked = [TrackedJob(index, job, unit) for index, job in jobs.items()]
+    def feed(self, work: Work) -> None:
+        """Take a unit; preparing begins whatever the loop is doing."""
+        self.jobs.committed.update(key_list(work.known))
+        unit = Unit(work.unit, len(work.jobs), probe=work.probe)
+        tracked = [TrackedJob(index, job, unit) for index, job in work.jobs.items()]
         self._inbox.put(unit)
         hashed = [one for one in tracked if one.job.content]
         self.jobs.look_up(hashed, [one.job.content for one in hashed])
@@ -164,20 +133,17 @@ class WorkerLoop:
         """Commit what is finished and write nothing more; for a worker in a thread that hangs."""
         self.stopping.set()
         self.budget.close()
-        try:
-            self.writer.finish()
-        finally:
-            self.channel.close()
+        self.writer.finish()
 
     # -- the loop
 
     def _open(self) -> None:
         """Before the first item that has to be encoded."""
         if not self._opened:
-            with self.board.activity(ENCODER, OPENING):
+            with self._step(_ENCODER, OPENING):
                 self.batches.producer.open()
             self._opened = True
-            self.channel.send("opened", noise=self.batches.producer.noise)
+            self.post(Opened(dict(self.batches.producer.noise)))
 
     def _loop(self) -> None:
         while not self.stopping.is_set():
@@ -303,8 +269,15 @@ class WorkerLoop:
     def _encoding(self, jobs: Sequence[TrackedJob] = ()) -> Iterator[None]:
         """If the process ends in the block, one of these jobs may be the cause, or of those on the device."""
         every = [*(item.owner for item in self.batches.in_flight), *jobs]
-        with self.board.activity(ENCODER, ENCODING, [one.index for one in every]), self._clock("encode"):
+        with self._step(_ENCODER, ENCODING, *(one.index for one in every)), self._clock("encode"):
             yield
+
+    @contextmanager
+    def _step(self, thread: int, stage: int, *jobs: int) -> Iterator[None]:
+        """Report the step of this thread while the block runs; after an error it stays, to name its jobs."""
+        self.post(Step(thread, stage, jobs))
+        yield
+        self.post(Step(thread, IDLE))
 
     # -- results
 
@@ -341,7 +314,7 @@ class WorkerLoop:
             self._write(entries, settled)
         for number in {one.unit.number for one in jobs if not one.unit.unmade}:
             del self._units[number]
-            self.channel.send("made", unit=number)
+            self.post(Encoded(number))
 
     def _packed(self, unit: Unit) -> list[NewEntry]:
         """The items of a unit that wait, in the order of the plan."""
@@ -355,11 +328,11 @@ class WorkerLoop:
 
     def _committed(self, entries: Sequence[NewEntry], jobs: Sequence[TrackedJob]) -> None:
         """Report a durable commit and the jobs that it settles; called by the writer thread."""
-        reported = self.jobs.report([key for entry in entries for key in entry.item_keys], jobs)
-        self.channel.send("committed", bytes=sum(len(entry.value) for entry in entries), **reported)
+        keys = [key for entry in entries for key in entry.item_keys]
+        self.post(self.jobs.report(keys, jobs, sum(len(entry.value) for entry in entries)))
 
     def _warn(self, message: str) -> None:
-        self.channel.send("warning", text=message)
+        self.post(Warned(message))
 
     # -- preparing
 
@@ -368,7 +341,7 @@ class WorkerLoop:
         tracked = self._preparing.get(id(job))
         return job.outputs if tracked is None else tuple(self.jobs.missing(tracked, content))
 
-    def _prepare_all(self, producer: Producer, row: int) -> None:
+    def _prepare_all(self, producer: Producer, number: int) -> None:
         """One preparing thread; ends at its first error, which the loop raises."""
         if sys.platform == "linux":
             os.nice(_NICER)  # of this thread alone
@@ -378,7 +351,7 @@ class WorkerLoop:
             thread_setup()
         while (tracked := self._to_prepare.get()) is not None and not self.stopping.is_set():
             try:
-                outcome: Outcome | None = self._prepare(producer, tracked, row)
+                outcome: Outcome | None = self._prepare(producer, tracked, number)
             except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
                 outcome = error
             if outcome is not None:
@@ -386,12 +359,12 @@ class WorkerLoop:
             if outcome is None or isinstance(outcome, BaseException):
                 return
 
-    def _prepare(self, producer: Producer, tracked: TrackedJob, row: int) -> Read | Failure | None:
+    def _prepare(self, producer: Producer, tracked: TrackedJob, thread: int) -> Read | Failure | None:
         """Prepare a job while holding the bytes it needs; None if the worker is ending."""
         needed = producer.host_bytes(tracked.job) or self.kind.work.cost_bytes * tracked.job.cost
         if not self.budget.acquire(needed):
             return None
-        with self.board.activity(row, PREPARING, [tracked.index]):
+        with self._step(thread, PREPARING, tracked.index):
             self._preparing[id(tracked.job)] = tracked
             failpoint("decoding")
             outcome = attempt(lambda: producer.prepare(tracked.job), self.kind, bounded=self.task.bounded)

@@ -14,10 +14,10 @@ from latentcache.fields.protocol import Job, Output
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.workers import watchdog
-from latentcache.pipeline.workers.process import WarmWorker
+from latentcache.pipeline.workers.engine import Task
+from latentcache.pipeline.workers.local import LocalEngine
 from latentcache.pipeline.workers.results import RunResult
 from latentcache.pipeline.workers.scheduler import Run
-from latentcache.pipeline.workers.worker import Task
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
 
@@ -75,10 +75,10 @@ class Toy:
     def run(self, texts: list[str] | list[Job], **changes: Any) -> RunResult:
         jobs = self.jobs(texts) if texts and isinstance(texts[0], str) else list(texts)
         advanced = changes.pop("progress", lambda progress: None)
-        given = {name: changes.pop(name) for name in ("events", "warm", "good") if name in changes}
+        given = {name: changes.pop(name) for name in ("events", "engine", "good") if name in changes}
         given |= {"total": len(jobs), "total_cost": sum(job.cost for job in jobs), "warn": self.warnings.append}
-        with WarmWorker() as warm:
-            return Run(self.task(**changes), iter(jobs), stop=self.stop, **{"warm": warm, **given}).run(advanced)
+        with LocalEngine() as engine:
+            return Run(self.task(**changes), iter(jobs), stop=self.stop, **{"engine": engine, **given}).run(advanced)
 
     def times(self, stage: str, word: str) -> int:
         path = self.folder / "marks" / f"{stage}-{word}"

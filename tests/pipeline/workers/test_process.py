@@ -1,43 +1,46 @@
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from latentcache.errors import EncoderError, WorkerError
-from latentcache.pipeline.devices import devices_for
+from latentcache.pipeline.devices import Device
 from latentcache.pipeline.workers import watchdog
-from latentcache.pipeline.workers.process import WarmWorker, WorkerProcess, import_path
+from latentcache.pipeline.workers.local import LocalEngine, WorkerProcess, import_path
 
+CPU = Device(label="cpu", name="cpu")
 ANSWER = "tests.pipeline.workers.toy_kinds:answer"
 
 
 def test_one_process_answers_all_requests(squares):
-    with WarmWorker("cpu*2") as warm:
-        assert warm.ask(ANSWER, number=1)["number"] == 2
+    with LocalEngine("cpu*2") as engine:
+        assert engine.ask(ANSWER, number=1)["number"] == 2
         with pytest.raises(EncoderError, match="a negative number") as caught:
-            warm.ask(ANSWER, number=-1)
+            engine.ask(ANSWER, number=-1)
         assert caught.value.fix == "give another one"
-        (_, process), *_ = warm._waiting
-        assert warm.ask(ANSWER, number=2)["number"] == 3
-        assert squares.run(["a", "b"], device="cpu*2", warm=warm).encoded == 4
-        assert process in [kept for _, kept in warm._waiting]
+        process, *_ = engine._waiting
+        assert engine.ask(ANSWER, number=2)["number"] == 3
+        assert squares.run(["a", "b"], device="cpu*2", engine=engine).encoded == 4
+        assert process in engine._waiting
 
 
 def test_a_worker_is_kept_for_the_next_field(squares):
     def pids():
-        return [process.pid for _, process in warm._waiting]
+        return [process.pid for process in engine._waiting]
 
-    with WarmWorker("cpu") as warm:
-        squares.run(["a", "b"], warm=warm)
+    with LocalEngine("cpu") as engine:
+        squares.run(["a", "b"], engine=engine)
         first = pids()
-        assert squares.run(["c", "d"], warm=warm).encoded == 4
+        assert squares.run(["c", "d"], engine=engine).encoded == 4
         assert pids() == first
-        assert squares.run(["e", "f once-encode"], warm=warm).progress.restarts == 1
+        assert squares.run(["e", "f once-encode"], engine=engine).progress.restarts == 1
         second = pids()
     assert len(first) == len(second) == 1
     assert first != second, "a worker that died is replaced, and its successor kept"
@@ -45,9 +48,9 @@ def test_a_worker_is_kept_for_the_next_field(squares):
 
 
 def test_a_crashing_sample_is_quarantined_by_fresh_workers(squares):
-    with WarmWorker("cpu") as warm:
-        squares.run(["a", "b"], warm=warm)
-        result = squares.run(["c", "bad crash-encode"], warm=warm)
+    with LocalEngine("cpu") as engine:
+        squares.run(["a", "b"], engine=engine)
+        result = squares.run(["c", "bad crash-encode"], engine=engine)
     assert [(sample, failure.reason) for sample, failure in result.failed] == [(1, "encoder-crash")]
     assert squares.times("encode", "bad") >= 3, "once on a used worker, twice alone on fresh ones"
 
@@ -58,10 +61,10 @@ def test_a_waiting_worker_ends_when_the_build_is_killed(squares, held):
     script = (
         "import os, time; from pathlib import Path; from tests.pipeline.workers.conftest import Toy, TOYS\n"
         "from latentcache.fields import registry; registry.register(TOYS)\n"
-        "from latentcache.pipeline.workers.process import WarmWorker\n"
-        "warm = WarmWorker('cpu')\n"
-        f"Toy('squares', Path({str(squares.folder)!r})).run(['a'], warm=warm)\n"
-        "print(*[process.pid for _, process in warm._waiting], flush=True)\n"
+        "from latentcache.pipeline.workers.local import LocalEngine\n"
+        "engine = LocalEngine('cpu')\n"
+        f"Toy('squares', Path({str(squares.folder)!r})).run(['a'], engine=engine)\n"
+        "print(*[process.pid for process in engine._waiting], flush=True)\n"
         f"{held} and os.fork() == 0 and (time.sleep(12), os._exit(0))\n"
         "os.kill(os.getpid(), 9)\n"
     )
@@ -77,8 +80,8 @@ def test_a_waiting_worker_ends_when_the_build_is_killed(squares, held):
 
 
 def test_a_process_that_dies_during_a_request_is_an_error():
-    with WarmWorker("cpu") as warm, pytest.raises(WorkerError, match="cannot be started") as caught:
-        warm.ask(ANSWER, number=100)
+    with LocalEngine("cpu") as engine, pytest.raises(WorkerError, match="ended before it answered") as caught:
+        engine.ask(ANSWER, number=100)
     assert "SIGKILL" in caught.value.why
 
 
@@ -89,8 +92,8 @@ def test_a_module_in_the_working_directory_is_not_imported(tmp_path, monkeypatch
     tests = str(Path.cwd())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path, tests])
-    with WarmWorker("cpu") as warm:
-        assert warm.ask("own:answer") == 7
+    with LocalEngine("cpu") as engine:
+        assert engine.ask("own:answer") == 7
 
 
 def test_a_folder_of_pythonpath_keeps_its_place(tmp_path, monkeypatch):
@@ -104,40 +107,39 @@ def test_a_folder_of_pythonpath_keeps_its_place(tmp_path, monkeypatch):
 
 def test_a_worker_that_prints_a_lot_neither_blocks_nor_fills_memory_or_disk(squares):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with WarmWorker("cpu") as warm:
-        assert squares.run(["a", "b print-encode"], warm=warm).encoded == 4
-        assert len(warm._waiting[0][1]._printed) < 10_000
-        assert squares.run(["c print-prepare", "d crash-encode"], warm=warm).failed
+    with LocalEngine("cpu") as engine:
+        assert squares.run(["a", "b print-encode"], engine=engine).encoded == 4
+        assert len(engine._waiting[0]._printed) < 10_000
+        assert squares.run(["c print-prepare", "d crash-encode"], engine=engine).failed
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
 
 
 @pytest.mark.parametrize(("number", "words"), [(60, "has not moved"), (61, "no sign of life")])
 def test_a_question_has_a_deadline(number, words, monkeypatch):
-    monkeypatch.setenv(watchdog.VARIABLE, "0.3")
-    with WarmWorker("cpu") as warm:
-        assert warm.ask(ANSWER, number=1)["number"] == 2
-        pid = warm._waiting[0][1].pid
-        with pytest.raises(WorkerError, match="does not answer") as caught:
-            warm.ask(ANSWER, number=number)
+    monkeypatch.setenv(watchdog.VARIABLE, "0.7")
+    with LocalEngine("cpu") as engine:
+        assert engine.ask(ANSWER, number=1)["number"] == 2
+        pid = engine._waiting[0].pid
+        with pytest.raises(WorkerError, match="ended before it answered") as caught:
+            engine.ask(ANSWER, number=number)
         assert words in caught.value.why
         assert not Path(f"/proc/{pid}").exists()
-        assert warm.ask(ANSWER, number=1)["number"] == 2
+        assert engine.ask(ANSWER, number=2)["number"] == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_workers_ignore_group_signals(number):
-    with WarmWorker("cpu") as warm:
-        assert warm.ask(ANSWER, number=1)["number"] == 2
-        os.kill(warm._waiting[0][1].pid, number)
-        assert warm.ask(ANSWER, number=1)["number"] == 2
+    with LocalEngine("cpu") as engine:
+        assert engine.ask(ANSWER, number=1)["number"] == 2
+        os.kill(engine._waiting[0].pid, number)
+        assert engine.ask(ANSWER, number=2)["number"] == 3
 
 
 def test_exit_codes_are_reported():
-    process = WorkerProcess(devices_for("cpu", needs_torch=False)[0].variables)
+    process = WorkerProcess(CPU)
     process.kill()
-    assert process.ended() == "was ended by SIGKILL"
-    process.channel.close()
-    process = WorkerProcess({"PYTHONHOME": "/nowhere"})
-    words = process.ended()
-    process.channel.close()
-    assert "Python" in words or "encodings" in words or "Abort" in words
+    process.join()
+    assert process.end.how == "was ended by SIGKILL"
+    process = WorkerProcess(replace(CPU, variables={"PYTHONHOME": "/nowhere"}))
+    process.join()
+    assert re.search("Python|encodings|Abort", process.end.how)

@@ -11,10 +11,10 @@ import pytest
 from latentcache import failpoint
 from latentcache.errors import DeviceError, DiskFullError, EncoderError, WorkerError
 from latentcache.identity.content import content_hash
+from latentcache.pipeline.workers.local import LocalEngine, worker_count
 from latentcache.pipeline.workers.memory import BASE_BYTES
-from latentcache.pipeline.workers.process import WarmWorker, WorkerProcess
 from latentcache.pipeline.workers.results import EventLog
-from latentcache.pipeline.workers.scheduler import Run, worker_count
+from latentcache.pipeline.workers.scheduler import Run
 from latentcache.store.catalog import load_catalog
 from latentcache.store.index import load_index
 
@@ -78,8 +78,8 @@ def test_failures_keep_their_content_hash(toy):
 
 def test_the_limit_of_workers_follows_that_of_the_container(words, monkeypatch):
     """Inputs get a quarter of the container's memory, divided among workers."""
-    limits, limit = [], WorkerProcess.limit
-    monkeypatch.setattr(WorkerProcess, "limit", lambda self, size: (limits.append(size), limit(self, size)))
+    limits = []
+    monkeypatch.setattr("latentcache.pipeline.workers.local.limit_memory", lambda pid, size: limits.append(size))
     monkeypatch.setattr("latentcache.pipeline.workers.memory.host_memory", lambda: 2 << 30)
     assert words.run(TEXTS, workers=2).failed == []
     assert set(limits) == {BASE_BYTES + (2 << 30) // 4 // 2}
@@ -251,8 +251,8 @@ def test_jobs_start_when_memory_is_free(words):
             assert len(taken) < 400
             words.stop.request()
 
-    with WarmWorker() as warm:
-        run = Run(words.task(batch_size=4), jobs(), total=400, total_cost=4000, stop=words.stop, warm=warm)
+    with LocalEngine() as engine:
+        run = Run(words.task(batch_size=4), jobs(), total=400, total_cost=4000, stop=words.stop, engine=engine)
         run.run(progress)
     assert words.stop.requested
 
