@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli import console, flags
+from latentcache.cli import flags
 from latentcache.cli.console import Result, finding_lines, findings
 from latentcache.cli.flags import argument
 from latentcache.cli.progress import BuildProgress, about, shared_entries
@@ -17,7 +16,6 @@ from latentcache.errors import StrictError, count_of
 from latentcache.report.units import human_bytes
 
 if TYPE_CHECKING:
-    from latentcache.errors import InterruptedBuildError
     from latentcache.pipeline.report import BuildReport, FieldDone
 
 HELP = """Create or update the cache for DATA; only new or changed inputs are encoded.
@@ -44,14 +42,10 @@ def build(
     from latentcache.pipeline.build import build_cache
     from latentcache.pipeline.settings import BuildSettings
 
-    def leave_at_once(error: InterruptedBuildError) -> None:  # a second signal
-        console.last_words("build", error, as_json=as_json)
-        os._exit(error.exit_code)
-
     settings = BuildSettings(data=data, out=out_folder, source=source, **run, **requested.build)
     try:
         with closing(BuildProgress(quiet=quiet)) as display:
-            return summary(build_cache(settings, observer=display, on_second_signal=leave_at_once))
+            return summary(build_cache(settings, observer=display))
     except StrictError as error:
         found = findings((), error.notes)
         return Result({"items": [one.as_json() for one in found]}, finding_lines(found), error=error)

@@ -93,15 +93,6 @@ def emit(command: str, result: Result) -> None:
     flush()
 
 
-def last_words(command: str, error: LatentcacheError, *, as_json: bool) -> None:
-    """Report an error from a signal handler that ends the process, without Python's streams."""
-    ignore_signals()
-    message = "".join(f"{line}\n" for line in error_lines(error))
-    for descriptor, text in ((2, message), (1, Result(error=error).as_text(command) if as_json else "")):
-        with contextlib.suppress(OSError):
-            os.write(descriptor, text.encode("ascii", "backslashreplace"))
-
-
 # errors
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.errors import CacheFormatError, InterruptedBuildError, UsageError
+from latentcache.errors import CacheFormatError, UsageError
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import DescribeContext, Described, FieldKind, join_noise
 from latentcache.fields.registry import field_kinds, load
@@ -414,7 +414,6 @@ def build_cache(
     settings: BuildSettings,
     *,
     observer: Observer | None = None,
-    on_second_signal: Callable[[InterruptedBuildError], None] | None = None,
 ) -> BuildReport:
     """Create or update the cache for DATA; only new or changed inputs are encoded.
 
@@ -422,7 +421,6 @@ def build_cache(
         settings: The data, the fields and the options of the build.
         observer: An object with the methods ``planned(plan)``, ``advanced(progress)`` and ``warned(message)``.
             ``plan.to_make`` items are left to encode; ``progress`` has ``field``, ``done`` and ``total``.
-        on_second_signal: Called at a second signal; the command leaves the process there. Without it the call raises.
 
     Raises:
         UsageError: Invalid settings, or an output folder inside the data.
@@ -434,7 +432,7 @@ def build_cache(
         WorkerError: Worker processes keep dying, and no input causes it.
         InterruptedBuildError: SIGINT or SIGTERM; acknowledged work is committed.
     """
-    with rare_gc(), StopSignal(on_second_signal) as stop:
+    with rare_gc(), StopSignal() as stop:
         paths = CachePaths(settings.cache)
         return _Build(settings=settings, observer=observer or Silent(), stop=stop, paths=paths).run()
 

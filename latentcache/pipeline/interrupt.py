@@ -1,15 +1,14 @@
 """SIGINT and SIGTERM: the first signal ends a build in order, a second one ends it without waiting.
 
-Guarantee: acknowledged work is committed either way. This module never ends the process: a command that ends at the
-second signal passes a function for that. While a build is planning, nothing is open, and the first signal raises at
-once.
+Guarantee: acknowledged work is committed either way. While a build is planning, nothing is open, and the first signal
+raises at once.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
@@ -24,8 +23,7 @@ PATIENCE_S = 5.0
 class StopSignal:
     """Context manager that turns both signals into a flag. Outside the main thread only :meth:`request` sets it."""
 
-    def __init__(self, on_second_signal: Callable[[InterruptedBuildError], None] | None = None) -> None:
-        self._on_second_signal = on_second_signal
+    def __init__(self) -> None:
         self.number = 0
         self.patience_s = PATIENCE_S
         """Seconds that running batches may take; none after a second signal."""
@@ -74,9 +72,6 @@ class StopSignal:
         )
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        again = self.requested
         self.request(number)
-        if again and self.orderly and self._on_second_signal is not None:
-            self._on_second_signal(self.error())
         if not self.orderly:
             raise self.error()
