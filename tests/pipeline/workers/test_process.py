@@ -26,6 +26,7 @@ def test_one_process_answers_all_requests(squares):
             engine.ask(ANSWER, number=-1)
         assert caught.value.fix == "give another one"
         process, *_ = engine._waiting
+        assert engine.ask(ANSWER, number=1) is engine.ask(ANSWER, number=1), "asked once"
         assert engine.ask(ANSWER, number=2)["number"] == 3
         assert squares.run(["a", "b"], device="cpu*2", engine=engine).encoded == 4
         assert process in engine._waiting
