@@ -34,6 +34,7 @@ class RecordReader:
     stat: StatMemo | None = None
     content: bytes = b""
     _form: RecordFormat | None = None
+    _has_objects: bool = False
 
     def __iter__(self) -> Iterator[Record]:
         """Every usable record; raises UnusableSampleError if it cannot be read to its end."""
@@ -51,6 +52,8 @@ class RecordReader:
                 words = "a JSON list has at most 1 GiB; `jq -c '.[]'` makes lines of it"
                 data = reader.all_bytes(MAX_SOURCE_BYTES, fault("too-large", words, self.path))
                 yield from self._records(list_items(data), _or_raise)
+                if self.last and not self._has_objects:
+                    raise fault("not-records", "it is a list without objects")
             else:
                 lines = self._lines_of_object(reader) if self._may_be_object(reader) else reader.lines()
                 yield from self._records(lines, lambda raw: parse_json(decode(raw)))
@@ -65,6 +68,7 @@ class RecordReader:
         for line, value in values:
             try:
                 parsed = parse(value)
+                self._has_objects |= isinstance(parsed, dict)
                 if self._form is None and isinstance(parsed, dict):
                     self._form = detect_format(parsed)
                 form, is_described = self._form or TEXT, self.way.form is not None

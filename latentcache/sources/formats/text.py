@@ -160,26 +160,22 @@ _LENIENT = json.JSONDecoder(strict=False, parse_int=str)
 def list_items(data: bytes) -> Iterator[tuple[int, Any]]:
     """The items of a JSON list by number, as several may be on one line; an error for one that is lost alone.
 
-    Raises UnusableSampleError at the item from which the list is broken, and ``not-records`` at the end of a list
-    without objects.
+    Raises UnusableSampleError at the item from which the list is broken.
     """
     try:
         text, is_utf8 = data.decode(), True
     except UnicodeDecodeError:
         text, is_utf8 = data.decode("utf-8", "surrogateescape"), False
-    place, number, has_objects = _skip(text, text.index("[") + 1), 1, False
+    place, number = _skip(text, text.index("[") + 1), 1
     while text[place : place + 1] != "]":
         if number > 1 and text[place : place + 1] != ",":
             raise fault("no-json", f"expected , or ] at {_position(text, place)}")
         place = _skip(text, place + 1) if number > 1 else place
         value, end = _item(text, place)
-        has_objects |= isinstance(value, dict)
         yield number, value if is_utf8 else _in_utf8(text[place:end], value)
         place, number = _skip(text, end), number + 1
     if text[place + 1 :].strip():
         raise fault("no-json", f"expected nothing after the list, which ends at {_position(text, place)}")
-    if number > 1 and not has_objects:
-        raise fault("not-records", "it is a list without objects")
 
 
 def _item(text: str, start: int) -> tuple[Any, int]:

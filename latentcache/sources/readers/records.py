@@ -95,8 +95,8 @@ class RecordScan(Scan):
         reading = hash_rows(readings[way] for way in files.ways)
         stats = np.array([(*one, 0) for one in files.stats], dtype=np.uint64).reshape(-1, STAT_WIDTH)
         held = self.held(Strings.of(files.names), stats, reading)
-        rejected, without, rows = list[Rejected](), list[Rejected](), bytearray()
-        read = partial(self._read, files=files, held=held, rows=rows, rejected=rejected, without=without)
+        rejected, notes, rows = list[Rejected](), [*files.notes], bytearray()
+        read = partial(self._read, files=files, held=held, rows=rows, rejected=rejected)
         known = self.contained(held, np.arange(len(files.names)), "record", rejected, read)
         table = held.table
         if table is not None and not is_range(held.place, len(table.files)):
@@ -107,23 +107,17 @@ class RecordScan(Scan):
         rejected = [*in_order(files.rejected), *_in_order(rejected, files.names)]
         if self.options.part is None:  # else they may be in other parts
             is_none = np.bincount(np.asarray(table.inputs["record"].file), minlength=len(files.names)) == 0
-            named = {item.name for item in (*rejected, *without)}
+            named = {item.name for item in rejected}
             names = held.names.take(np.flatnonzero(is_none))
-            without += [note(name, "unused", "it holds no records") for name in names if name not in named]
+            notes += [note(name, "unused", "it holds no records") for name in names if name not in named]
             if not len(table) and not rejected and not self.stopping():
-                raise _nothing(files, without)
-        return ScanResult(samples=table, rejected=tuple(rejected), notes=(*files.notes, *in_order(without)))
+                raise _nothing(files)
+        return ScanResult(samples=table, rejected=tuple(rejected), notes=tuple(notes))
 
     def _read(
-        self,
-        file: int,
-        files: RecordFiles,
-        held: KnownFiles,
-        rows: bytearray,
-        rejected: list[Rejected],
-        without: list[Rejected],
+        self, file: int, files: RecordFiles, held: KnownFiles, rows: bytearray, rejected: list[Rejected]
     ) -> None:
-        """Add the rows of one file, its rejected records, and a note if it is no file of records."""
+        """Add the rows of one file, and its rejected records."""
         name = files.names[file]
         reader, part = RecordReader(files.root / name, name, files.ways[file]), self.options.part
         try:
@@ -134,16 +128,13 @@ class RecordScan(Scan):
                 if not number % _OFTEN and self.stopping():
                     return
         except UnusableSampleError as error:
-            if files.alone and not reader.last:
+            if reader.last and error.slug != "not-records":
+                error.what = f"rest unread: {error.what}"
+                rejected += [*reader.rejected.all(), as_rejected(name, error, line=reader.last + 1)]
+                return  # to be read again: nothing is known of the rest
+            if files.alone:
                 raise SourceError(f"{name}: {error.what}", where=str(reader.path), fix=error.fix) from error
-            if error.slug == "not-records":
-                without.append(note(name, "unused", error.what))
-                return
-            if not reader.last:
-                raise
-            error.what = f"rest unread: {error.what}"
-            rejected += [*reader.rejected.all(), as_rejected(name, error, line=reader.last + 1)]
-            return  # to be read again: nothing is known of the rest
+            raise
         assert reader.stat is not None
         rejected += reader.rejected.all()
         held.remember(file, reader.content, reader.stat)
@@ -155,11 +146,11 @@ def _in_order(rejected: Iterable[Rejected], names: Sequence[str]) -> list[Reject
     return sorted(rejected, key=lambda item: (place[item.name], item.line))
 
 
-def _nothing(files: RecordFiles, notes: Sequence[Rejected]) -> EmptySourceError:
+def _nothing(files: RecordFiles) -> EmptySourceError:
     return EmptySourceError(
         f"{count_of(len(files.names), 'files')} of {files.root} without a record",
         where=str(files.root),
-        why="; ".join(f"{item.name}: {item.detail}" for item in notes[:3]),
+        why="; ".join(files.names[:3]),
         fix=f"give files of texts or conversations: expected {EXPECTED}",
     )
 
