@@ -42,8 +42,8 @@ from latentcache.sources.layout import CaptionRule, ImageSet, Layout
 from latentcache.sources.partners import ENDINGS, Partners
 from latentcache.sources.places import SPAN, sizes
 from latentcache.sources.readers.archive import ArchiveImages, read_archives
+from latentcache.sources.readers.balance import balanced
 from latentcache.sources.readers.table import TableImages, read_tables
-from latentcache.sources.recognize.kohya import balanced
 from latentcache.sources.units import Scan, ScanResult, Units
 
 #: Most repeats of a sample.

@@ -3,7 +3,7 @@
 Rules (kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``library/train_util.py``):
 - Folders: the number before the first ``_`` is the repeats, the rest are the class words. Other folders are ignored.
   A caption is the first line of the file; without one the class words. Folders of regularization images are in a
-  folder of their own (``reg_data_dir``); see :func:`balanced`.
+  folder of their own (``reg_data_dir``); see ``readers.balance``.
 - ``dataset.toml``: a setting is looked for in the subset, in its data set, in ``general``. A subset with
   ``metadata_file`` has the images and captions of that file. Others are folders, not recursive, with captions in
   ``.caption`` files by default. ``conditioning_data_dir`` has control images. Within one data set a folder counts
@@ -16,13 +16,10 @@ Rules (kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``library/train_
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from latentcache.errors import count_of
 from latentcache.sources.inventory import Folder, Inventory
@@ -97,30 +94,6 @@ def _doubt(inventory: Inventory, base: str, named: list[Folder]) -> str:
     others = [f"{base}/{name}" if base else name for name in top.folders]
     left = next((one for path in others if path not in own and (one := inventory.folder(path)).images), None)
     return f"{count_of(left.images, 'images')} in {left.path}/ would be left out" if left else ""
-
-
-def balanced(sets: Sequence[ImageSet], sizes: Sequence[int]) -> dict[int, NDArray[np.int64]]:
-    """Set of regularization images -> repeats of each of its images, in order; 0: left out by the trainer.
-
-    Rule (``DreamBoothDataset``): images are taken in order, each with its repeats, until their number is that of
-    the training images with repeats. If all are fewer, each in turn is repeated once more.
-    """
-    found = dict[int, NDArray[np.int64]]()
-    for name in {one.balance for one in sets} - {""}:
-        own = [number for number, one in enumerate(sets) if one.balance == name]
-        wanted = sum(sizes[number] * sets[number].repeats for number in own if not sets[number].is_reg)
-        reg = [number for number in own if sets[number].is_reg and sizes[number]]
-        if not wanted or not reg:
-            continue
-        counts = [sizes[number] for number in reg]
-        repeats = np.repeat([sets[number].repeats for number in reg], counts)
-        missing = wanted - int(repeats.sum())
-        if missing < 0:
-            repeats = np.where(np.cumsum(repeats) - repeats < wanted, repeats, 0)
-        else:
-            repeats += missing // len(repeats) + (np.arange(len(repeats)) < missing % len(repeats))
-        found |= zip(reg, np.split(repeats, np.cumsum(counts)[:-1]), strict=True)
-    return found
 
 
 # configurations

@@ -9,7 +9,7 @@ from latentcache.errors import SourceAmbiguousError, SourceError
 from latentcache.sources.layout import ImageSet
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.part import Part
-from latentcache.sources.recognize.kohya import balanced
+from latentcache.sources.readers.balance import balanced
 from latentcache.sources.scan import scan
 
 
