@@ -8,7 +8,9 @@ from small_builds import CASES, arrays_of, built, described, png_with_text
 
 from latentcache.cli.app import main
 from latentcache.fields.registry import field_kind
+from latentcache.pipeline.build import plan_build
 from latentcache.pipeline.reencode import reencode
+from latentcache.pipeline.settings import BuildSettings
 from latentcache.store.snapshot import open_snapshot
 
 BUILD = """
@@ -50,10 +52,9 @@ def test_a_vae_is_loaded_and_hashed_once_and_its_noise_is_recorded(tmp_path, tru
     for row, made, device in again:
         assert not kind.compare(stored[row], made.array, {**rows.noise, "device": device}, rows.recipe).differs
     monkeypatch.chdir(tmp_path)
-    words = ["build", str(data), "--out", cache, "--model", "./model", "--resolution", "96", "--dry-run", "--json"]
-    assert main(words) == 0
-    changed = json.loads(capsys.readouterr().out)["plan"]["fields"]["latents"]["changed"]
-    assert [one["setting"] for one in changed] == ["geometry.resolutions"], "another spelling is no other encoder"
+    spelled = {"latents": {"model": "./model", "resolutions": (96,)}}
+    changed = plan_build(BuildSettings(data=data, out=Path(cache), fields=spelled)).fields["latents"].changed
+    assert [name for name, _, _ in changed] == ["geometry.resolutions"], "another spelling is no other encoder"
     model.rename(tmp_path / "moved")
     assert main(["verify", cache, "--reencode", "3", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["slug"] == "model-not-found"

@@ -20,7 +20,6 @@ from latentcache.errors import (
 from latentcache.pipeline import preflight
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.existing import read_existing
-from latentcache.pipeline.settings import BuildSettings
 from latentcache.store.atomic_io import write_json
 from latentcache.store.paths import CachePaths
 
@@ -76,7 +75,7 @@ def test_a_rejected_build_leaves_everything_as_it_was(case, rejected, exists, tm
         built(case, data, out=cache)
     case.write(data, 9)
     given, error = rejected(case, data, tmp_path, monkeypatch)
-    given = BuildSettings(**{name: getattr(given, name) for name in given.__slots__} | {"out": cache})
+    given = replace(given, out=cache)
     before = tree(tmp_path)
     with pytest.raises(error) as caught:
         build_cache(given)

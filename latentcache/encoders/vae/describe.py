@@ -273,7 +273,7 @@ def _with_resolution(
                 fix_python=f"resolutions=[{asked[-1]}], or build each data set into a cache of its own",
             )
         return replace(settings, resolutions=tuple(asked)), "from the configuration in DATA"
-    if before is not None or context.check:
+    if before is not None:
         return settings, "as the cache"
     is_video = settings.frames is not None and description.needs_torch
     if is_video or not description.resolution:
