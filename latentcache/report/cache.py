@@ -160,9 +160,10 @@ def describe_cache(cache: Path, *, entries: bool = False) -> CacheReport:
 
 def _counts(snapshot: Snapshot) -> tuple[int, int]:
     """Samples and rejected ones; one that several fields reject counts once."""
-    rejected = {sample.label for sample in snapshot.rejected}
-    outside = rejected.difference(snapshot.samples.names) if rejected and len(snapshot.fields) > 1 else rejected
-    return len(snapshot.samples) + len(outside), len(rejected)
+    rejected = {sample.label: sample.count for sample in snapshot.rejected}
+    names = snapshot.samples.names if rejected and len(snapshot.fields) > 1 else ()
+    outside = sum(rejected[label] for label in rejected.keys() - set(names))
+    return len(snapshot.samples) + outside, sum(rejected.values())
 
 
 def _finished(snapshot: Snapshot) -> Finished:
