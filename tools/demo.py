@@ -1,4 +1,4 @@
-"""Demonstrate the tool on forty drawn images: build, info, verify, edit one, verify, build, plan, read.
+"""Demonstrate the tool on forty drawn images: inspect, build, info, verify, edit one, verify, build, plan, read.
 
 Runs the installed command line, and shows each command before its output. Checks every exit status and the counts of
 the JSON output, and fails if one is wrong. Cost: about ten seconds; no network, no model weights.
@@ -38,6 +38,7 @@ def main() -> None:
     say(f"{COUNT} images in five aspect ratios, with captions, in {IMAGES}/")
     paths = make_images(IMAGES, COUNT)
 
+    show("inspect", IMAGES)
     show("build", IMAGES)
     first = entry_keys()
     expect("images in the cache", COUNT, run_json("info", CACHE)["counts"]["samples"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from latentcache.cli import flags
 from latentcache.cli.console import Result
-from latentcache.cli.flags import argument, option
+from latentcache.cli.flags import argument
 from latentcache.cli.progress import ProgressDisplay
 from latentcache.errors import count_of
 
@@ -37,35 +37,17 @@ def export(
     cache: flags.Cache,
     target: Path = argument("OUT", "The folder to create."),
     *,
-    to: str = option(
-        "hf-disk",
-        "--to FORMAT",
-        "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry). [default: hf-disk]",
-    ),
-    pad: flags.Pad = None,
-    pack: flags.Pack = None,
-    chunk: flags.Chunk = None,
-    trainer: str | None = option(
-        None,
-        "--for TRAINER",
-        "Trainer of hf-disk rows: plain, llama-factory, trl, unsloth or axolotl. [default: plain]",
-    ),
-    overflow: flags.Overflow = None,
-    padding_side: str | None = option(None, "--padding-side SIDE", "right or left (hf-disk). [default: right]"),
-    validation: float = option(
-        0.0, "--validation FRACTION", "Fraction of the documents for validation. [default: 0]", min=0, max=0.99
-    ),
+    run: flags.Run,
     quiet: flags.Quiet = False,
 ) -> Result:
     """Write tokens as files: rows of one length, or whole documents."""
-    given = locals()
     from latentcache.export.run import ExportSettings, export_cache
 
-    settings = flags.settings(ExportSettings, given, out=target, format=to)
+    settings = ExportSettings(cache=cache, out=target, **run)
     noun = "rows" if settings.layout else "documents"
     with closing(ProgressDisplay(quiet=quiet)) as display:
         made = export_cache(settings, lambda done, total: display.counted_up(done, total, noun))
-    payload = {"cache": str(cache), "out": str(target), "format": to, **made}
+    payload = {"cache": str(cache), "out": str(target), "format": settings.format, **made}
     return Result(payload, _lines(payload))
 
 

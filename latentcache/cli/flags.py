@@ -15,6 +15,8 @@ import inspect
 import shlex
 import types
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -71,6 +73,11 @@ _S = TypeVar("_S")
 Source = Any
 #: Mapping of the settings of a build that were given, but its data, cache and fields.
 Run = Any
+#: Command -> module and name of the class of its settings.
+_SETTINGS = {
+    "build": ("latentcache.pipeline.settings", "BuildSettings"),
+    "export": ("latentcache.export.run", "ExportSettings"),
+}
 #: Settings of a build that change nothing before it encodes.
 _OF_WORK = ("stream", "stream_seed", "stream_batch", "commit_every", "events")
 
@@ -119,18 +126,12 @@ def register(targets: Iterable[str]) -> None:
         registry.register(wanted)
 
 
-def settings(kind: Callable[..., _S], given: Mapping[str, Any], **more: Any) -> _S:
-    """Settings of a class from the arguments of a command that have the names of its parts, and further ones."""
-    names = {part.name for part in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in given.items() if name in names} | more)
-
-
 def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
     """A function for typer, which reads options from the signature: this makes a signature.
 
     It has the options of all field kinds in place of the parameter ``requested``, those of DATA in place of
-    ``source``, those of a build in place of ``run``, and ``--json``. It writes the result of the command, and
-    returns the exit status.
+    ``source``, those of the command's own settings in place of ``run``, and ``--json``. It writes the result of the
+    command, and returns the exit status.
     """
     own = inspect.signature(command, eval_str=True)
     options, of_data, instead = dict[str, _Option](), dict[str, _Option](), dict[str, list[inspect.Parameter]]()
@@ -162,7 +163,7 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
             given["source"] = {name: value for name, value in held.items() if value not in (None, [])} or None
         if of_run:
             values = {one: given.pop(one) for one in of_run}
-            given["run"] = {name: value for name, value in values.items() if value is not None}
+            given["run"] = {of_run[one].targets[""].name: value for one, value in values.items() if value is not None}
         if "requested" in instead:
             values = {one: given.pop(one) for one in options}
             requested = _requested(options, values, given.pop("fields"), tuple(given.pop("field") or ()))
@@ -193,6 +194,7 @@ def _options(kinds: Iterable[tuple[str, Any]]) -> dict[str, _Option]:
             if flag is None:
                 continue
             name = flag.lstrip("-").replace("-", "_")
+            name = f"{name}_" if iskeyword(name) else name
             if name not in options:
                 parameter = _parameter(name, _annotation(field, flag, attribute, hints[attribute.name]))
                 options[name] = _Option(parameter=parameter, targets={}, flag=flag)
@@ -201,12 +203,13 @@ def _options(kinds: Iterable[tuple[str, Any]]) -> dict[str, _Option]:
 
 
 def _run_options(command: str) -> dict[str, _Option]:
-    """Options of ``BuildSettings``; ``build`` has all of them."""
-    from latentcache.pipeline.settings import BuildSettings
-
-    found = _options([("", BuildSettings)])
-    own = {field.name for field in dataclasses.fields(BuildSettings) if field.metadata}
-    return {name: one for name, one in found.items() if name in own and (command == "build" or name not in _OF_WORK)}
+    """Options of the settings of a command; ``build`` has all of ``BuildSettings``."""
+    module, name = _SETTINGS.get(command, _SETTINGS["build"])
+    kind = getattr(import_module(module), name)
+    found = _options([("", kind)])
+    own = {field.name for field in dataclasses.fields(kind) if field.metadata}
+    own -= set() if command == "build" else {*_OF_WORK}
+    return {name: one for name, one in found.items() if one.targets[""].name in own}
 
 
 def _annotation(field: str, flag: str, attribute: dataclasses.Field[Any], hint: Any) -> Any:

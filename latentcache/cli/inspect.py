@@ -88,6 +88,7 @@ class _Inspected:
         """Option without which there is no plan."""
         self.space: Check | None = None
         self.estimates: list[Estimate] = []
+        self.warnings: list[str] = []
 
     def look(self, engine: LocalEngine, *, estimate: bool) -> None:
         """List DATA and plan a build; raises the error if DATA cannot be listed."""
@@ -96,7 +97,7 @@ class _Inspected:
         from latentcache.report.machine import checked, space
 
         try:
-            self.plan = plan_build(self.settings, listed=self._listed, engine=engine)
+            self.plan = plan_build(self.settings, listed=self._listed, warned=self.warnings.append, engine=engine)
             self.space = checked("space", partial(space, self.plan))
             if estimate:
                 self.estimates = [estimated(self.plan, name, engine) for name in self.plan.fields]
@@ -130,6 +131,7 @@ def _result(data: Path, found: _Inspected, checks: Sequence[Check], rebuild: Any
     payload["counts"] |= {"cached": plan.cached, "duplicates": plan.duplicates} if plan else {}
     payload |= {"needs": found.needs, **(about(plan) if plan else {"plan": None})}
     payload["checks"] = [check.as_json() for check in checks]
+    payload["warnings"] = found.warnings
     payload["estimate"] = {one.field: one.as_json() for one in found.estimates}
     allowed = tolerated(plan.allow_failed, plan.samples) if plan else 0
     too_many = payload["counts"]["quarantined"] > allowed
@@ -177,6 +179,8 @@ def _lines(
             yield f"{label:10} {text}"
         if work.described.demo:
             yield f"{'note':10} the demo encoder is not for training: give a VAE with --model"
+    said = {note for work in plan.fields.values() for note in work.described.notes} if plan else set()
+    yield from (f"{'warning':10} {message}" for message in found.warnings if message not in said)
     if plan:
         yield f"{'build':10} {planned_entries(plan)}"
     else:

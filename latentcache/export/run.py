@@ -15,11 +15,15 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import PlanError, UsageError
+from latentcache.fields.protocol import setting
+from latentcache.fields.registry import checked
+from latentcache.plan.numbers import real
 from latentcache.store.atomic_io import as_store_error, make_folder, sync_file, sync_folder, write_json
 from latentcache.value import Value
 
@@ -48,20 +52,32 @@ class ExportSettings(Value):
     cache: Path
     out: Path
     """The folder to create."""
-    format: str = "hf-disk"
-    pad: int | None = None
-    """Tokens per row, one document each."""
-    pack: int | None = None
-    """Tokens per row, several documents each."""
-    chunk: int | None = None
-    """Tokens per row, cut from joined documents."""
-    trainer: str | None = None
-    overflow: str | None = None
-    padding_side: str | None = None
-    validation: float = 0.0
-    """Fraction of the documents for validation."""
+    format: str = setting(
+        "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry). [default: hf-disk]",
+        flag="--to",
+        metavar="FORMAT",
+        default="hf-disk",
+    )
+    pad: int | None = setting("Rows of N tokens with one document each.", metavar="N", min=1)
+    pack: int | None = setting("Rows of N tokens with several documents each.", metavar="N", min=1)
+    chunk: int | None = setting("Rows of N tokens cut from joined documents.", metavar="N", min=1)
+    trainer: str | None = setting(
+        "Trainer of hf-disk rows: plain, llama-factory, trl, unsloth or axolotl. [default: plain]",
+        flag="--for",
+        metavar="TRAINER",
+    )
+    overflow: str | None = setting(
+        "Policy for documents longer than a row: error, drop, truncate_right, truncate_left or split.",
+        metavar="POLICY",
+    )
+    padding_side: str | None = setting("right or left (hf-disk). [default: right]", metavar="SIDE")
+    validation: float = setting(
+        "Fraction of the documents for validation. [default: 0]", metavar="FRACTION", default=0.0
+    )
 
     def __post_init__(self) -> None:
+        checked(ExportSettings, {one.name: getattr(self, one.name) for one in fields(self)})
+        real("validation", self.validation, 0, 0.99, fix="give a fraction such as 0.1")
         if self.format not in FORMATS:
             raise UsageError("unknown format", argument="format", value=self.format, fix=f"--to {'|'.join(FORMATS)}")
         takes, layouts = FORMATS[self.format], [name for name in LAYOUTS if getattr(self, name) is not None]

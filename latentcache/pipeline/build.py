@@ -437,10 +437,22 @@ def build_cache(
         return _Build(settings=settings, observer=observer or Silent(), stop=stop, paths=paths).run()
 
 
+class _Warned(Silent):
+    """An observer of warnings alone."""
+
+    def __init__(self, warned: Callable[[str], None]) -> None:
+        self._warned = warned
+
+    def warned(self, message: str) -> None:
+        """See :class:`Observer`."""
+        self._warned(message)
+
+
 def plan_build(
     settings: BuildSettings,
     *,
     listed: Callable[[Listing], None] = lambda listing: None,
+    warned: Callable[[str], None] = lambda message: None,
     engine: LocalEngine | None = None,
 ) -> BuildPlan:
     """Make the plan of a build. Takes no lock, encodes and writes nothing.
@@ -448,6 +460,7 @@ def plan_build(
     Args:
         settings: The data, the fields and the options of the build.
         listed: Called with the contents of DATA, before anything can be wrong with the fields.
+        warned: Called with sentences that the user should read.
         engine: Answers questions about the device; its processes stay open.
 
     Raises:
@@ -455,7 +468,7 @@ def plan_build(
     """
     paths = CachePaths(settings.cache)
     with rare_gc(), StopSignal() as stop, ExitStack() as stack:
-        build = _Build(settings=settings, observer=Silent(), stop=stop, paths=paths)
+        build = _Build(settings=settings, observer=_Warned(warned), stop=stop, paths=paths)
         build.engine = engine or stack.enter_context(LocalEngine(settings.device))
         preflight.check_paths(settings.data, paths.root)
         listed(build.look())

@@ -8,7 +8,7 @@ from small_cache import SMALL, draw
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "data", "data_kind", "part", "plan", "counts", "layout",
     "captions", "further", "first_without_caption", "several_captions", "sizes", "duplicates", "items",
-    "samples", "needs", "checks", "estimate",
+    "samples", "needs", "checks", "estimate", "warnings",
 }  # fmt: skip
 
 
