@@ -120,9 +120,9 @@ def _parsed(value: Any, kind: Any) -> Any:
     if value is None or "arrow.json" not in str(kind):
         return value
     if isinstance(value, list):
-        return [_parsed(one, kind.value_type) for one in value]
+        return [_parsed(item, kind.value_type) for item in value]
     if isinstance(value, dict):
-        return {name: _parsed(one, kind.field(name).type) for name, one in value.items()}
+        return {name: _parsed(item, kind.field(name).type) for name, item in value.items()}
     return parse_json(value)
 
 

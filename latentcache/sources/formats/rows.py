@@ -201,7 +201,7 @@ class _Parquet:
 
     def _block(self, number: int) -> tuple[int, Any, int]:
         """First row, values and moment of the block that holds a row."""
-        held = next((one for one in self._blocks if one[0] <= number < one[0] + len(one[1])), None)
+        held = next((block for block in self._blocks if block[0] <= number < block[0] + len(block[1])), None)
         group = bisect_right(self._ends, number)
         first = self._ends[group - 1] if group else 0
         if held is None and not first <= self._next <= number:
@@ -227,7 +227,11 @@ def _features(metadata: dict[bytes, bytes]) -> dict[str, str]:
     """Column -> kind of feature, as ``datasets`` writes it into a schema."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        return {str(name): str(one.get("_type", "")) for name, one in features.items() if isinstance(one, dict)}
+        return {
+            str(name): str(feature.get("_type", ""))
+            for name, feature in features.items()
+            if isinstance(feature, dict)
+        }
     except (KeyError, TypeError, ValueError, AttributeError):
         return {}
 

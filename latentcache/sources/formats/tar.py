@@ -41,16 +41,18 @@ def tar_members(file: BinaryIO) -> Iterator[Member]:
         try:
             headers.seek(0)
             tar = tarfile.TarFile(fileobj=headers, errors="surrogateescape", encoding="utf-8")
-            while (one := tar.next()) is not None:
+            while (header := tar.next()) is not None:
                 vars(tar)["members"] = []  # it keeps all
-                number, last = number + 1, one.offset_data + one.size
-                if one.isdir():
+                number, last = number + 1, header.offset_data + header.size
+                if header.isdir():
                     continue
-                is_plain = one.isreg() and not one.issparse()
+                is_plain = header.isreg() and not header.issparse()
                 if is_plain and last > end:
-                    what = f"member {number} ({one.name}) ends at byte {last}, the file at byte {end}"
+                    what = f"member {number} ({header.name}) ends at byte {last}, the file at byte {end}"
                     raise fault("tar-truncated", what)
-                yield Member(number, one.name.removeprefix("./"), one.offset_data, one.size if is_plain else -1)
+                yield Member(
+                    number, header.name.removeprefix("./"), header.offset_data, header.size if is_plain else -1
+                )
             at = tar.offset
         except (tarfile.TarError, OSError, ValueError, LookupError, OverflowError, MemoryError) as error:
             at = tar.offset if tar else 0

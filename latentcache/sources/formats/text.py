@@ -166,16 +166,16 @@ def list_items(data: bytes) -> Iterator[tuple[int, Any]]:
         text, is_utf8 = data.decode(), True
     except UnicodeDecodeError:
         text, is_utf8 = data.decode("utf-8", "surrogateescape"), False
-    place, number = _skip(text, text.index("[") + 1), 1
-    while text[place : place + 1] != "]":
-        if number > 1 and text[place : place + 1] != ",":
-            raise fault("no-json", f"expected , or ] at {_position(text, place)}")
-        place = _skip(text, place + 1) if number > 1 else place
-        value, end = _item(text, place)
-        yield number, value if is_utf8 else _in_utf8(text[place:end], value)
-        place, number = _skip(text, end), number + 1
-    if text[place + 1 :].strip():
-        raise fault("no-json", f"expected nothing after the list, which ends at {_position(text, place)}")
+    offset, number = _skip(text, text.index("[") + 1), 1
+    while text[offset : offset + 1] != "]":
+        if number > 1 and text[offset : offset + 1] != ",":
+            raise fault("no-json", f"expected , or ] at {_position(text, offset)}")
+        offset = _skip(text, offset + 1) if number > 1 else offset
+        value, end = _item(text, offset)
+        yield number, value if is_utf8 else _in_utf8(text[offset:end], value)
+        offset, number = _skip(text, end), number + 1
+    if text[offset + 1 :].strip():
+        raise fault("no-json", f"expected nothing after the list, which ends at {_position(text, offset)}")
 
 
 def _item(text: str, start: int) -> tuple[Any, int]:
@@ -198,11 +198,11 @@ def _in_utf8(text: str, value: Any) -> Any:
     return value
 
 
-def _skip(text: str, place: int) -> int:
-    while text[place : place + 1].isspace():
-        place += 1
-    return place
+def _skip(text: str, offset: int) -> int:
+    while text[offset : offset + 1].isspace():
+        offset += 1
+    return offset
 
 
-def _position(text: str, place: int) -> str:
-    return f"line {text.count(chr(10), 0, place) + 1}, column {place - text.rfind(chr(10), 0, place)}"
+def _position(text: str, offset: int) -> str:
+    return f"line {text.count(chr(10), 0, offset) + 1}, column {offset - text.rfind(chr(10), 0, offset)}"

@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 
 def read_archives(request: Scan, layout: Layout, findings: Findings) -> ArchiveImages:
     """All images in the archives of a layout; what cannot be read is rejected."""
-    owners = {name: number for number, one in enumerate(layout.sets) for name in one.files}
+    owners = {name: number for number, image_set in enumerate(layout.sets) for name in image_set.files}
     findings.notes.add(*missing_shards(owners if layout.folders else ()))  # not beside a file that was named alone
     memos = dict[str, StatMemo]()
     for name in sorted(owners, key=os.fsencode):
@@ -82,11 +82,11 @@ def read_archives(request: Scan, layout: Layout, findings: Findings) -> ArchiveI
     held, files, parts = request.held(Strings.of(memos), stats, readings), np.arange(len(memos)), list[Units]()
 
     def read(file: int) -> None:
-        name, one = held.names[file], layout.sets[sets[file]]
-        entries = _Archive(layout.root, name, one, findings).entries()
+        name, image_set = held.names[file], layout.sets[sets[file]]
+        entries = _Archive(layout.root, name, image_set, findings).entries()
         if (part := request.options.part) is not None:
             entries = [entry for entry in entries if part.holds_name(name + entry.tail)]
-        parts.append(_new_units(file, one, entries))
+        parts.append(_new_units(file, image_set, entries))
 
     known = request.contained(held, files, "image", findings.rejected, read)
     unchanged = set(held.names.take(files[held.place >= 0]))
@@ -95,25 +95,25 @@ def read_archives(request: Scan, layout: Layout, findings: Findings) -> ArchiveI
     units = Units.joined([*parts, _known_units(held, known)])
     file, owner = units["image"], np.array(sets, dtype=np.int32)
     units.columns["owner"] = owner[file]
-    units.columns["repeats"] = np.array([one.repeats for one in layout.sets], dtype=np.int32)[owner[file]]
+    units.columns["repeats"] = np.array([image_set.repeats for image_set in layout.sets], dtype=np.int32)[owner[file]]
     units.columns["caption"] = np.where(units["line"] > 0, file, -1)
     return ArchiveImages(memos, readings, units)
 
 
-def _reading(one: ImageSet) -> bytes:
-    rule = one.captions
+def _reading(image_set: ImageSet) -> bytes:
+    rule = image_set.captions
     columns = rule.image_column, "".join(rule.caption_columns[:1])
-    return content_hash(repr((_RULE, columns, rule.reading, rule.text, rule.from_name and one.name)).encode())
+    return content_hash(repr((_RULE, columns, rule.reading, rule.text, rule.from_name and image_set.name)).encode())
 
 
-def _new_units(file: int, one: ImageSet, entries: Sequence[Entry]) -> Units:
+def _new_units(file: int, image_set: ImageSet, entries: Sequence[Entry]) -> Units:
     member = np.array([entry.line for entry in entries], dtype=np.uint32)
     return Units(
         image=np.full(len(entries), file, dtype=np.int64),
         line=member * np.array([entry.text is not None for entry in entries], dtype=np.bool_),
         member=member,
         span=np.array([entry.span for entry in entries], dtype=np.uint64).reshape(-1, 2),
-        text=np.array([one.captions.made(entry.text or "") for entry in entries], dtype=object),
+        text=np.array([image_set.captions.made(entry.text or "") for entry in entries], dtype=object),
         own=np.array([entry.tail for entry in entries], dtype=object),
     )
 
@@ -139,9 +139,9 @@ def _known_units(held: KnownFiles, files: NDArray[np.intp]) -> Units:
 class _Archive:
     """One archive of a set; its faults go to ``findings``."""
 
-    def __init__(self, root: Path, name: str, one: ImageSet, findings: Findings) -> None:
+    def __init__(self, root: Path, name: str, image_set: ImageSet, findings: Findings) -> None:
         self._path, self._name, self._findings, self._notes = root / name, name, findings, findings.notes
-        self._kind, self._rule = one.archives, one.captions
+        self._kind, self._rule = image_set.archives, image_set.captions
         self._caption_column = "".join(self._rule.caption_columns[:1])
 
     def entries(self) -> list[Entry]:

@@ -93,7 +93,7 @@ class RecordScan(Scan):
         part = str(self.options.part or "")
         readings = {way: way.reading(part) for way in dict.fromkeys(files.ways)}
         reading = hash_rows(readings[way] for way in files.ways)
-        stats = np.array([(*one, 0) for one in files.stats], dtype=np.uint64).reshape(-1, STAT_WIDTH)
+        stats = np.array([(*stat, 0) for stat in files.stats], dtype=np.uint64).reshape(-1, STAT_WIDTH)
         held = self.held(Strings.of(files.names), stats, reading)
         rejected, notes, rows = list[Rejected](), [*files.notes], bytearray()
         read = partial(self._read, files=files, held=held, rows=rows, rejected=rejected)
@@ -142,8 +142,8 @@ class RecordScan(Scan):
 
 def _in_order(rejected: Iterable[Rejected], names: Sequence[str]) -> list[Rejected]:
     """By file and line."""
-    place = {name: number for number, name in enumerate(names)}
-    return sorted(rejected, key=lambda item: (place[item.name], item.line))
+    order = {name: number for number, name in enumerate(names)}
+    return sorted(rejected, key=lambda item: (order[item.name], item.line))
 
 
 def _nothing(files: RecordFiles) -> EmptySourceError:
@@ -168,16 +168,16 @@ def _known(table: SampleTable | None, rows: NDArray[np.integer], file: NDArray[n
 
 def _table(held: KnownFiles, reading: NDArray[np.uint8], rows: NDArray[Any]) -> SampleTable:
     """Rows in any order as samples, by file and line."""
-    place = rows["file"].astype(np.int64) << 32 | rows["line"]
-    if not (np.diff(place) >= 0).all():
-        rows = rows[np.argsort(place, kind="stable")]
+    position = rows["file"].astype(np.int64) << 32 | rows["line"]
+    if not (np.diff(position) >= 0).all():
+        rows = rows[np.argsort(position, kind="stable")]
     column: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(rows[name]) for name in _ROW.names or ()}
 
     def labels() -> Iterator[list[str]]:
         for start in range(0, len(rows), _BLOCK):
-            numbers, place = np.unique(column["file"][start : start + _BLOCK], return_inverse=True)
-            own, lines = held.names.take(numbers), column["line"][start : start + _BLOCK].tolist()
-            yield [f"{own[number]}:{one}" for number, one in zip(place.tolist(), lines, strict=True)]
+            numbers, inverse = np.unique(column["file"][start : start + _BLOCK], return_inverse=True)
+            names, lines = held.names.take(numbers), column["line"][start : start + _BLOCK].tolist()
+            yield [f"{names[number]}:{line}" for number, line in zip(inverse.tolist(), lines, strict=True)]
 
     content = column["content"].view(np.uint8).reshape(-1, HASH_BYTES)
     return SampleTable(

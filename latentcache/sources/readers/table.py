@@ -74,12 +74,12 @@ def read_tables(
     named, notes = findings.names(), findings.notes
     taken, contents = dict[str, tuple[int, Row, int]](), dict[str, tuple[bytes, StatMemo]]()
     unlisted, left = dict[str, str](), set[str]()
-    tables = [number for number, one in enumerate(layout.sets) if one.captions.table]
+    tables = [number for number, image_set in enumerate(layout.sets) if image_set.captions.table]
     others = {name for number, names in images.items() if number not in tables for name in names}
     for number in sorted(tables, key=lambda number: -len(layout.sets[number].prefix)):
-        one, inside = layout.sets[number], images.get(number, {})
-        rule, table = one.captions, one.captions.table
-        rows, content, memo, unused = read_table(root, table, inside, one.prefix, rule)
+        image_set, inside = layout.sets[number], images.get(number, {})
+        rule, table = image_set.captions, image_set.captions.table
+        rows, content, memo, unused = read_table(root, table, inside, image_set.prefix, rule)
         contents[table] = content, memo
         if unused is not None:
             more = f"; {listed(unused)} not used" if unused else ""
@@ -92,7 +92,7 @@ def read_tables(
                     unread += [(table, row.line)] if rule.unused_line(row.caption) else []
                     row = row._replace(caption=rule.made(row.caption))
                 owner, used, repeats = taken.get(name, (number, row, 0))
-                taken[name] = owner, used, repeats + one.repeats
+                taken[name] = owner, used, repeats + image_set.repeats
                 differing += [name] if used.caption != row.caption else []
         notes.add(*unused_lines(unread))
         if differing:
@@ -174,7 +174,9 @@ def read_table(
         records = ((line, _json_object(path, raw, line)) for line, raw in lines if raw.strip())
     if rule.tag_separator:
         file, caption = FILE_COLUMNS[0], CAPTION_COLUMNS[0]
-        records = ((line, {file: one.get("image_path", ""), caption: _with_tags(one, rule)}) for line, one in records)
+        records = (
+            (line, {file: entry.get("image_path", ""), caption: _with_tags(entry, rule)}) for line, entry in records
+        )
     above, (rows, unused) = root.absolute().as_posix(), _rows(path, records, rule)
     if not rows:
         fix = "add one row per image, or remove the table to use all images"
@@ -201,11 +203,13 @@ def _rows(path: Path, records: _Records, rule: CaptionRule) -> tuple[list[Row], 
             found = shown(name) if file in record else f"columns: {listed(list(record))}"
             why = f"expected a file name as {file!r}, as in the first row; found {found}"
             raise _error(path, line, "a row without a file name", why, "correct or remove this line")
-        texts = [record[one] for one in captions if record.get(one) not in (None, "")]
+        texts = [record[column] for column in captions if record.get(column) not in (None, "")]
         if not texts:
-            texts = [record[one] for one in (rule.table_fallback, *captions[:1]) if record.get(one) is not None]
-        several = [one for text in texts for one in (text if isinstance(text, list) else [text])]
-        point = [record[one] for one in FOCUS_COLUMNS if one in record]
+            texts = [
+                record[column] for column in (rule.table_fallback, *captions[:1]) if record.get(column) is not None
+            ]
+        several = [value for text in texts for value in (text if isinstance(text, list) else [text])]
+        point = [record[column] for column in FOCUS_COLUMNS if column in record]
         caption = several if len(several) > 1 else (*texts, None)[0]
         rows.append(make_row(path, line, str(name), caption, point, is_captioned=bool(captions)))
         if not captions:
@@ -224,18 +228,21 @@ def _chosen(path: Path, line: int, columns: Sequence[str], rule: CaptionRule) ->
     except UnusableSampleError as error:
         what, name = ("file names", FILE_COLUMNS[0]) if error.slug == "no-image-column" else ("captions", "text")
         raise _error(path, line, f"no column of {what}", error.what, f"{error.fix}, or call it {name}") from error
-    return file, (*([caption] if caption else ()), *(one for one in rule.caption_columns[1:] if one in columns))
+    return file, (
+        *([caption] if caption else ()),
+        *(column for column in rule.caption_columns[1:] if column in columns),
+    )
 
 
 def _with_tags(record: dict[str, Any], rule: CaptionRule) -> Any:
     """Caption and tags in kohya's metadata: if one line is drawn, each has all tags; or a list of what is no text."""
-    texts = [one for one in (record.get("caption"), record.get("tags")) if one not in (None, "")]
-    if no_text := [one for one in texts if not isinstance(one, str)]:
+    texts = [text for text in (record.get("caption"), record.get("tags")) if text not in (None, "")]
+    if no_text := [text for text in texts if not isinstance(text, str)]:
         return no_text[:1]
     if len(texts) < 2 or rule.lines != "all":
         return rule.tag_separator.join(texts)
     tags = rule.tag_separator + texts[1].replace("\n", rule.tag_separator)
-    return "\n".join(one + tags for one in texts[0].split("\n") if one.strip())
+    return "\n".join(line + tags for line in texts[0].split("\n") if line.strip())
 
 
 def make_row(
