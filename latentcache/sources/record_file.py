@@ -55,7 +55,8 @@ class RecordReader:
                 if self.last and not self._has_objects:
                     raise fault("not-records", "it is a list without objects")
             else:
-                lines = self._lines_of_object(reader) if self._may_be_object(reader) else reader.lines()
+                is_small = self.name.lower().endswith(".json") and reader.size <= MAX_LINE_BYTES
+                lines = self._lines_of_object(reader) if is_small else reader.lines()
                 yield from self._records(lines, lambda raw: parse_json(decode(raw)))
             self.stat, self.content = reader.finish()
         if self.way.kind in ("parquet", "arrow"):
@@ -79,33 +80,22 @@ class RecordReader:
                 yield record
             self.last = line
 
-    def _may_be_object(self, reader: LineReader) -> bool:
-        """True if the first line alone is no JSON, or a ``.json`` file has no other one."""
-        first, end, _ = reader.head.strip(BLANK).partition(b"\n")
-        if not first.startswith(b"{") or reader.size > MAX_LINE_BYTES:
-            return False
-        if not end:
-            return self.name.lower().endswith(".json")
-        try:
-            parse_json(decode(first))
-        except UnusableSampleError:
-            return True
-        return False
-
     def _lines_of_object(self, reader: LineReader) -> Iterator[tuple[int, bytes]]:
         """A file as one line if it is one object, else its lines; raises ``not-records`` for settings."""
-        data = reader.all_bytes(MAX_LINE_BYTES, fault("too-large", "it has more than 64 MiB", self.path))
+        data = b"".join(reader.chunks())
         try:
             value = parse_json(decode(data))
-            if self._form is None:
-                self._form = detect_format(value)
+        except UnusableSampleError:
+            lines = enumerate(data.split(b"\n"), start=1)
+            yield from ((line, raw) for line, raw in lines if raw.strip(BLANK))
+            return
+        try:
+            if isinstance(value, dict):
+                self._form = self._form or detect_format(value)
         except UnusableSampleError as error:
             if error.slug == "record-field":
                 raise fault("not-records", f"it is one JSON object, and no record: {error.what}") from error
-            lines = enumerate(data.split(b"\n"), start=1)
-            yield from ((line, raw) for line, raw in lines if raw.strip(BLANK))
-        else:
-            yield 1, data
+        yield 1, data
 
     def _columnar(self) -> Iterator[Record]:
         with opened(self.path, self.way.kind) as table:

@@ -240,8 +240,15 @@ def test_a_file_of_settings_beside_records_is_noted(tmp_path, text):
 
 
 def test_a_record_over_several_lines_is_one(tmp_path):
-    records, log = read(tmp_path, json.dumps({"text": "one"}, indent=2) + "\n")
-    assert ([(r.line, r.text) for r in records], log.rejected.all()) == ([(1, "one")], ())
+    (tmp_path / "a.json").write_text(json.dumps({"text": "one"}, indent=2) + "\n")
+    found = scan(tmp_path / "a.json")
+    assert (list(found.samples.names), texts_of(found), found.rejected) == (["a.json:1"], ["one"], ())
+
+
+@pytest.mark.parametrize("text", ["3", '"text"', "null"])
+def test_a_json_file_that_is_one_value_has_no_record(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    assert [(item.line, item.reason) for item in scan(tmp_path / "a.json").rejected] == [(1, "record-field")]
 
 
 def test_lines_behind_a_broken_first_one(tmp_path):
