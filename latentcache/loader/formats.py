@@ -9,8 +9,10 @@ row apart by ``position_ids`` if they get no ``attention_mask`` and no cache (``
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ import torch
 from latentcache.errors import UsageError
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.plan.numbers import choice
+from latentcache.store.snapshot import Snapshot
 from latentcache.value import Value
 
 Batch = dict[str, Any]
@@ -175,11 +178,22 @@ def check_sample_format(
     return name
 
 
-def missing_embeddings(name: str, columns: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Embeddings that a model of this format needs and these columns lack, and columns that its batches have."""
+def check_embeddings(name: str, columns: Sequence[str], snapshot: Snapshot) -> None:
+    """Raise UsageError if the model of a format needs embeddings that the cache, with these columns, lacks."""
     wanted = FORMATS[name]
-    carried = [column for column in columns if column in wanted.names.values()]
-    return [embedding for embedding in wanted.embeddings if embedding not in columns], carried
+    missing = [column for column in wanted.embeddings if column not in columns]
+    if missing:
+        model = Path(str(snapshot.fields["latents"].provenance.get("model", "")))
+        pipelines = [str(folder) for folder in (model, model.parent) if (folder / "model_index.json").is_file()]
+        words = ("latentcache", "build", str(snapshot.source["root"]), "--out", str(snapshot.paths.root))
+        command = shlex.join([*words, "--text-encoder", *(pipelines or ["PIPELINE"])[:1]])
+        raise UsageError(
+            f"format={name!r}: the cache has no {' and no '.join(missing)}",
+            where=str(snapshot.paths.root),
+            why="the model's forward takes them",
+            fix=f"`{command}` adds them{'' if pipelines else ' (PIPELINE: your pipeline)'}; or, to encode captions"
+            f" while you train, fields={[column for column in columns if column in wanted.names.values()]}",
+        )
 
 
 def check_carried(name: str | None, columns: Sequence[str]) -> None:

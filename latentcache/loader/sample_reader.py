@@ -9,12 +9,10 @@ item, with a mask. While a build still makes items, it is padded to the longest 
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,7 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import ReadSpec
 from latentcache.fields.strings import Strings
 from latentcache.loader.buffers import BufferPool
-from latentcache.loader.formats import Batch, check_sample_format, missing_embeddings, sample_format
+from latentcache.loader.formats import Batch, check_embeddings, check_sample_format, sample_format
 from latentcache.loader.samples import CAPTION, METADATA, SAMPLES, TEXTS, Draw, Joined, Part, Selection, prompt_row
 from latentcache.loader.values import Affine, posterior, restored, without_team
 from latentcache.plan.documents import Ints
@@ -47,18 +45,10 @@ Variants = Mapping[str, Ints]
 #: Variant of a sample whose texts are left out.
 DROPPED = -1
 _ANY = CaptionVariants()
-#: Stands for a pipeline in a command if the cache does not know one.
-PIPELINE = "PIPELINE"
 #: Columns up to this size are kept in memory; larger ones are read by position.
 _RESIDENT_BYTES = 8 << 20
 #: Bits of an occurrence that number the repeats of a sample; the others count how often weights serve each.
 _REPEAT_BITS = 16
-
-
-def pipeline_of(model: str) -> str:
-    """The pipeline that a VAE is of, if it is in a folder of one; else a placeholder."""
-    folders = (Path(model), Path(model).parent)
-    return next((str(folder) for folder in folders if (folder / "model_index.json").is_file()), PIPELINE)
 
 
 class _Source:
@@ -142,24 +132,8 @@ class SampleReader:
         served = {one: (fields[one].recipe, [found[one] for found in shapes if one in found]) for one in self.fields}
         form = check_sample_format(name, [*self.fields, *self.metadata], served)
         if form is not None and self._selection.requested is None:
-            self._check_embeddings(form)
+            check_embeddings(form, [*self.fields, *self.metadata], self._snapshot)
         return form
-
-    def _check_embeddings(self, form: str) -> None:
-        """Raise an error if the model of a format needs embeddings that the cache does not hold."""
-        missing, carried = missing_embeddings(form, [*self.fields, *self.metadata])
-        if missing:
-            paths, snapshot = self._snapshot.paths, self._snapshot
-            pipeline = pipeline_of(str(snapshot.fields["latents"].provenance.get("model", "")))
-            words = ["latentcache", "build", str(snapshot.source["root"]), "--out", str(paths.root)]
-            command = shlex.join([*words, "--text-encoder", pipeline])
-            raise UsageError(
-                f"format={form!r}: the cache has no {' and no '.join(missing)}",
-                where=str(paths.root),
-                why="the model's forward takes them",
-                fix=f"`{command}`{'' if pipeline != PIPELINE else ', with your pipeline,'} adds them; or, to encode"
-                f" captions while you train, fields={carried}",
-            )
 
     def notes(self, title: str) -> list[str]:
         """Sentences on samples that are not served, or are served without a caption."""
