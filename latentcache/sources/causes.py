@@ -1,7 +1,4 @@
-"""Table of reason words for inputs that are not used, each with a hint on what to do about it.
-
-Every word that the package puts on a file or a record is in :data:`HINTS`. Words are stable; hints may get better.
-"""
+"""Causes of inputs that are not used, each with its fix and the reason words of programs. Words are stable."""
 
 from __future__ import annotations
 
@@ -11,129 +8,96 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from latentcache.errors import UnusableSampleError, count_of
 from latentcache.fields.table import Rejected
 
-#: Reason word -> what the user can do, one line.
-HINTS: Mapping[str, str] = {
-    # the bytes are not an image that can be read
-    "truncated": "the file is cut short or damaged: download or export it again",
-    "empty": "the file has no bytes: download or export it again, or remove it",
-    "zeros": "the file holds only zero bytes, as after a failed copy: copy or download it again",
-    "html": "this is a web page with the name of an image: download the image itself",
-    "git-lfs": "this is a Git LFS pointer, not the image: run `git lfs pull` in the data folder",
-    "svg": "vector images have no pixels: export it as PNG",
-    "heic-needs-plugin": "HEIC is not supported: convert it to JPEG or PNG, e.g. `heif-convert in.heic out.png`",
-    "jxl-needs-plugin": "JPEG XL is not supported: convert it, e.g. `djxl in.jxl out.png`",
-    "eps": "PostScript is a program and is not run: export it as PNG",
-    "pdf": "PDF is not an image format: export its pages as PNG",
-    "unknown": "unknown image format: convert it to PNG or JPEG, or remove it",
-    # an image that cannot be trained on as it is
-    "float": "scale the values to 0..255 and save it as an 8-bit or 16-bit image",
-    "too-small": "use a larger image, or remove it",
-    "too-few-pixels": "use a larger image, or a smaller --min-pixels",
-    "extreme-aspect": "crop it nearer to a square, or add a --bucket of its shape",
-    "too-many-pixels": "make it smaller, or raise --max-pixels",
-    "bomb": "its header claims too many pixels to be trusted: make it smaller, or remove it",
-    "too-large": "the file is larger than 1 GiB: make it smaller, or remove it",
-    "png-metadata-too-large": "strip its metadata, e.g. `exiftool -all= FILE`, or save it again",
-    # the file system
-    "not-regular": "this is not a regular file (a pipe, socket, device or folder): remove it from the data folder",
-    "symlink-loop": "the link leads back to itself or to a folder above it: remove the link",
-    "not-found": "put the file there, or remove what points to it",
-    "outside-root": "copy it into the data folder and name it relative to it, or follow the link with --follow-links",
-    "permission": "give yourself read permission, e.g. with `chmod -R u+rX`",
-    "io-error": "the file system cannot read it: check the path and the disk, then run again",
-    "changing": "another program is writing the file: run again when it has finished",
-    # archives
-    **dict.fromkeys(("tar-truncated", "tar-damaged"), "members from there on are lost: write the tar again"),
-    "rows-damaged": "download or export the file again",
-    "arrow-compressed": "save it again with `datasets`: Dataset.from_file(FILE).save_to_disk(FOLDER)",
-    "two-images": "say which one is the image, e.g. --image-column jpg, or give each a key of its own",
-    "no-image": "remove the row, or save the data set with its images inside, as save_to_disk and push_to_hub do",
-    "no-image-column": "name the column of images: --image-column NAME",
-    "no-caption-column": "name a column of texts: --caption-column NAME",
-    # captions
-    "caption-encoding": "save the caption as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`",
-    "caption-unicode": "remove the NUL or the half surrogate pair from the caption",
-    "caption-json": "correct the JSON file beside the image, or remove it",
-    "caption-too-large": "a caption has at most 1 MiB: shorten it, or remove the file",
-    "table-row": "correct this row of the table",
-    # records
-    "no-json": "correct or remove it",
-    "not-utf8": "save it as UTF-8, e.g. with `iconv -t UTF-8 -f WINDOWS-1252`, or -f UTF-16",
-    "line-too-long": "a record has at most 64 MiB: split it into several",
-    "text-too-large": "a text has at most 64 MiB: use --text-lines for one document per line, or split the file",
-    "record-field": "correct this field, or remove the record",
-    "record-empty": "the record has no content: remove it",
-    "record-unicode": "remove the half surrogate pair from the text",
-    "role-order": "put the turns into the order of the conversation, or remove the record",
-    "no-answer": "end the conversation with a turn of the assistant, or remove the record",
-    "compressed": "unpack it first, e.g. with `gunzip -k` or `zstd -d`",
-    "not-records": "expected one JSON object per line, or one list of objects",
-    "hub-dataset": "download it, e.g. `hf download --repo-type dataset NAME --local-dir FOLDER`, and give its folder",
-    "script-dataset": "scripts are not run: save the output as JSON lines and name that file as file_name",
-    "unread-form": "save it as JSON lines or parquet, and name that file in dataset_info.json",
-    "not-for-sft": "this form of data is not supported: leave it out, or write it as prompts with answers",
-    # tokenization
-    "template": "correct the record, or give another template with --chat-template FILE, such as that of "
-    "trl.chat_template_utils.get_training_chat_template(tokenizer)",
-    "template-rewrites": "give a template that marks loss tokens with {% generation %}: --chat-template FILE; "
-    "trl.chat_template_utils.get_training_chat_template(tokenizer) has one for many models",
-    "no-template": "give a template with --chat-template FILE",
-    "reserved-character": "remove the characters U+FDD0 to U+FDD2 from the text: Unicode keeps them for programs",
-    "record-too-large": "split the record into several, or give more memory with --host-memory",
-    "tokenizer-crash": "it ends the process that tokenizes it: remove the record; --retry-failed tries it once more",
-    # videos
-    "needs-pyav": "PyAV reads videos: `pip install 'latentcache[video]'`",
-    "no-video": "the file has no video frames: replace it, or remove it",
-    "no-frame-count": "give --frames N to encode videos too; control images are of images only",
-    "too-few-frames": "use a longer video, or add a smaller --frames",
-    "frames-missing": "write the video again, e.g. `ffmpeg -i IN -c:v libx264 -crf 15 OUT.mp4`",
-    # the encoder
-    "non-finite": "the model gives NaN or infinity for it, also in float32: remove the image",
-    "storage-overflow": "its latents do not fit the storage type: use --storage-dtype bfloat16 or float32",
-    "out-of-memory": "it does not fit into memory alone: use a smaller image or --resolution",
-    "decoder-crash": "it ends the process that decodes it: save it again; --retry-failed tries it once more",
-    "encoder-crash": "it ends the process that encodes it: remove it; --retry-failed tries it once more",
-    "decoder-error": "the decoder failed on it: open it in an editor and save it again",
-    # notes: nothing is rejected
-    "not-rendered": "give a template that writes it: --chat-template FILE; the tokens lack it",
-    "hidden": "names that begin with a dot are not used: rename it to use it",
-    "cache-folder": "a cache inside the data folder is not read as data",
-    "nested-link": "links inside a linked folder are not followed: the files are used under their own names",
-    "caption-conflict": "remove one of the two caption files",
-    "caption-lines": "give --caption-lines all to use each line as a caption, or first to leave the others out",
-    "caption-unused": "no image beside it has this name: rename it, or remove it",
-    "shard-missing": "the names say that there are more files: download the missing ones",
-    "split-unused": "read another split with --split NAME",
-    "member-unused": "members are read by what follows the first dot of their names: name them KEY.jpg, KEY.txt",
-    "text-column": "name the column of captions to use it: --caption-column NAME",
-    "caption-cut": "shorten the caption; --text-length N raises the limit of a pipeline that has no fixed length",
-    "captions-left": "a larger --caption-variants stores all of them",
-    "prompt-not-stored": "add --text-compute-dtype float32, or give another prompt",
-    "unlisted": "add a row to the table to use it",
-    "nested-table": "give --layout imagefolder to read it, or remove it",
-    "reg-unused": "raise the repeats of the training images to use more of them",
-    "no-caption": "write a caption file for it, or give --default-caption TEXT",
-    "mask-scaled": "nothing, if image and mask show the same; else save it in the size of its image",
-    "control-scaled": "nothing, if both images show the same; else save it in the size of its image",
-    "mask": "name it as its image, or leave masks out with --masks none",
-    "control": "name it as its image, or leave control images out with --controls none",
-    "outside-sets": "move it into one of the sets to use it, or give --layout folder",
-    "config": "change it in the file, or take it as it is here",
-    "config-ignored": "nothing: they are for training, or for the trainer's own cache",
-    "config-asks": "give the option that is named, if the entries are to be made so",
-    "in-two-sets": "keep it in one set, or give both sets the same captions",
-    "duplicate-row": "remove one of the rows",
-    "sidecar-unused": "the table decides the captions: remove it to use the files beside the images",
-    "text-unused": "the folder has records in JSON or parquet: give the text files their own folder to use them",
-    "table-unused": "this format is not supported: save it as JSON lines or parquet",
-    "all-samples": "num_samples draws at random and is not followed: all records are used",
-    "unused": "no reader takes these files: convert them if they are data",
-}
+
+class Cause(NamedTuple):
+    """One cause, the reason words that mean it, and what the user can do: one line."""
+
+    name: str
+    words: tuple[str, ...]
+    fix: str
+
+
+#: Each cause with its reason words, and below it the fix. Every word that this package puts on a file or a record is
+#: here; the detail of an item says the rest.
+_TABLE = """
+damaged file: truncated empty zeros decoder-error no-video frames-missing tar-truncated tar-damaged rows-damaged
+    download, export or save the file again, or remove it
+web page with the name of an image: html
+    download the image itself
+Git LFS pointer: git-lfs
+    run `git lfs pull` in the data folder
+unsupported image format: svg heic-needs-plugin jxl-needs-plugin eps pdf unknown float
+    convert it to PNG or JPEG with 8 or 16 bits
+unsupported kind of file: unused table-unused unread-form compressed arrow-compressed
+    if you need it, unpack it, or save it as PNG, JPEG, JSON lines or parquet
+size that is not allowed: too-small too-few-pixels extreme-aspect too-many-pixels bomb
+    resize or crop it, or change --min-pixels, --max-pixels or --bucket
+too large: too-large caption-too-large line-too-long text-too-large record-too-large png-metadata-too-large
+    make it smaller or split it; --text-lines reads each line as a text
+too large for the memory: out-of-memory
+    use smaller images, a smaller --resolution, or more memory with --host-memory
+no regular file, or nothing there: not-regular symlink-loop not-found
+    put the file there, or remove the name from DATA
+outside DATA: outside-root
+    copy it into DATA and name it relative to DATA, or follow the link with --follow-links
+not readable: permission io-error
+    give yourself read permission (`chmod -R u+rX`), check the disk, and run again
+changed while it was read: changing
+    run again when no program writes the file
+unclear column or member: two-images no-image no-image-column no-caption-column text-column member-unused
+    name it with --image-column or --caption-column; members of one sample are KEY.jpg and KEY.txt
+text with wrong characters: caption-encoding caption-unicode not-utf8 record-unicode reserved-character
+    save it as UTF-8 (`iconv -t UTF-8 -f WINDOWS-1252`), without NUL, half surrogate pairs, U+FDD0 to U+FDD2
+wrong line or field: caption-json table-row duplicate-row no-json record-field record-empty role-order no-answer
+    correct this line or field, or remove it
+no data for training: not-records not-for-sft
+    write one JSON object per line: text, messages, or a prompt with its completion
+data elsewhere: hub-dataset script-dataset shard-missing
+    download it (`hf download --repo-type dataset NAME --local-dir FOLDER`), or save a script's output
+chat template that does not fit: template template-rewrites no-template not-rendered
+    give another one with --chat-template FILE: trl.chat_template_utils.get_training_chat_template has one
+PyAV is not installed: needs-pyav
+    `pip install 'latentcache[video]'` reads videos
+frames of a video: no-frame-count too-few-frames
+    give --frames N to encode videos, or a smaller N; control images are of images only
+values that cannot be stored: non-finite storage-overflow prompt-not-stored
+    use --storage-dtype bfloat16 or --compute-dtype float32, or remove the input
+ends the process that reads it: decoder-crash encoder-crash tokenizer-crash
+    remove it, or save it again; --retry-failed tries it once more
+hidden or set aside: hidden cache-folder nested-link
+    rename it to use it; names that begin with a dot, and caches, are not data
+caption that is not used: caption-conflict caption-unused sidecar-unused
+    keep one caption for each image, with its name; a metadata table decides alone
+lines of captions that are not used: caption-lines
+    give --caption-lines all to use each line as a caption, or first to leave the others out
+image without a caption: no-caption
+    write a caption file for it, or give --default-caption TEXT
+caption that is cut or left out: caption-cut captions-left
+    shorten it, or raise --text-length or --caption-variants
+other split: split-unused
+    read it with --split NAME
+no row in a table: unlisted nested-table
+    add a row to the table to use it, or give --layout imagefolder to read the table
+mask or control image: mask control mask-scaled control-scaled
+    give both images one name and one size, or leave them out with --masks none or --controls none
+not in exactly one set: outside-sets in-two-sets reg-unused
+    move it into one of the sets, or give --layout folder; more repeats use more regularization images
+setting of a configuration: config config-ignored config-asks all-samples
+    change it in the file, or give the option that is named; settings of training have no effect here
+texts beside records: text-unused
+    give the text files a folder of their own to use them
+"""
+CAUSES = tuple(
+    Cause(head.partition(": ")[0], tuple(head.partition(": ")[2].split()), fix.strip())
+    for head, fix in zip(*[iter(_TABLE.strip().splitlines())] * 2, strict=True)
+)
+#: Reason word -> the fix of its cause.
+HINTS: Mapping[str, str] = {word: cause.fix for cause in CAUSES for word in cause.words}
 #: Notes of one reason that are given one by one; the rest is one note with a count.
 _NOTES_EACH = 100
 _GENERIC = "look at the file; replace or remove it"

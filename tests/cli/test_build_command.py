@@ -65,7 +65,7 @@ def test_text_gives_the_reason_for_status_1(run, data):
     done = build(run, data)
     assert done.status == 1
     assert "quarantined broken.jpg [empty]" in done.out
-    assert "  fix: the file has no bytes" in done.out
+    assert "  fix: download, export or save the file again" in done.out
     assert "1 quarantined (more than --allow-failed 0: exit status 1)" in done.out
 
 

@@ -4,11 +4,13 @@ from pathlib import Path
 import pytest
 
 import latentcache
-from latentcache.sources.causes import HINTS, sniff_cause
+from latentcache.sources.causes import CAUSES, HINTS, sniff_cause
 
 
-def test_every_hint_is_one_line():
-    assert all(10 < len(hint) < 240 and "\n" not in hint for hint in HINTS.values())
+def test_every_word_has_one_cause_with_a_fix():
+    assert 25 < len(CAUSES) < 35
+    assert all(10 < len(cause.fix) < 160 and cause.words for cause in CAUSES)
+    assert len(HINTS) == sum(len(cause.words) for cause in CAUSES)
 
 
 def test_every_cause_word_in_the_code_of_the_folder_is_in_the_table():

@@ -103,7 +103,7 @@ class Rows:
         values = column.field(child) if child else column
         _, bounds, data = values.buffers()
         if data is not None and not begin <= data.address <= begin + self._file.size() - data.size:
-            raise fault("arrow-compressed", "its columns are compressed", self._path)
+            raise fault("arrow-compressed", "its columns are compressed: save_to_disk writes them plain", self._path)
         wide = np.int64 if pyarrow.types.is_large_binary(values.type) else np.int32
         ends = np.frombuffer(bounds, dtype=wide, count=values.offset + len(values) + 1)[values.offset :]
         start = (data.address - begin if data is not None else 0) + ends[:-1].astype(np.uint64)

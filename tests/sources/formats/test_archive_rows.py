@@ -121,7 +121,7 @@ def test_compressed_arrow_is_rejected_with_a_fix(tmp_path: Path) -> None:
     with pytest.raises(UnusableSampleError, match="compressed") as error:
         spans_of(path)
     assert error.value.slug == "arrow-compressed"
-    assert "save_to_disk" in error.value.fix
+    assert "save_to_disk" in error.value.what
 
 
 def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
