@@ -251,32 +251,15 @@ def finding_lines(found: Iterable[Finding]) -> Iterator[str]:
     """Findings as text: a line for the notes of one reason; of other categories the first ones, and their number."""
     from latentcache.report.groups import grouped
 
-    for category, groups in groupby(grouped(found), key=lambda group: group.first.category):
+    for category, groups in groupby(grouped(found), key=lambda group: group[0].category):
         if category == "note":
             for group in groups:
-                yield from _finding_lines(group.first, len(group.findings) - 1)
+                yield from _finding_lines(group[0], len(group) - 1)
             continue
-        every = [finding for group in groups for finding in group.findings]
+        every = [finding for group in groups for finding in group]
         yield from chain.from_iterable(map(_finding_lines, every[:SHOWN]))
         if len(every) > SHOWN:
             yield f"... and {len(every) - SHOWN} more {category} (all of them with --json)"
-
-
-def grouped_lines(found: Iterable[Finding]) -> Iterator[str]:
-    """Findings as text: a line for each reason."""
-    from latentcache.report.groups import grouped
-
-    for group in sorted(grouped(found), key=lambda group: -group.count):
-        first = group.first
-        field = f" {first.field}" if first.field else ""
-        detail = f": {first.found}" if first.found else ""
-        place = f"{first.path}:{first.line}" if first.line else first.path
-        if len(group.findings) == 1 and first.count > 1:
-            yield f"{first.category:10} {first.reason}{field}{detail}"
-        else:
-            yield f"{first.category:10} {group.count} {first.reason}{field}, the first is {place}{detail}"
-        if first.category == "quarantined" and first.hint:
-            yield f"  fix: {first.hint}"
 
 
 def _finding_lines(one: Finding, more: int = 0) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
-from latentcache.cli.console import SHOWN, Result, findings, grouped_lines
+from latentcache.cli.console import SHOWN, Result, finding_lines, findings
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import about, captions_text, field_lines, planned_entries
 from latentcache.errors import LatentcacheError, UsageError, count_of
@@ -171,7 +171,7 @@ def _lines(
     yield from (f"{label:10} {text}" for label, text in _recognized(payload))
     for sample in samples:
         yield from _sample_lines(sample)
-    yield from grouped_lines(items)
+    yield from finding_lines(items)
     if not items:
         yield f"{'notes':10} every file is used as given"
     for work in plan.fields.values() if plan else ():

@@ -31,7 +31,7 @@ def cuda_version() -> str:
 
 
 def device_report(device: str = "auto") -> dict[str, Any]:
-    """Describe the device of this process, for ``doctor``: ``usable``, and ``cuda`` that torch was built for."""
+    """Describe the device of this process: ``usable``, and ``cuda`` that torch was built for."""
     import torch
 
     found: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "usable": False}

@@ -5,25 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from latentcache.value import Value
 from latentcache.verify.findings import Finding
-
-
-class Group(Value):
-    """Findings of one category and reason."""
-
-    findings: tuple[Finding, ...]
-    """Each file or record once, with all fields that it is said of."""
-
-    @property
-    def first(self) -> Finding:
-        """The first of them."""
-        return self.findings[0]
-
-    @property
-    def count(self) -> int:
-        """Files or records."""
-        return sum(finding.count for finding in self.findings)
 
 
 def _joined(before: Finding, after: Finding) -> str:
@@ -32,8 +14,8 @@ def _joined(before: Finding, after: Finding) -> str:
     return ", ".join(sorted(filter(None, fields)))
 
 
-def grouped(findings: Iterable[Finding]) -> Iterator[Group]:
-    """Yield the groups in the order of their first findings."""
+def grouped(findings: Iterable[Finding]) -> Iterator[tuple[Finding, ...]]:
+    """Yield the findings of one category and reason together, each file or record once with all its fields."""
     groups = dict[tuple[str, str], dict[tuple[object, ...], Finding]]()
     for finding in findings:
         group = groups.setdefault((finding.category, finding.reason), {})
@@ -43,4 +25,4 @@ def grouped(findings: Iterable[Finding]) -> Iterator[Group]:
     rejected = {reason for category, reason in groups if category == "quarantined"}
     for (category, reason), group in groups.items():
         if category != "note" or reason not in rejected:  # said of the rejected samples already
-            yield Group(findings=tuple(group.values()))
+            yield tuple(group.values())
