@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
-from latentcache.errors import CacheDamagedError, CacheNotFoundError
+from latentcache.errors import CacheDamagedError, CacheNotFoundError, StoreError
 from latentcache.store.atomic_io import raise_unreadable, read_file, unreadable
 
 OPEN_SUFFIX = ".open"
@@ -106,10 +107,11 @@ class CachePaths:
         return int(text)
 
     def next_snapshot(self) -> int:
-        """Number of the next snapshot; no folder has it, not even one that lost its manifest."""
-        return 1 + max(
-            (int(path.name) for path in _listed(self.snapshots_folder) if path.name.isdecimal()), default=0
-        )
+        """Number of the next snapshot: of a folder that a killed build left unfinished, else of a new one."""
+        current = 0
+        with suppress(StoreError):  # CURRENT is missing or damaged
+            current = self.current_snapshot()
+        return 1 + max([current, *self.snapshots()])
 
     def snapshots(self) -> list[int]:
         """Numbers of the snapshots that were written whole, current or not, upwards."""
