@@ -270,7 +270,12 @@ def _finding_lines(one: Finding, more: int = 0) -> Iterator[str]:
     field = f" {one.field}" if one.field and one.category in ("quarantined", "note") else ""
     sides = f"expected {one.expected}, found {one.found}" if one.expected else one.found
     name += f" and {more} more" if more else ""
-    yield f"{one.category}{name and f' {name}'}{field} [{one.reason}]{': ' + sides if sides else ''}"
+    if one.category == "missing" and one.reason == "not-built":
+        yield f"new {name}: not in the cache yet"
+    elif one.category == "stale" and one.reason == "source-removed":
+        yield f"removed {name}: in the cache, but {'not in DATA now' if one.names or line else 'its file is gone'}"
+    else:
+        yield f"{one.category}{name and f' {name}'}{field} [{one.reason}]{': ' + sides if sides else ''}"
     if one.names:
         left = one.count - len(one.names)
         yield f"  {', '.join(one.names)}{f' and {left} more' if left > 0 else ''}"

@@ -163,9 +163,7 @@ def _lines(report: VerifyReport) -> Iterator[str]:
 def _remarks(report: VerifyReport) -> Iterator[str]:
     if unreferenced := report.counts.get("unreferenced"):
         yield f"unreferenced: {count_of(unreferenced, 'entries')} (see `latentcache gc`)"
-    if report.not_compared:
-        words = (word if word.endswith(")") else f"{word} (not given)" for word in report.not_compared)
-        yield f"not compared: {', '.join(words)}"
+    yield from report.not_compared
     if report.part:
         yield f"this is part {report.part} of DATA: samples of other parts were not checked"
     if report.not_looked_at:

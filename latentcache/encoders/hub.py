@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from latentcache.encoders.faults import first_line
-from latentcache.errors import ModelNotFoundError, UsageError, option
+from latentcache.errors import LatentcacheError, ModelNotFoundError, UsageError, option
 from latentcache.value import Value
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -106,6 +106,29 @@ def hub_folder(name: str, wanted: Wanted, *, revision: str = "") -> Path:
             f" `hf download {name} --include {patterns}` does"
         )
     raise ModelNotFoundError(what, where=where, why=why + first_line(failure), fix=fix)
+
+
+def recorded(word: str, revision: str) -> str:
+    """Path of the model that a cache names: itself, or the recorded commit of a hub id. No network is asked.
+
+    Raises:
+        ModelNotFoundError: It is not on this machine.
+    """
+    if is_stub(word) or expanded(word).exists():
+        return word
+    if not is_hub_id(word):
+        raise ModelNotFoundError("no such file or folder", where=word, fix="check the path")
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folder = Path(HF_HUB_CACHE, f"models--{word.replace('/', '--')}", "snapshots", revision)
+    if revision and folder.is_dir():
+        return str(folder)
+    raise ModelNotFoundError("not in the local hub cache", where=word, fix=f"`hf download {word}`")
+
+
+def not_compared(what: str, word: str, error: LatentcacheError, flag: str) -> str:
+    """Sentence for ``Described.not_compared``."""
+    return f"{what} {word} was not checked ({error.args[0]}); add {flag}"
 
 
 def is_stub(word: str) -> bool:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from os import PathLike
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
@@ -308,6 +309,8 @@ class Described(Value):
     needs_torch: bool = False
     demo: bool = False
     """True if the encoder is for trying the tool and not for training."""
+    not_compared: str = ""
+    """Why a check could not compare the recorded encoder, with its path and the option that names another one."""
 
 
 class Difference(Value):
@@ -335,9 +338,10 @@ class DescribeContext(Value):
     ask: Callable[..., Any] | None = None
     """``ask("module:function", **kwargs)`` runs a function in a worker; None if no worker may be started."""
     check: bool = False
-    """True: only say which recipe the settings ask for; an encoder that was not named is not opened."""
+    """True: only say which recipe the settings ask for. A recorded encoder is not downloaded: if it is not here,
+    ``Described.not_compared`` says so."""
     check_encoder: bool = False
-    """True with ``check``: describe the recorded encoder as it is now, or raise."""
+    """True with ``check``: raise if the recorded encoder is not here."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Settings that a configuration in DATA asks for."""
     followed: Described | None = None
@@ -568,9 +572,16 @@ class FieldKind:
 
     def model_differences(self, recipe: Recipe, provenance: Mapping[str, Any], wanted: Any) -> Differences:
         """(setting, cached, wanted) in which a model differs from the one this recipe was made with."""
-        raise UnsupportedModelError(
-            f"{self.name}: cannot be compared with a model here", fix="latentcache verify CACHE --model MODEL"
+        from latentcache.fields.registry import load
+
+        if not isinstance(wanted, str | PathLike) or not self.describer:
+            why = "its folder or hub id can be compared" if self.describer else "its kind has no model"
+            raise UnsupportedModelError(f"{self.name}: not a model to compare with", why=why, fix="give its folder")
+        settings = self.settings(**{fields(self.settings)[0].name: str(wanted)})
+        described = load(self.describer)(
+            settings, Cached(recipe=recipe, provenance=provenance), DescribeContext(check=True)
         )
+        return self.differences(recipe, described.recipe, (provenance, described.provenance))
 
     def describe(self, recipe: Recipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Return the lines of ``info`` about the field: label -> text, in order."""

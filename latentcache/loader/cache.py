@@ -21,7 +21,7 @@ from latentcache.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from latentcache.fields.protocol import FieldRecipe
+from latentcache.fields.protocol import Differences, FieldRecipe
 from latentcache.loader.documents import Documents
 from latentcache.loader.samples import Draw, Part, ReadSettings, Selection
 from latentcache.loader.view import View
@@ -160,25 +160,21 @@ class Cache(View):
         return recipe
 
     def check(self, model: Any, field: str | None = None) -> None:
-        """Raise unless this cache was made with a model's own tokenizer. Nothing is loaded.
+        """Raise unless this cache was made with a model. Nothing is loaded.
 
         Args:
-            model: Folder of the tokenizer, its ``tokenizer.json``, its fingerprint (32 hex digits), or a loaded
-                tokenizer of transformers.
-            field: None: the only field.
+            model: Folder of a VAE, a pipeline or a tokenizer. Of a tokenizer also its ``tokenizer.json``, its
+                fingerprint (32 hex digits), or the loaded one of transformers.
+            field: None: each field that the model makes.
 
         Raises:
             StaleCacheError: They differ; ``differences`` names the settings.
             ModelNotFoundError: There is nothing at this path.
             UnsupportedModelError: It is not a tokenizer, or the field cannot be compared with a model.
         """
-        name = self._field(field)
+        names = [*self.snapshots[0].fields] if field is None else [self._field(field)]
         for snapshot in self.snapshots:
-            rows = snapshot.fields[name]
-            if rows.kind is None or rows.recipe is None:
-                raise UnsupportedModelError(f"field {name}: its kind is not installed", fix="install its package")
-            different = rows.kind.model_differences(rows.recipe, rows.provenance, model)
-            if different:
+            if different := _model_differences(snapshot, names, model):
                 raise StaleCacheError(
                     f"{snapshot.paths.root} was made with another model",
                     where=str(snapshot.paths.root),
@@ -537,3 +533,19 @@ def open_cache(
             stacklevel=3,
         )
     return Cache([Part(snapshot)], ReadSettings(), checksum)
+
+
+def _model_differences(snapshot: Snapshot, names: Sequence[str], model: Any) -> Differences:
+    """(setting, cached, wanted) of the fields that a model makes; raises UnsupportedModelError if it makes none."""
+    different, unsupported = Differences(), list[UnsupportedModelError]()
+    for name in names:
+        rows = snapshot.fields[name]
+        if rows.kind is None or rows.recipe is None:
+            raise UnsupportedModelError(f"field {name}: its kind is not installed", fix="install its package")
+        try:
+            different += rows.kind.model_differences(rows.recipe, rows.provenance, model)
+        except UnsupportedModelError as error:
+            unsupported.append(error)
+    if len(unsupported) == len(names):
+        raise unsupported[0]
+    return different

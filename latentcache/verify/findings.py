@@ -136,7 +136,7 @@ class VerifyReport(Value):
     not_looked_at: int = 0
     """Samples that were not chosen, or for which there was no time: in no category."""
     not_compared: tuple[str, ...] = ()
-    """``encoder``, ``tokenizer``: not checked because it was not given; fields whose kind is not installed."""
+    """Models that are not here, by field and with their path; fields whose kind is not installed."""
     recipe_diff: tuple[RecipeChange, ...] = ()
     confidence: str = ""
     reencoded: Reencoded | None = None

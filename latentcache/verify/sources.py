@@ -117,12 +117,18 @@ def described_now(
             raise UsageError(f"the cache has no field {name}", why=f"its fields: {held}", fix=fix)
     found, context = {}, DescribeContext(device=device, check=True, check_encoder=depth.reencode > 0)
     for name, rows in snapshot.fields.items():
-        given = settings.get(name)
-        if rows.kind is not None and rows.recipe is not None and not (depth.untrusted and given is None):
-            cached = Cached(recipe=rows.recipe, provenance={} if depth.untrusted else rows.provenance)
-            one = load(rows.kind.describer)(given or rows.kind.settings(), cached, context)
-            same = given is None and one.recipe.recipe_id == rows.recipe.recipe_id
-            found[name] = replace(one, recipe=rows.recipe) if same else one
+        if rows.kind is None or rows.recipe is None or not rows.kind.describer:
+            continue
+        default = rows.kind.settings()
+        wanted = rows.kind.resolved(settings, snapshot.samples, held=True) or default
+        if depth.untrusted and wanted == default:  # the manifest would name a path
+            lost = f"{rows.kind.encoder} was not checked (this cache is untrusted)"
+            found[name] = Described(recipe=rows.recipe, label="", not_compared=lost)
+            continue
+        cached = Cached(recipe=rows.recipe, provenance={} if depth.untrusted else rows.provenance)
+        described = load(rows.kind.describer)(wanted, cached, context)
+        is_same = wanted == default and described.recipe.recipe_id == rows.recipe.recipe_id
+        found[name] = replace(described, recipe=rows.recipe) if is_same else described
     return found
 
 

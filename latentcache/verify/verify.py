@@ -90,8 +90,7 @@ def verify_cache(
     depth = Depth(full=full, selection=selection, reencode=reencode, seed=seed)
     settings = {name: settings_of(name, one) for name, one in (given["fields"] or {}).items()}
     look: dict[str, Any] = {"data": given["data"]}
-    if settings or reencode:
-        look["requested"] = partial(described_now, settings=settings, depth=depth, device=device)
+    look["requested"] = partial(described_now, settings=settings, depth=depth, device=device)
     if reencode:  # by name: a check alone imports no encoder
         look["reencode"] = partial(load("latentcache.pipeline.reencode:reencode"), device=device)
     return check_cache(given["cache"], depth, **look)[0]
@@ -158,7 +157,7 @@ def check_cache(
             "reencoded": 0 if again is None else again.samples,
         },
         not_looked_at=int((~categorized).sum()),
-        not_compared=_not_compared(check, None if again is not None else described),
+        not_compared=_not_compared(check, described),
         recipe_diff=changes,
         confidence=_stated(check, depth, chosen, looked) if clean else "",
         reencoded=again,
@@ -199,17 +198,12 @@ def _recorded(cache: Path, data: Path | None) -> Path | None:
     return data
 
 
-def _not_compared(check: Check, described: Mapping[str, Described] | None) -> tuple[str, ...]:
-    """Words of the encoders that were not given, and fields whose kind is not there."""
-    words = []
-    for name, view in check.views.items():
-        found = (described or {}).get(name)
-        if view.rows.kind is None:
-            words.append(f"plan and values of {name} (its kind is not installed)")
-        elif described is not None and not (found and found.producer):
-            reason = f" ({found.notes[0]})" if found and found.notes else ""
-            words.append(f"{view.rows.kind.encoder}{reason}")
-    return tuple(dict.fromkeys(words))
+def _not_compared(check: Check, described: Mapping[str, Described]) -> tuple[str, ...]:
+    """Models that are not here, by field, and fields whose kind is not installed."""
+    lost = {name: found.not_compared for name, found in described.items() if found.not_compared}
+    unknown = [name for name, view in check.views.items() if view.rows.kind is None]
+    words = [f"plan and values of {name} (its kind is not installed)" for name in unknown]
+    return (*words, *(f"{name}: {reason}" for name, reason in lost.items()))
 
 
 def _unreferenced(check: Check) -> int:

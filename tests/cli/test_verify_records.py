@@ -90,11 +90,12 @@ def test_a_missing_tokenizer_or_template_is_named(run, tmp_path):
     assert run("build", tmp_path / "a.jsonl", *words, "--workers", "0").status == 0
     cache = tmp_path / "a.jsonl.latentcache"
     assert run("verify", cache, "--json").json["not_compared"] == []
-    for path, flag in ((template, "--chat-template FILE"), (tokenizer, "--tokenizer PATH")):
+    lost = (("chat template", template, "--chat-template FILE"), ("tokenizer", tokenizer, "--tokenizer PATH"))
+    for what, path, flag in lost:
         path.rename(path.with_name(f"moved {path.name}"))
         done = run("verify", cache)
         assert done.status == 0
-        assert f"not compared: tokenizer (gone: {path}; name it with {flag})" in done.out
+        assert f"input_ids: {what} {path} was not checked (no such file or folder); add {flag}\n" in done.out
     moved = [tmp_path / f"moved {path.name}" for path in (tokenizer, template)]
     words = ("--tokenizer", moved[0], "--chat-template", moved[1])
     assert run("verify", cache, *words, "--json").json["not_compared"] == []

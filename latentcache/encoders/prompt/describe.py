@@ -14,11 +14,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from latentcache.encoders.hub import Wanted, expanded, find, hub_folder, is_hub_id, is_stub, stub_delay
+from latentcache.encoders.hub import (
+    Wanted,
+    expanded,
+    find,
+    hub_folder,
+    is_hub_id,
+    is_stub,
+    not_compared,
+    recorded,
+    stub_delay,
+)
 from latentcache.encoders.prompt.pipelines import FROM_CALL, PIPELINES, Output, tokenizer_of
 from latentcache.encoders.versions import installed, on_cuda
 from latentcache.encoders.weights import fingerprint_memo, read_headers, read_json, weights_in
-from latentcache.errors import UnsupportedModelError, UsageError
+from latentcache.errors import EncoderError, UnsupportedModelError, UsageError
 from latentcache.fields.captions import DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.prompt_embeds import PromptRecipe, PromptSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
@@ -42,9 +52,7 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
     """Settings that were not given follow the cache."""
     before, made = cached.recipe if isinstance(cached.recipe, PromptRecipe) else None, cached.provenance
     model = settings.text_encoder or str(made.get("text_encoder") or "")
-    if context.check and before is not None and settings.text_encoder is None and not context.check_encoder:
-        found = Described(recipe=before, label=model, provenance=made)
-    elif not model:
+    if not model:
         named = [one.name for one in fields(settings) if getattr(settings, one.name) is not None]
         raise UsageError(
             "needs a text encoder" if named else f"field {name}: no pipeline was named",
@@ -52,8 +60,7 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
             fix="--text-encoder=PIPELINE",
             fix_python="text_encoder='PIPELINE'",
         )
-    else:
-        found = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, before, made, context)
+    found = _found(name, model, settings, before, made, context)
     recipe, other = found.recipe, context.followed.recipe if context.followed is not None else None
     assert isinstance(recipe, PromptRecipe)
     compute = settings.text_compute_dtype or settings.compute_dtype
@@ -65,7 +72,7 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
     if before is not None and before.pipeline == recipe.pipeline:  # its choices, and for equal weights its precision
         same = all(getattr(before, one) == getattr(recipe, one) for one in ("fingerprint", "config", "tokenizer"))
         recipe = replace(recipe, length=before.length, storage_dtype=before.storage_dtype)
-        recipe = replace(recipe, compute_dtype=before.compute_dtype) if same else recipe
+        recipe = replace(recipe, compute_dtype=before.compute_dtype) if same or context.check else recipe
     recipe = replace(recipe, **{name: value for name, value in given.items() if value is not None})
     beside = other if isinstance(other, PromptRecipe) else None
     samples = None if found.recipe is before else context.samples
@@ -74,6 +81,26 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
 
 describe_sequence = partial(_describe, "prompt_embeds")
 describe_vector = partial(_describe, "pooled_prompt_embeds")
+
+
+def _found(
+    name: str,
+    model: str,
+    settings: PromptSettings,
+    before: PromptRecipe | None,
+    made: Mapping[str, Any],
+    context: DescribeContext,
+) -> Described:
+    """The recipe of one output of a model; of the cache if a check does not find its model."""
+    if is_stub(model):
+        return _stub(name, model)
+    if before is None or settings.text_encoder is not None or not context.check or context.check_encoder:
+        return _pipeline(name, model, settings, before, made, context)
+    try:
+        return _pipeline(name, recorded(model, str(made.get("revision", ""))), settings, before, made, context)
+    except EncoderError as error:
+        lost = not_compared("text encoder", model, error, "--text-encoder PIPELINE")
+        return Described(recipe=before, label=model, provenance=made, not_compared=lost)
 
 
 def _pipeline(

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.encoders.hub import Wanted, find, is_hub_id, is_stub, stub_delay
+from latentcache.encoders.hub import Wanted, find, is_stub, not_compared, recorded, stub_delay
 from latentcache.encoders.text.producer import stub_recipe
 from latentcache.encoders.versions import installed
-from latentcache.errors import UnsupportedModelError, UsageError
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
 from latentcache.fields.tokenizer import (
@@ -58,14 +58,16 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
     made, given = cached.provenance, settings
     settings = _completed(settings, before, made)
     word, template = settings.tokenizer or "", settings.chat_template
+    revision = str(made.get("revision", "")) if word == made.get("tokenizer") else ""
     if context.check and not context.check_encoder and before is not None:
-        lost = _lost(given, settings, made)
-        if lost:
+        if lost := _lost(given, settings, made):
             options = settings.template_options or before.template_options
             ends: Any = {"add_bos": bool(settings.add_bos), "add_eos": settings.add_eos is not False}
             recipe = replace(before, loss=settings.loss or before.loss, template_options=options, **ends)
             recipe = replace(recipe, split_control=not settings.control_tokens)
-            return Described(recipe=recipe, label=word, provenance=made, notes=(lost,))
+            return Described(recipe=recipe, label=word, provenance=made, not_compared=lost)
+        if word == made.get("tokenizer"):
+            settings = replace(settings, tokenizer=recorded(word, revision))
     form = None if context.samples is None else context.samples.columns.get("form", np.zeros(0))
     if form is not None:
         chat = bool((form == CHAT).any())
@@ -75,7 +77,6 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
         _check_unused(given)
     if settings.loss is None and form is not None and (form == PROMPT).any():
         settings = replace(settings, loss="assistant")
-    revision = str(made.get("revision", "")) if word == made.get("tokenizer") else ""
     found = describe_tokenizer(settings, chat=chat, revision=revision)
     assert isinstance(found.recipe, InputIdsRecipe)
     if form is not None and not (chat and (form == CHAT).all()):
@@ -166,12 +167,15 @@ def _completed(
 
 
 def _lost(given: InputIdsSettings, settings: InputIdsSettings, made: Mapping[str, Any]) -> str:
-    """Say why a check cannot read a recorded file that the settings follow; empty: it can. No hub id is looked up."""
+    """Say why a check cannot read a recorded file that the settings follow; empty: it can. No network is asked."""
     word, template = settings.tokenizer or "", settings.chat_template
-    if word == made.get("tokenizer") and not is_stub(word) and not Path(word).exists():
-        return f"{'not looked up' if is_hub_id(word) else 'gone'}: {word}; name it with --tokenizer PATH"
+    try:
+        if word == made.get("tokenizer"):
+            recorded(word, str(made.get("revision", "")))
+    except ModelNotFoundError as error:
+        return not_compared("tokenizer", word, error, "--tokenizer PATH")
     if given.chat_template is None and template is not None and not template.exists():
-        return f"gone: {template}; name it with --chat-template FILE"
+        return f"chat template {template} was not checked (no such file or folder); add --chat-template FILE"
     return ""
 
 

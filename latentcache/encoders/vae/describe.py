@@ -13,13 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from latentcache.encoders.hub import is_stub, stub_delay
+from latentcache.encoders.hub import is_stub, not_compared, recorded, stub_delay
 from latentcache.encoders.vae import builtin
 from latentcache.encoders.vae.families import config_hash, family_of, normalization_of, shape_of
 from latentcache.encoders.vae.locate import denoiser_size, encoder_tensors, locate
 from latentcache.encoders.versions import installed, on_cuda
 from latentcache.encoders.weights import fingerprint_memo, read_headers
-from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
+from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import (
     EncoderSpec,
     GeometrySettings,
@@ -79,8 +79,15 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
         return context.followed
     before, made = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None, cached.provenance
     if context.check and before is not None and settings.model is None and not context.check_encoder:
-        return Described(recipe=_of_cache(settings, before), label=str(made.get("model", "")), provenance=made)
-    description = _described(settings, before, made, context)
+        model = str(made.get("model") or DEFAULT_MODEL)
+        try:
+            folder = model if model == DEFAULT_MODEL else recorded(model, str(made.get("revision", "")))
+            description = _described(settings, before, {**made, "model": folder}, context)
+        except EncoderError as error:
+            lost = not_compared("VAE", model, error, "--model PATH")
+            return Described(recipe=_of_cache(settings, before), label=model, provenance=made, not_compared=lost)
+    else:
+        description = _described(settings, before, made, context)
     spec, needs_torch = description.spec, description.needs_torch
     profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
     settings, origin = _with_resolution(settings, before, made, description, context)
@@ -232,7 +239,7 @@ def _described(
     try:
         description = describe_model(chosen, on_cuda=not context.check and on_cuda(context.device), known=made)
     except ModelNotFoundError as error:
-        if settings.model is None and context.check:
+        if settings.model is None and context.check_encoder:
             error.fix = "give its present place with --model; without --reencode a check needs no model"
             error.fix_python = ""
         raise
