@@ -166,12 +166,15 @@ def test_a_check_loads_no_template_and_no_hub_id(folder, tmp_path):
     template.unlink()
     found = described(cached=as_cached(first), check=True, samples=None)
     assert (found.recipe, found.producer) == (first.recipe, {})
-    assert found.notes == (f"gone: {template}; name it with --chat-template FILE",)
+    assert found.not_compared == (
+        f"chat template {template} was not checked (no such file or folder); add --chat-template FILE"
+    )
     with pytest.raises(ModelNotFoundError, match="the chat template cannot be read"):
         described(cached=as_cached(first), chat=True)
     cached = Cached(recipe=first.recipe, provenance={**first.provenance, "tokenizer": "some/tokenizer"})
     found = described(cached=cached, check=True, samples=None)
-    assert found.notes == ("not looked up: some/tokenizer; name it with --tokenizer PATH",)
+    lost = "tokenizer some/tokenizer was not checked (not in the local hub cache); add --tokenizer PATH"
+    assert found.not_compared == lost
 
 
 @pytest.mark.parametrize(

@@ -281,11 +281,17 @@ def test_weights_are_hashed_once_while_their_stat_is_the_same(copied, monkeypatc
     assert described(cached=as_cached(third))[0].recipe.recipe_id != first.recipe.recipe_id
 
 
-def test_a_check_without_model_opens_no_model(tiny, monkeypatch):
-    first, _ = described({"model": str(tiny("AutoencoderKL"))})
-    monkeypatch.setattr("latentcache.encoders.vae.describe.locate", None)
-    found, calls = described({"storage_dtype": "float32", "bucket_step": 32}, as_cached(first), check=True)
+@pytest.mark.parametrize("model", ["", "some/vae"], ids=["folder", "hub id"])
+def test_a_check_compares_settings_though_the_model_is_not_here(copied, model):
+    before = copied()
+    first, _ = described({"model": str(before.folder)})
+    shutil.rmtree(before.folder)
+    cached = as_cached(first)
+    cached = replace(cached, provenance={**cached.provenance, "model": model or cached.provenance["model"]})
+    found, calls = described({"storage_dtype": "float32", "bucket_step": 32}, cached, check=True)
     assert (found.producer, calls) == ({}, [])
+    why = "not in the local hub cache" if model else "no such file or folder"
+    assert found.not_compared == f"VAE {model or before.folder} was not checked ({why}); add --model PATH"
     assert found.recipe.encoder == replace(first.recipe.encoder, storage_dtype="float32")
     assert found.recipe.geometry.multiple == 32
 
