@@ -27,7 +27,14 @@ from latentcache.fields.table import Rejected
 from latentcache.sources.causes import Notes, counted, hint_for, rejected
 from latentcache.sources.formats.files import listed, shown
 from latentcache.sources.formats.text import read_document
-from latentcache.sources.inventory import PACKED_EXTENSIONS, TABLE_NAMES, Inventory, Unused, extension_of
+from latentcache.sources.inventory import (
+    IMAGE_EXTENSIONS,
+    PACKED_EXTENSIONS,
+    TABLE_NAMES,
+    Inventory,
+    Unused,
+    extension_of,
+)
 from latentcache.sources.layout import RecordFiles
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize.heads import rows_show_images, shows_records, shows_settings
@@ -136,7 +143,8 @@ def holds_records(inventory: Inventory) -> bool:
 def _apart(inventory: Inventory) -> Iterator[str]:
     """Files that may hold records, but for metadata tables and the captions of images."""
     for folder in inventory.below():
-        stems = {name.rpartition(".")[0] for name in folder.names} if folder.images else set[str]()
+        images = (name for name in folder.names if extension_of(name) in IMAGE_EXTENSIONS)
+        stems = {name.rpartition(".")[0] for name in images}
         for name in folder.others:
             is_caption = extension_of(name) == ".json" and name.rpartition(".")[0] in stems
             if extension_of(name) in KINDS and name not in TABLE_NAMES and not is_caption:
