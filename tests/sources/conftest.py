@@ -1,0 +1,3 @@
+from small_cache import run
+
+__all__ = ["run"]

@@ -1,0 +1,546 @@
+"""DATA that is easily misunderstood, as the commands see it: each file is a sample's, rejected or in a note."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from made_archives import png, rows_of, write_tar
+from small_cache import SMALL, Done
+
+from latentcache import BuildSettings, build_cache
+from latentcache.errors import LatentcacheError
+from latentcache.store.snapshot import open_snapshot
+
+IMAGES, TOKENS = SMALL, ("--tokenizer", "stub")
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def build(run, data, tmp_path):
+    """Build the cache of DATA; the result is the JSON object."""
+
+    def command(*words):
+        return run("build", data, "--out", tmp_path / "cache", *words, "--json").json
+
+    return command
+
+
+@pytest.fixture
+def captions(tmp_path):
+    """Read the caption of each sample from the current snapshot."""
+
+    def read():
+        samples = open_snapshot(tmp_path / "cache").samples
+        return dict(zip(samples.names, samples.inputs["caption"].text, strict=True))
+
+    return read
+
+
+def put(path, content=""):
+    """Write text, bytes, or a value as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not isinstance(content, bytes):
+        content = (content if isinstance(content, str) else json.dumps(content)).encode()
+    path.write_bytes(content)
+    return path
+
+
+def lines_of(*values):
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+def reasons(report, category="note"):
+    return {item["path"]: item["reason"] for item in report["items"] if item["category"] == category}
+
+
+def samples_of(report):
+    """Samples, rejected samples and exit status."""
+    return report["counts"]["samples"], report["counts"]["quarantined"], report["exit_code"]
+
+
+def run_fix(run, data, fix, *more):
+    """Run the command, or add the first option, that an error names as its fix."""
+    words = next((part for part in fix.split("`") if part.startswith("latentcache ")), "")
+    option = next((word.strip("`,;.") for word in fix.split() if word.startswith("--")), "")
+    return run(*(shlex.split(words)[1:] if words else ("build", data, option)), *more, "--json").json
+
+
+# folders without number
+
+
+def table_of(names):
+    return lines_of(*({"file_name": name, "text": f"caption of {name}"} for name in names))
+
+
+def test_a_table_at_the_root_of_thousands_of_folders(build, captions, data):
+    image = png(90)
+    names = [f"{number:04}/a.png" for number in range(4200)]
+    for name in names:
+        put(data / name, image)
+    put(data / "metadata.jsonl", table_of(names))
+    first = build(*IMAGES)
+    assert (samples_of(first), first["counts"]["no_caption"], first["items"]) == ((4200, 0, 0), 0, [])
+    assert captions() == {name: f"caption of {name}" for name in names}
+    again = build()
+    assert (again["counts"]["no_caption"], again["items"], again["published"]) == (0, [], False)
+
+
+def test_a_table_far_below_the_root(build, captions, data):
+    put(data / "a/b/c/d/e/f/x.png", png(90))
+    put(data / "a/b/c/d/e/f/metadata.jsonl", table_of(["x.png"]))
+    assert build(*IMAGES)["counts"]["no_caption"] == 0
+    assert captions() == {"a/b/c/d/e/f/x.png": "caption of x.png"}
+
+
+# splits
+
+
+def images_of(split):
+    return {f"{split}-{number}": (png(30 + 50 * number + len(split)), f"{split} {number}") for number in range(2)}
+
+
+def tars(root, split):
+    each = images_of(split).items()
+    write_tar(
+        root / f"{split}-0000.tar",
+        [m for stem, (data, text) in each for m in ((f"{stem}.png", data), (f"{stem}.txt", text.encode()))],
+    )
+
+
+def parquet(root, split):
+    pq.write_table(rows_of(images_of(split)), root / f"{split}-0000.parquet")
+
+
+def folders(root, split):
+    for stem, (data, text) in images_of(split).items():
+        put(root / split / f"{stem}.png", data)
+        put(root / split / f"{stem}.txt", text)
+
+
+def tables(root, split):
+    for stem, (data, _) in images_of(split).items():
+        put(root / split / f"{stem}.png", data)
+    rows = [{"file_name": f"{stem}.png", "text": text} for stem, (_, text) in images_of(split).items()]
+    put(root / split / "metadata.jsonl", lines_of(*rows))
+
+
+def texts_of(split):
+    return [{"text": f"{split} {number}"} for number in range(2)]
+
+
+def records(root, split):
+    put(root / f"{split}.jsonl", lines_of(*texts_of(split)))
+
+
+def record_folders(root, split):
+    put(root / split / "a.jsonl", lines_of(*texts_of(split)))
+
+
+def record_parquet(root, split):
+    pq.write_table(pa.Table.from_pylist(texts_of(split)), root / f"{split}-0000.parquet")
+
+
+FORMS = {form.__name__: (form, IMAGES) for form in (tars, parquet, folders, tables)}
+FORMS |= {form.__name__: (form, TOKENS) for form in (records, record_folders, record_parquet)}
+
+
+def saved(root, splits, *, is_images):
+    """A dictionary of data sets as ``datasets`` saves it: arrow files in a folder for each split."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")}) if is_images else None
+    rows = {split: rows_of(images_of(split)).to_pylist() if is_images else texts_of(split) for split in splits}
+    held = {split: datasets.Dataset.from_list(each, features=features) for split, each in rows.items()}
+    datasets.DatasetDict(held).save_to_disk(root)
+
+
+@pytest.fixture(params=[*FORMS, "arrow", "record_arrow"])
+def splits(request, data):
+    """Write splits in one form; the result is the options of a build."""
+
+    def write(*names):
+        if request.param.endswith("arrow"):
+            saved(data, names, is_images=request.param == "arrow")
+            return IMAGES if request.param == "arrow" else TOKENS
+        form, words = FORMS[request.param]
+        for name in names:
+            form(data, name)
+        return words
+
+    return write
+
+
+def is_of(split, name):
+    return name.startswith((f"{split}/", f"{split}-", f"{split}."))
+
+
+def split_of(cache, *splits):
+    """The splits that the samples of a cache are from."""
+    names = list(open_snapshot(cache).samples.names)
+    return len(names), {split for split in splits for name in names if is_of(split, name)}
+
+
+def files_of(data, split):
+    return sum(is_of(split, path.relative_to(data).as_posix()) for path in data.rglob("*") if path.is_file())
+
+
+def left_out(report):
+    """Files that notes count, by reason."""
+    counts = {}
+    for item in report["items"]:
+        counts[item["reason"]] = counts.get(item["reason"], 0) + item.get("count", 1)
+    return counts
+
+
+def test_train_is_read_and_the_other_split_is_counted(run, build, splits, data, tmp_path):
+    words = splits("train", "test")
+    report = build(*words)
+    assert split_of(tmp_path / "cache", "train", "test") == (2, {"train"})
+    assert (report["exit_code"], left_out(report)) == (0, {"split-unused": files_of(data, "test")})
+    other = run("build", data, "--out", tmp_path / "other", *words, "--split", "test", "--json").json
+    assert split_of(tmp_path / "other", "train", "test") == (2, {"test"})
+    assert (other["exit_code"], left_out(other)) == (0, {"split-unused": files_of(data, "train")})
+
+
+def test_an_only_split_is_read(build, splits, tmp_path):
+    report = build(*splits("test"))
+    assert (report["exit_code"], left_out(report)) == (0, {})
+    assert split_of(tmp_path / "cache", "test") == (2, {"test"})
+
+
+def test_several_splits_without_train_need_a_choice(run, build, splits, data, tmp_path):
+    words = splits("validation", "test")
+    report = build(*words)
+    assert report["exit_code"] == 2
+    assert "--split" in report["error"]["fix"]
+    assert run_fix(run, data, report["error"]["fix"], "--out", tmp_path / "cache", *words)["exit_code"] == 0
+    count, chosen = split_of(tmp_path / "cache", "validation", "test")
+    assert (count, len(chosen)) == (2, 1)
+
+
+@pytest.mark.parametrize("form", [folders, tables, record_folders])
+def test_folder_names_are_splits_only_if_each_folder_has_one(build, data, tmp_path, form):
+    for name in ("train", "test", "more"):
+        form(data, name)
+    report = build(*FORMS[form.__name__][1])
+    assert (report["exit_code"], left_out(report)) == (0, {})
+    assert split_of(tmp_path / "cache", "train", "test", "more") == (6, {"train", "test", "more"})
+
+
+# links
+
+
+def plain(root):
+    put(root / "sub/a.png", png(60))
+    put(root / "sub/a.txt", "a caption")
+    put(root / "b.png", png(90))
+    return IMAGES
+
+
+def with_table(root):
+    put(root / "sub/a.png", png(60))
+    put(root / "metadata.csv", "file_name,text\nsub/a.png,a caption\n")
+    return IMAGES
+
+
+def one_tar(root):
+    root.mkdir(exist_ok=True)
+    write_tar(root / "a.tar", [("a.png", png(60)), ("a.txt", b"a caption")])
+    return IMAGES
+
+
+def one_parquet(root):
+    root.mkdir(exist_ok=True)
+    pq.write_table(rows_of({"a": (png(60), "a caption")}), root / "a.parquet")
+    return IMAGES
+
+
+def some_records(root):
+    put(root / "a.jsonl", lines_of({"text": "one"}, {"text": "two"}))
+    put(root / "sub/b.jsonl", lines_of({"text": "three"}))
+    return TOKENS
+
+
+LINKED = [plain, with_table, one_tar, one_parquet, some_records]
+
+
+def as_links(root, targets, *, only=""):
+    """Move files to a folder of targets, and leave links to them."""
+    targets.mkdir(parents=True)
+    for number, path in enumerate(sorted(root.rglob("*"))):
+        if path.is_file() and path.name.endswith(only):
+            target = path.rename(targets / f"{number:040x}")
+            path.symlink_to(os.path.relpath(target, path.parent))
+
+
+@pytest.mark.parametrize("form", LINKED)
+@pytest.mark.parametrize("kind", ["datasets", "models"])
+def test_a_folder_of_the_hub_cache_is_read_as_its_files(run, tmp_path, form, kind):
+    snapshot = tmp_path / f"{kind}--who--what/snapshots/0123456789abcdef"
+    snapshot.mkdir(parents=True)
+    words = form(snapshot)
+    expected = run("build", snapshot, "--out", tmp_path / "plain", *words, "--json").json
+    as_links(snapshot, snapshot.parents[1] / "blobs")
+    report = run("build", snapshot, "--out", tmp_path / "linked", *words, "--json").json
+    assert (report["counts"], report["items"]) == (expected["counts"], expected["items"])
+    assert report["counts"]["samples"] > 0
+    again = run("build", snapshot, "--out", tmp_path / "linked", "--json").json
+    assert (again["counts"]["encoded"], again["published"]) == (0, False)
+    assert run("verify", tmp_path / "linked", "--full").status == 0
+
+
+@pytest.mark.parametrize("form", LINKED)
+def test_blobs_of_another_folder_are_outside(run, tmp_path, form):
+    snapshot = tmp_path / "datasets--who--what/snapshots/0123456789abcdef"
+    snapshot.mkdir(parents=True)
+    words = form(snapshot)
+    as_links(snapshot, tmp_path / "datasets--who--other/blobs")
+    report = run("build", snapshot, "--out", tmp_path / "cache", *words, "--json").json
+    assert report["exit_code"] in (1, 2)
+    assert "--follow-links" in json.dumps(report)
+
+
+@pytest.mark.parametrize("form", LINKED)
+def test_links_out_of_the_data_are_rejected_unless_they_are_allowed(run, data, tmp_path, form):
+    words = form(data)
+    count = run("build", data, "--out", tmp_path / "plain", *words, "--json").json["counts"]["samples"]
+    as_links(data, tmp_path / "elsewhere", only=".csv" if form is with_table else "")
+    links = {path.relative_to(data).as_posix() for path in data.rglob("*") if path.is_symlink()}
+    if form is not with_table:
+        form(data / "files")
+        count *= 2
+    report = run("build", data, "--out", tmp_path / "cache", *words, "--json").json
+    if form is with_table:  # without it the images would have no captions
+        assert report["exit_code"] == 2
+        assert "--follow-links" in report["error"]["fix"]
+    else:
+        rejected = [item for item in report["items"] if item["category"] == "quarantined"]
+        assert {(item["path"], item["reason"]) for item in rejected} == {(name, "outside-root") for name in links}
+        assert all("--follow-links" in item["hint"] + item.get("fix", "") for item in rejected)
+    allowed = run("build", data, "--out", tmp_path / "cache", *words, "--follow-links", "--json").json
+    assert samples_of(allowed) == (count, 0, 0)
+    assert run("verify", tmp_path / "cache", "--full").status == 0
+
+
+def test_a_linked_folder_outside_is_rejected_unless_it_is_allowed(build, data, tmp_path):
+    put(data / "a.png", png(60))
+    put(tmp_path / "elsewhere/b.png", png(90))
+    (data / "more").symlink_to(tmp_path / "elsewhere")
+    report = build(*IMAGES)
+    assert (reasons(report, "quarantined"), report["exit_code"]) == ({"more": "outside-root"}, 1)
+    assert samples_of(build("--follow-links")) == (2, 0, 0)
+
+
+# records and files that are none
+
+UNRELATED = {
+    "state.json": {"epoch": 3, "best": 0.25},
+    "dataset_infos.json": {"default": {"description": "", "features": {"text": {"_type": "Value"}}, "splits": {}}},
+    "dataset_info.json": {"description": "", "features": {"image": {"_type": "Image"}}, "splits": {}},
+    "dataset_dict.json": {"splits": ["train"]},
+    "args.json": {"learning_rate": 1e-4, "seed": 3},
+    "numbers.json": [1, 2, 3],
+}
+
+
+@pytest.mark.parametrize("name", UNRELATED)
+@pytest.mark.parametrize("kind", ["images", "records"])
+def test_a_file_that_is_no_record_is_noted(build, data, name, kind):
+    put(data / name, UNRELATED[name])
+    for number in range(2):
+        if kind == "images":
+            put(data / f"{number}.png", png(60 + number))
+            put(data / f"{number}.txt", "a caption")
+        else:
+            put(data / f"{number}.jsonl", lines_of({"text": f"text {number}"}))
+    report = build(*(IMAGES if kind == "images" else TOKENS))
+    assert (samples_of(report), list(reasons(report))) == ((2, 0, 0), [name])
+    again = build()
+    assert (samples_of(again), reasons(again), again["published"]) == ((2, 0, 0), reasons(report), False)
+
+
+@pytest.fixture
+def chats_and_a_logo(data):
+    chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
+    put(data / "chats.jsonl", lines_of({"messages": chat}, {"messages": [chat[0], chat[1] | {"content": "hi"}]}))
+    put(data / "logo.png", png(60))
+
+
+def test_real_records_beside_images_need_a_choice(build, chats_and_a_logo, tmp_path):
+    report = build()
+    assert report["exit_code"] == 2
+    assert all(option in report["error"]["fix"] for option in ("--model", "--tokenizer"))
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(("words", "count", "other"), [(TOKENS, 2, "logo.png"), (IMAGES, 1, "chats.jsonl")])
+def test_the_model_or_the_tokenizer_decides(build, chats_and_a_logo, words, count, other):
+    report = build(*words)
+    assert (samples_of(report), list(reasons(report))) == ((count, 0, 0), [other])
+    again = build()
+    assert (samples_of(again), reasons(again)) == ((count, 0, 0), reasons(report))
+
+
+# tables
+
+TABLE_FORMS = ["csv", "jsonl", "parquet"]
+
+
+def put_table(folder, form, *rows):
+    path = folder / f"metadata.{form}"
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    elif form == "jsonl":
+        put(path, lines_of(*rows))
+    else:
+        put(path, "\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]) + "\n")
+
+
+@pytest.mark.parametrize("form", TABLE_FORMS)
+def test_a_label_is_no_caption(run, build, captions, data, form):
+    put(data / "a.png", png(60))
+    put_table(data, form, {"file_name": "a.png", "label": "7"})
+    report = build(*IMAGES)
+    assert (samples_of(report), report["counts"]["no_caption"]) == ((1, 0, 0), 1)
+    assert captions() == {"a.png": ""}
+    assert "label" in run("inspect", data, "--json").out
+
+
+@pytest.mark.parametrize("form", TABLE_FORMS)
+def test_two_columns_of_captions_need_a_choice(build, captions, data, form):
+    put(data / "a.png", png(60))
+    put_table(data, form, {"file_name": "a.png", "text": "a text", "prompt": "a prompt"})
+    report = build(*IMAGES)
+    assert report["exit_code"] == 2
+    assert "--caption-column" in report["error"]["fix"]
+    for column in ("prompt", "text"):
+        assert build(*IMAGES, "--caption-column", column)["exit_code"] == 0
+        assert captions() == {"a.png": f"a {column}"}
+
+
+@pytest.mark.parametrize("form", TABLE_FORMS)
+def test_the_columns_that_are_named_are_read(build, captions, data, form):
+    put(data / "a.png", png(60))
+    put_table(data, form, {"file_name": "no.png", "photo": "a.png", "text": "no", "description": "a cat"})
+    words = ("--image-column", "photo", "--caption-column", "description")
+    assert samples_of(build(*IMAGES, *words)) == (1, 0, 0)
+    assert captions() == {"a.png": "a cat"}
+
+
+@pytest.mark.parametrize("option", ["--image-column", "--caption-column"])
+@pytest.mark.parametrize("form", TABLE_FORMS)
+def test_a_named_column_that_is_not_there_is_an_error(build, data, form, option):
+    put(data / "a.png", png(60))
+    put_table(data, form, {"file_name": "a.png", "text": "a cat"})
+    report = build(*IMAGES, option, "nothing")
+    assert report["exit_code"] == 2
+    assert option in report["error"]["what"] + report["error"]["fix"]
+
+
+# archives at any depth
+
+
+@pytest.mark.parametrize("form", [tars, parquet, record_parquet])
+def test_an_archive_far_below_another_one_is_read(build, data, tmp_path, form):
+    deep = data / "a/b/c/d"
+    deep.mkdir(parents=True)
+    form(data, "near")
+    form(deep, "far")
+    report = build(*FORMS[form.__name__][1])
+    assert (samples_of(report), report["items"]) == ((4, 0, 0), [])
+    names = list(open_snapshot(tmp_path / "cache").samples.names)
+    assert sum(name.startswith("a/b/c/d/far-0000.") for name in names) == 2
+
+
+# JSON lists
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        ('[{"text": "one"},\n {"text": "two"},\n {"text": }, {"text": "four"}]', 3, 11),
+        ('[{"text": "one"},\n {"text": "two"},\n {"text": "thr', 3, 11),
+        ('[{"text": "one"}, {"text": "two"}', 1, 34),
+    ],
+)
+def test_a_list_is_read_up_to_a_broken_item(build, data, tmp_path, text, line, column):
+    put(data / "a.json", text)
+    put(data / "b.json", [{"text": "five"}])
+    report = build(*TOKENS)
+    assert report["exit_code"] == 1
+    assert list(open_snapshot(tmp_path / "cache").samples.names) == ["a.json:1", "a.json:2", "b.json:1"]
+    (item,) = report["items"]
+    assert (item["category"], item["path"]) == ("quarantined", "a.json")
+    assert all(words in item["found"] for words in (f"line {line}", f"column {column}", "rest unread"))
+    assert "LINE" not in item["hint"] + item.get("fix", "")
+    assert build()["items"] == report["items"]
+
+
+def test_a_well_formed_list_loses_only_an_item_that_is_no_record(build, data, tmp_path):
+    put(data / "a.json", [{"text": "one"}, 5, {"text": "three"}])
+    report = build(*TOKENS)
+    assert (samples_of(report), len(report["items"])) == ((3, 1, 1), 1)
+    assert list(open_snapshot(tmp_path / "cache").samples.names) == ["a.json:1", "a.json:3"]
+
+
+# names of folders
+
+_AS_ROOT_FOLDER = """
+import json, os, sys
+from latentcache.cli.app import main
+from latentcache.fields.registry import field_kinds
+root, warm, words = json.loads(sys.argv[1])
+stdout, sys.stdout = sys.stdout, open(os.devnull, "w")
+main(warm), field_kinds()  # imports everything before the interpreter's files are out of reach
+sys.stdout = stdout
+os.chroot(root)
+os.chdir("/")
+sys.exit(main(words))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the root folder")
+@pytest.mark.parametrize("command", ["inspect", "build"])
+@pytest.mark.parametrize("name", ["/", "/.", "."])
+def test_the_root_of_a_file_system_is_data(data, tmp_path, command, name):
+    put(data / "a.png", png(60))
+    put(tmp_path / "warm/a.png", png(60))
+    (data / "tmp").mkdir()
+    words = [[command, str(place), *IMAGES[2:], "--json"] for place in (tmp_path / "warm", name)]
+    given = json.dumps([str(data), *words])
+    done = subprocess.run([sys.executable, "-c", _AS_ROOT_FOLDER, given], capture_output=True, text=True, check=False)
+    report = Done(done.returncode, done.stdout, done.stderr).json
+    assert report["exit_code"] in (0, 1, 2, 3)
+    assert command == "build" or report["exit_code"] == 0
+
+
+@pytest.mark.parametrize("name", ["my--data", "a.b--c-d", "--split=x", "leave --model out", "_dash-es--and_"])
+def test_paths_and_words_are_not_rewritten_in_python(tmp_path, name):
+    path = tmp_path / name
+    for given in (path / "nothing", path):
+        with pytest.raises(LatentcacheError) as caught:
+            build_cache(BuildSettings(data=given, out=tmp_path / "cache", fields={"latents": {"model": "stub"}}))
+        assert str(given) in str(caught.value)
+        path.mkdir(exist_ok=True)
+
+
+def test_a_fix_is_a_command_in_a_shell_and_code_in_python(run, build, data):
+    for split in ("validation", "test"):
+        records(data, split)
+    assert "--split" in build(*TOKENS)["error"]["fix"]
+    with pytest.raises(LatentcacheError) as caught:
+        build_cache(BuildSettings(data=data, fields={"input_ids": {"tokenizer": "stub"}}))
+    assert "--split" not in str(caught.value)
+    assert "split=" in caught.value.fix
