@@ -137,7 +137,7 @@ def _folder(data, files, is_chosen, truth):
 def _reasons(name, node, is_chosen):
     """The reasons that a file without a sample may have."""
     if not is_chosen(name):
-        return (*SPLIT, *UNUSED, "caption-unused")
+        return (*SPLIT, *UNUSED, "caption-unused", "outside-sets")
     if node.what == "caption":
         return ("caption-unused", "caption-conflict", *UNUSED)
     return UNUSED
