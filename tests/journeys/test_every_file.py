@@ -53,7 +53,7 @@ def check_files(root, cache, truth):
     usable = [row for row, name in enumerate(samples.names) if name not in truth.rejected]
     texts = samples.inputs["caption"].text if "caption" in samples.inputs else [""] * len(samples)
     assert {samples.names[row]: texts[row] for row in usable} == truth.samples
-    used = {samples.files.names[file] for one in samples.inputs.values() for file in one.file if file >= 0}
+    used = set(samples.files.names)
     below = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_symlink() or not path.is_dir()}
     reached = {path for path in below if path.startswith(tuple(truth.caches))}
     reached |= {path for path in below if any(one.startswith(path + "/") for one in (*used, *truth.noted))}
