@@ -103,7 +103,7 @@ def each_command(data):
         check_each_command(data, Path(place))
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(data_sets())
 def test_every_file_is_used_rejected_or_noted(data):
     each_command(data)
