@@ -158,6 +158,9 @@ BESIDE_RECORDS = {
     "note.txt": Node("other", b"a text"),
     "more.tsv": Node("other", b"a\tb\n"),
 }
+HIDDEN = (".h.png", ".h.txt", ".png", "._b.jpg", ".gitignore", ".git/a", ".git/deep/b.png")
+#: Files of caches; each has a folder called k.
+CACHES = (("k.latentcache/a.png",), ("k/CURRENT", "k/shards/x.png"), ("k/builder.lock", "k/shards/x.png"))
 
 
 # drawing
@@ -234,14 +237,10 @@ def _strays(draw, nodes, folders):
     for name in draw(st.lists(st.sampled_from(sorted(STRAY)), max_size=3)):
         _put(nodes, _below(draw(st.sampled_from(["", *folders])), name), STRAY[name])
     folder = draw(st.sampled_from(folders))
-    for hidden in draw(
-        st.lists(st.sampled_from([".h.png", ".h.txt", ".gitignore", ".git/a", ".git/b.png"]), max_size=2)
-    ):
-        _put(nodes, _below(folder, hidden), Node("other", b"hidden"))
-    if draw(st.integers(0, 3)) == 0:
-        cache = draw(st.sampled_from([("k.latentcache/a.png",), ("k/CURRENT", "k/shards/x", "k/builder.lock")]))
-        for name in cache:
-            _put(nodes, _below(folder, name), Node("other", b"of a cache"))
+    for name in draw(st.lists(st.sampled_from(HIDDEN), max_size=2)):
+        _put(nodes, _below(folder, name), Node("other", b"hidden"))
+    for name in draw(st.sampled_from([(), (), (), *CACHES, ("my/CURRENT",)])):
+        _put(nodes, _below(folder, name), Node("other", b"of a cache"))
 
 
 @st.composite

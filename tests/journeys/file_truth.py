@@ -51,7 +51,7 @@ def _listed(data, truth):
     """Name -> node of each file, links followed; other files are rejected or noted."""
     files, wanted = {}, (*WANTED[data.kind], *(CAPTIONS if data.kind in ("folder", "table") else ()))
     caches = {name[: name.index("k.latentcache") + 13] for name in data.nodes if "k.latentcache/" in name}
-    caches |= {name.removesuffix("/CURRENT") for name in data.nodes if name.endswith("k/CURRENT")}
+    caches |= {name.rpartition("/")[0] for name in data.nodes if name.endswith(("k/CURRENT", "k/builder.lock"))}
 
     def add(name, node, real):
         if cache := next((one for one in caches if real.startswith(one + "/")), ""):

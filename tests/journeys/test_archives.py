@@ -183,19 +183,6 @@ def test_columns_that_are_ambiguous_name_their_flag(tmp_path: Path) -> None:
     assert counts(build_here(data, tmp_path / "other", "--image-column", "control"))["encoded"] == 3
 
 
-def test_one_split_of_several_is_read(tmp_path: Path) -> None:
-    data = tmp_path / "hub"
-    (data / "data").mkdir(parents=True)
-    for number, split in enumerate(("train", "test")):
-        images = {f"{split}{n}": (png(10 + 50 * number + n), split) for n in range(2 + number)}
-        pq.write_table(rows_of(images), data / "data" / f"{split}-00000-of-00001.parquet")
-    done = build_here(data, tmp_path / "cache")
-    assert counts(done)["encoded"] == 2
-    assert [item["reason"] for item in done.json["items"]] == ["split-unused"]
-    assert counts(build_here(data, tmp_path / "test", "--split", "test"))["encoded"] == 3
-    assert build_here(data, tmp_path / "none", "--split", "valid").json["error"]["fix"] == "--split=train"
-
-
 def test_images_beside_tars_are_an_ambiguity(tmp_path: Path) -> None:
     data = tmp_path / "data"
     as_tars(data, some_images(3))

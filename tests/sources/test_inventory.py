@@ -1,7 +1,6 @@
 """The inventory lists, rejects or notes every file, and ends."""
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -60,19 +59,6 @@ def test_suffixes_match_in_any_case_and_byte_order(tmp_path):
     assert walk.stats["a.jpg"] == list(StatMemo.of((tmp_path / "a.jpg").stat()).identity)
 
 
-def test_special_files_are_rejected_and_folders_are_walked(tmp_path):
-    os.mkfifo(tmp_path / "pipe.jpg")
-    put(tmp_path, "folder.jpg/a.jpg")
-    os.mkfifo(tmp_path / "pipe")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / "socket.png"))
-        walk = WalkResult(tmp_path)
-    assert walk.names == ["folder.jpg/a.jpg"]
-    assert causes(walk.rejected) == [("pipe.jpg", "not-regular"), ("socket.png", "not-regular")]
-    details = [f"it is a {kind}, not a regular file" for kind in ("named pipe", "socket")]
-    assert [item.detail for item in walk.rejected] == details
-
-
 def test_links_inside_the_root_are_followed_and_others_rejected(tmp_path):
     root, outside = tmp_path / "data", tmp_path / "outside"
     put(root, "real/a.jpg")
@@ -114,42 +100,11 @@ def test_deep_folders_are_listed_as_far_as_the_system_has_names_for_them(tmp_pat
         subprocess.run(["rm", "-rf", root], check=True)
 
 
-def test_a_loop_of_folders_is_reported_once(tmp_path):
-    put(tmp_path, "a.jpg", "deep/er/b.jpg")
-    (tmp_path / "deep" / "er" / "up").symlink_to("../..")
-    (tmp_path / "again").symlink_to("deep")
-    walk = WalkResult(tmp_path)
-    assert walk.names == ["a.jpg", "again/er/b.jpg", "deep/er/b.jpg"]
-    assert causes(walk.rejected) == [("deep/er/up", "symlink-loop")]
-    assert walk.rejected[0].detail == "the link leads to ../.., a folder above it"
-
-
-def test_hidden_files_are_noted_and_hidden_folders_counted(tmp_path):
-    put(tmp_path, "a.jpg", "._a.jpg", ".thumbs/deep/b.jpg", ".thumbs/c", ".git/config", ".jpg", ".DS_Store")
-    (tmp_path / ".link.jpg").symlink_to("a.jpg")
-    (tmp_path / ".empty").mkdir()
-    walk = WalkResult(tmp_path)
-    assert walk.names == ["a.jpg"]
-    notes = walk.notes
-    hidden = [(name, "hidden") for name in ("._a.jpg", ".git/", ".jpg", ".link.jpg", ".thumbs/")]
-    assert causes(notes) == [(".DS_Store", "unused"), *hidden]
-    assert [note.count for note in notes] == [1, 1, 1, 1, 1, 2]
-
-
 def test_many_notes_of_one_reason_are_counted(tmp_path):
     put(tmp_path, *(f".{number:03d}.jpg" for number in range(250)))
     *first, last = WalkResult(tmp_path).notes
     assert (len(first), {note.count for note in first}) == (100, {1})
     assert (last.name, last.reason, last.count) == (".100.jpg", "hidden", 150)
-
-
-def test_caches_are_skipped(tmp_path):
-    put(tmp_path, "a.jpg", "set.latentcache/x.jpg", "mine/CURRENT", "mine/shards/1/x.png", "CURRENT", "my/CURRENT")
-    put(tmp_path, "my/b.jpg", "shards/c.jpg", "young/shards/x.jpg", "young/builder.lock")
-    walk = WalkResult(tmp_path)
-    assert walk.names == ["CURRENT", "a.jpg", "my/CURRENT", "my/b.jpg", "shards/c.jpg"]
-    caches = [(name, "cache-folder") for name in ("mine/", "set.latentcache/", "young/")]
-    assert [pair for pair in causes(walk.notes) if pair[1] != "unused"] == caches
 
 
 def test_a_root_that_is_gone_is_an_error(tmp_path):

@@ -212,6 +212,9 @@ def test_train_is_read_and_the_other_split_is_counted(run, build, splits, data, 
     other = run("build", data, "--out", tmp_path / "other", *words, "--split", "test", "--json").json
     assert split_of(tmp_path / "other", "train", "test") == (2, {"test"})
     assert (other["exit_code"], left_out(other)) == (0, {"split-unused": files_of(data, "train")})
+    wrong = run("build", data, "--out", tmp_path / "wrong", *words, "--split", "more", "--json").json
+    assert wrong["exit_code"] == 2
+    assert run_fix(run, data, wrong["error"]["fix"], "--out", tmp_path / "wrong", *words)["exit_code"] == 0
 
 
 def test_an_only_split_is_read(build, splits, tmp_path):

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from latentcache.errors import EmptySourceError, SourceAmbiguousError, SourceError, SourceNotFoundError, UsageError
 from latentcache.fields.table import Rejected
@@ -52,20 +50,6 @@ def reasons(items):
 @pytest.fixture
 def trusting(monkeypatch):
     monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # trust every file at once
-
-
-def test_sidecars(tmp_path):
-    put(tmp_path, b_jpg="x", b_txt="two\n", a__c_png="x", a__c_CAPTION="three", d_jpg="x", e_txt="of no image")
-    found = scan(tmp_path)
-    assert captions(found) == [("a/c.png", "three"), ("b.jpg", "two"), ("d.jpg", "")]
-    assert (found.data_kind, found.no_caption, found.rejected) == ("images", 1, ())
-    assert reasons(found.notes) == [("d.jpg", "no-caption"), ("e.txt", "caption-unused")]
-    assert sorted(found.samples.files.names) == ["a/c.CAPTION", "a/c.png", "b.jpg", "b.txt", "d.jpg"]
-    inputs = dict(found.job_inputs([2, 0], ("image", "caption")))
-    assert inputs == {
-        2: {"image": {"path": "d.jpg"}, "caption": {"text": ""}},
-        0: {"image": {"path": "a/c.png"}, "caption": {"text": "three"}},
-    }
 
 
 def test_a_caption_that_cannot_be_used(tmp_path):
@@ -131,27 +115,6 @@ def test_names_that_are_not_utf8_come_back_in_byte_order(tmp_path):
     found = scan(tmp_path)
     assert [os.fsencode(name) for name, _ in captions(found)] == sorted(raw)
     assert dict(captions(found))[os.fsdecode(b"\xff.jpg")] == "odd"
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.sets(st.text("ab.\xe9/", min_size=1, max_size=6), max_size=8), st.integers(0, 3))
-def test_every_file_is_a_sample_rejected_or_noted(tmp_path_factory, stems, endings):
-    root = tmp_path_factory.mktemp("every")
-    (root / "first.jpg").touch()
-    for stem in stems:
-        for ending in (".jpg", ".txt", ".caption", "", ".csv")[: endings + 2]:
-            path = root / f"{stem}{ending}"
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch()
-            except (OSError, ValueError):
-                continue
-    files = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
-    found = scan(root, IMAGES)
-    used = set(found.samples.files.names)
-    assert used <= files
-    assert len(files) == len(used) + sum(item.count for item in (*found.rejected, *found.notes))
-    assert {name for name in used if name.endswith(".jpg")} == set(found.samples.names)
 
 
 def test_other_names_of_caption_files(tmp_path):
