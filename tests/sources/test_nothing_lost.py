@@ -374,6 +374,16 @@ def test_a_file_that_is_no_record_is_noted(build, data, name, kind):
     assert (samples_of(again), reasons(again)) == ((2, 0, 0), reasons(report))
 
 
+@pytest.mark.parametrize("form", [records, record_folders, record_parquet])
+def test_a_file_that_is_no_record_is_of_no_split(build, data, tmp_path, form):
+    form(data, "test")
+    put(data / "args.json", UNRELATED["args.json"])
+    for words in ((), ("--split", "test")):
+        report = build(*TOKENS, *words)
+        assert (samples_of(report), left_out(report)) == ((2, 0, 0), {"unused": 1})
+        assert split_of(tmp_path / "cache", "test") == (2, {"test"})
+
+
 @pytest.fixture
 def chats_and_a_logo(data):
     chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
