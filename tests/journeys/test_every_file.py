@@ -88,6 +88,8 @@ def check_each_command(data, place):
     check_files(root, cache, truth)
     assert (again["counts"]["encoded"], again["items"]) == (0, first["items"])
     check_report(look("inspect", *words).json, truth)
+    shown = look("info", cache, "--json").json["counts"]
+    assert {name: shown[name] for name in ("samples", "quarantined")}.items() <= first["counts"].items()
     for depth in ((), ("--full",)):
         checked = look("verify", cache, *depth, "--json").json
         assert (checked["exit_code"], checked["samples"]) == (first["exit_code"], first["counts"]["samples"])
