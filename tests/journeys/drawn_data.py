@@ -323,7 +323,7 @@ def _tar(draw, nodes, folders, prefix):
 def _rows(draw, nodes, folders, prefix):
     for folder in folders:
         for stem in draw(st.lists(st.sampled_from(STEMS), max_size=2, unique=True)):
-            texts = draw(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=3))
+            texts = draw(st.lists(st.sampled_from(TEXTS), max_size=3))
             fault = draw(st.integers(0, 9)) == 0
             _put(nodes, _below(folder, f"{prefix}{stem}.parquet"), image_rows(texts, fault))
         _beside_archives(draw, nodes, folder)

@@ -96,13 +96,6 @@ def test_a_table_at_the_root_of_thousands_of_folders(build, captions, data):
     assert (again["counts"]["no_caption"], again["counts"]["encoded"], again["items"]) == (0, 0, [])
 
 
-def test_a_table_far_below_the_root(build, captions, data):
-    put(data / "a/b/c/d/e/f/x.png", png(90))
-    put(data / "a/b/c/d/e/f/metadata.jsonl", table_of(["x.png"]))
-    assert build(*IMAGES)["counts"]["no_caption"] == 0
-    assert captions() == {"a/b/c/d/e/f/x.png": "caption of x.png"}
-
-
 # splits
 
 

@@ -43,12 +43,6 @@ def test_captions_of_rejected_images_are_not_unused(tmp_path):
     assert "caption-unused" not in [note.reason for note in found.notes]
 
 
-def test_an_archive_without_images_is_noted(tmp_path):
-    write_tar(tmp_path / "a.tar", [("a.png", png(1))])
-    write_tar(tmp_path / "b.tar", [])
-    assert [(note.name, note.reason) for note in scan(tmp_path).notes] == [("b.tar", "unused")]
-
-
 def test_links_in_a_tar_are_noted(tmp_path):
     write_tar(tmp_path / "a.tar", [("a.png", png(1)), ("a.txt", b"a")])
     with tarfile.open(tmp_path / "a.tar", "a") as tar:
@@ -98,15 +92,6 @@ def test_a_tar_without_the_key_that_is_asked_for_is_rejected(tmp_path):
     (item,) = found.rejected
     assert (item.name, item.reason) == ("b.tar", "no-caption-column")
     assert item.detail == "no JSON member of an image has a caption called alt"
-
-
-def test_a_file_without_rows_is_unused(tmp_path):
-    table = pa.table({"image": [png(1)], "text": ["a"]})
-    pq.write_table(table, tmp_path / "a.parquet")
-    pq.write_table(table.slice(0, 0), tmp_path / "b.parquet")
-    found = scan(tmp_path)
-    assert found.rejected == ()
-    assert [(note.name, note.reason) for note in found.notes] == [("b.parquet", "unused")]
 
 
 def cut_parquet(path, table):
