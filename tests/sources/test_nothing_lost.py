@@ -455,6 +455,14 @@ def test_a_named_column_that_is_not_there_is_an_error(build, data, form, option)
     assert option in report["error"]["what"] + report["error"]["fix"]
 
 
+def test_a_caption_file_below_two_tables_is_counted_once(build, data):
+    put(data / "sub/a.png", png(60))
+    put(data / "sub/a.txt", "not used")
+    put_table(data / "sub", "csv", {"file_name": "a.png", "text": "a cat"})
+    put_table(data, "csv", {"file_name": "sub/a.png", "text": "a cat"})
+    assert left_out(build(*IMAGES)) == {"sidecar-unused": 1}
+
+
 # archives at any depth
 
 
