@@ -537,7 +537,6 @@ def test_the_root_of_a_file_system_is_data(data, tmp_path, command, name):
     done = subprocess.run([sys.executable, "-c", _AS_ROOT_FOLDER, given], capture_output=True, text=True, check=False)
     report = Done(done.returncode, done.stdout, done.stderr).json
     assert report["exit_code"] in (0, 1, 2, 3)
-    assert command == "build" or report["exit_code"] == 0
 
 
 @pytest.mark.parametrize("name", ["my--data", "a.b--c-d", "--split=x", "leave --model out", "_dash-es--and_"])
