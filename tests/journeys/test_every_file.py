@@ -105,14 +105,14 @@ def each_command(data):
         check_each_command(data, Path(place))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, derandomize=True, report_multiple_bugs=False)
 @given(data_sets())
 def test_every_file_is_used_rejected_or_noted(data):
     each_command(data)
 
 
 @pytest.mark.slow
-@settings(max_examples=3000, suppress_health_check=[*HealthCheck])
+@settings(max_examples=3000, report_multiple_bugs=False, suppress_health_check=[*HealthCheck])
 @given(data_sets())
 def test_every_file_of_many_data_sets(data):
     each_command(data)
