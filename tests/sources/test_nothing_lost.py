@@ -399,6 +399,13 @@ def test_the_model_or_the_tokenizer_decides(build, chats_and_a_logo, words, coun
     assert (samples_of(again), reasons(again)) == ((count, 0, 0), reasons(report))
 
 
+def test_a_list_of_records_beside_an_image_is_read_with_a_tokenizer(build, data):
+    put(data / "texts.json", [{"text": "one"}, {"text": "two"}])
+    put(data / "logo.png", png(60))
+    report = build(*TOKENS)
+    assert (samples_of(report), list(reasons(report))) == ((2, 0, 0), ["logo.png"])
+
+
 # tables
 
 TABLE_FORMS = ["csv", "jsonl", "parquet"]
