@@ -1,4 +1,4 @@
-"""``latentcache merge``: parts of one build, or caches of one recipe, become one cache."""
+"""``latentcache merge``: parts of one build become one cache."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from latentcache.cli.console import Result
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import BuildProgress
 
-HELP = "Merge parts of a build, or caches of one recipe, into one cache."
+HELP = "Merge parts of a build into one cache."
 
 
 def merge(
-    parts: list[Path] = argument("PART...", "Caches of build --part, or of one recipe."),
+    parts: list[Path] = argument("PART...", "Caches of build --part, of the same data."),
     *,
     out_folder: Path = option(..., "--out -o CACHE", "The merged cache."),
     field: flags.Kinds = None,

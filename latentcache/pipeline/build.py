@@ -379,6 +379,7 @@ class _Build:
             "options": listing.options.as_json(),
             "part": plan.part,
             "data_kind": listing.data_kind,
+            "inventory": listing.inventory,
         }
         if listing.layout is not None:
             if listing.root.resolve() != (root if root.is_dir() else root.parent):

@@ -1,4 +1,4 @@
-"""``merge_caches``: finished caches of one recipe become one, such as the parts that several machines built.
+"""``merge_caches``: finished caches of one DATA and one recipe become one: the parts that several machines built.
 
 Guarantee: the rows and item keys are those of one build. Every copied entry passed its check. Parts are only read.
 Missing or unfinished parts, and parts of another recipe or of other files, are rejected before anything is written.
@@ -49,10 +49,10 @@ from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none, ope
 def merge_caches(
     parts: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, observer: Observer | None = None
 ) -> BuildReport:
-    """Merge finished caches of one recipe into one snapshot of ``out``.
+    """Merge finished caches of one DATA and one recipe into one snapshot of ``out``.
 
     Args:
-        parts: Caches; of ``--part i/n`` builds all n, in any order.
+        parts: Caches; of ``--part i/n`` builds all n, in any order. Copies of DATA may lie anywhere.
         out: The merged cache; new, or merged before.
         observer: As of :func:`build_cache`.
 
@@ -76,6 +76,7 @@ def merge_caches(
     for part, snapshot in zip(folders, snapshots, strict=True):
         _check_recipe(part, snapshot, folders[0], snapshots[0])
     _check_parts(folders, snapshots)
+    _check_data(folders, snapshots)
     table = _table(folders, [snapshot.samples for snapshot in snapshots])
     with locked(paths):
         for snapshot in snapshots:
@@ -128,6 +129,28 @@ def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
             f"the caches are not all parts of one division: {', '.join(wrong)}",
             why=", ".join(f"{part}: {name}" for part, name in zip(parts, found, strict=True)),
             fix="give each part of one division once, and no other cache",
+        )
+
+
+def _check_data(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
+    """Reject caches of different DATA: its folder would not have the samples of the merged cache."""
+    first, digests = parts[0], [str(one.source.get("inventory", "")) for one in snapshots]
+    for part, snapshot, digest in zip(parts, snapshots, digests, strict=True):
+        if digest == digests[0]:
+            continue
+        roots = [str(one.source["root"]) for one in (snapshots[0], snapshot)]
+        if is_same := roots[0] == roots[1]:
+            why = f"files in {roots[0]} were added, removed or changed between the builds"
+        else:
+            why = f"the files of {roots[0]} and {roots[1]} have other names or sizes"
+        again = f"run `latentcache build` on every {'part' if snapshot.part else 'cache'} again, then merge"
+        both = f"to train on both, use latentcache.combine([open_cache({str(first)!r}), open_cache({str(part)!r})])"
+        raise StaleCacheError(
+            f"{part} was built from other data than {first}",
+            where=str(part),
+            why=why,
+            fix=again if is_same else f"{both}; for parts of one DATA, {again}",
+            differences=(("inventory", digest, digests[0]),),
         )
 
 

@@ -1,8 +1,10 @@
+import re
 import shutil
 
 import pytest
 from small_builds import CASES, built, rows_of, tree
 
+from latentcache import combine, open_cache, verify_cache
 from latentcache.errors import (
     CacheDamagedError,
     CacheIncompleteError,
@@ -33,13 +35,37 @@ def test_merging_again_copies_nothing_and_publishes_nothing(case, parts, tmp_pat
     assert tree(tmp_path / "merged") == before
 
 
-def test_whole_caches_of_one_recipe_are_merged_too(case, tmp_path):
-    one, other = case.data(tmp_path / "one", 3), case.data(tmp_path / "other", 5)
-    for number in range(3):
-        case.path(other, number).unlink()
-    caches = [built(case, folder, out=tmp_path / f"{folder.name}-cache").cache for folder in (one, other)]
+@pytest.mark.parametrize("words", [["0/1", "0/1"], ["0/2", "1/2"]], ids=["whole", "parts"])
+def test_copies_of_one_folder_are_merged_and_a_build_of_it_adds_nothing(case, data, tmp_path, words):
+    copy = shutil.copytree(data, tmp_path / "elsewhere" / "copy")
+    places = zip((data, copy), words, ("one", "other"), strict=True)
+    caches = [built(case, folder, part=part, out=tmp_path / name).cache for folder, part, name in places]
     report = merge_caches(caches, tmp_path / "merged")
-    assert (report.samples, report.cached) == (5, 5)
+    assert (report.samples, report.cached) == (12, 12)
+    assert (again := built(case, data, out=tmp_path / "merged")).encoded == 0
+    assert verify_cache(again.cache).counts["ok"] == 12
+
+
+def test_caches_of_different_data_are_not_merged_but_combined(case, data, tmp_path):
+    other = case.data(tmp_path / "other", 13)
+    caches = [built(case, folder, out=tmp_path / f"{folder.name}-cache").cache for folder in (data, other)]
+    with pytest.raises(StaleCacheError, match="was built from other data than") as caught:
+        merge_caches(caches, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+    code = re.search(r"latentcache\.(combine\(.*?\]\));", caught.value.fix)[1]
+    assert len(eval(code, {"combine": combine, "open_cache": open_cache})) == 25
+
+
+def test_parts_of_data_that_changed_between_the_builds_are_built_again(case, data, parts, tmp_path):
+    case.write(data, 12)
+    built(case, data, out=parts[2], part="2/3")
+    with pytest.raises(StaleCacheError, match="were added, removed or changed between the builds") as caught:
+        merge_caches(parts, tmp_path / "merged")
+    assert caught.value.fix == "run `latentcache build` on every part again, then merge"
+    for number in range(3):
+        built(case, data, out=parts[number], part=f"{number}/3")
+        assert not built(case, data, out=parts[number], part=f"{number}/3").published
+    assert merge_caches(parts, tmp_path / "merged").samples == 13
 
 
 def test_a_missing_part_is_named(parts, tmp_path):
@@ -71,6 +97,8 @@ def test_parts_of_different_versions_of_a_file_are_rejected(case, data, parts, t
     path = next(path for path in sorted(data.iterdir()) if names[path.name] == 1)
     extra = shutil.copytree(data, tmp_path / "copy")
     case.write(extra, int(path.stem), seed=90)
+    if path.suffix == ".jsonl":  # of the same size, as all these images are
+        (extra / path.name).write_text(path.read_text().replace("document", "Document"))
     changed = built(case, extra, out=tmp_path / "changed").cache
     whole = built(case, data, out=tmp_path / "whole").cache
     with pytest.raises(StaleCacheError, match=path.name):
