@@ -102,7 +102,7 @@ class CachePaths:
                 "CURRENT names no snapshot",
                 where=str(self.current),
                 why=f"expected six digits and a line end, found {text[:40]!r}",
-                fix=f"echo {newest:06d} > {self.current}" if newest else f"rm {self.current}, then build again",
+                fix=f"echo {newest:06d} > {shlex.quote(str(self.current))}" if newest else "",
             )
         return int(text)
 

@@ -109,14 +109,9 @@ def check_cache(
     started, commands = time.monotonic(), commands or Commands()
     if depth.untrusted:
         check_outside(cache)
+    commands = replace(commands, cache=cache, data="" if data is None else f"--data {shlex.quote(str(data))}")
     unnamed = depth.untrusted and data is None
-    try:
-        snapshot = open_leased(cache)
-        snapshot.check()
-    except CacheDamagedError as error:
-        if error.fix == error.default_fix:
-            error.fix = replace(commands, cache=cache, root=None if unnamed else _recorded(cache, data)).build()
-        raise
+    snapshot = _opened(cache, commands, None if unnamed else partial(find_data, cache, data=data))
     described = {} if requested is None else requested(snapshot)
     root = None if unnamed else find_data(cache, snapshot.source, data)
     check = Check(snapshot)
@@ -130,22 +125,55 @@ def check_cache(
 
         fine, draw = looked & ~check.findings.of(*PROBLEMS), (depth.reencode, depth.seed)
         again = reencode_samples(check, reencode, described, root, fine, *draw)
-    fixes = replace(
-        commands,
-        cache=cache,
-        root=root,
-        data="" if data is None else f"--data {shlex.quote(str(data))}",
-        allow_failed=snapshot.allow_failed if commands.allow_failed is None else commands.allow_failed,
-        reencode=f"--reencode {depth.reencode} --seed {depth.seed}",
-    )
-    counts = check.findings.counts(looked)
+    report = _report(check, depth, chosen, looked, compared)
+    allowed = snapshot.allow_failed if commands.allow_failed is None else commands.allow_failed
+    words = f"--reencode {depth.reencode} --seed {depth.seed}"
+    fixes = replace(commands, root=root, allow_failed=allowed, reencode=words)
+    return replace(
+        report,
+        findings=tuple(map(fixes, report.findings)),
+        checked={**report.checked, "reencoded": 0 if again is None else again.samples},
+        not_compared=_not_compared(check, described),
+        recipe_diff=changes,
+        reencoded=again,
+        elapsed_s=time.monotonic() - started,
+    ), check
+
+
+def _opened(cache: Path, commands: Commands, find: Callable[[Mapping[str, Any]], Path] | None) -> Snapshot:
+    """The current snapshot, which is intact; ``find`` gives the data of a source, for the fix if it is not."""
+    try:
+        snapshot = open_leased(cache)
+        snapshot.check()
+    except CacheDamagedError as error:
+        if error.fix == error.default_fix:
+            error.fix = _build_again(cache, commands, find)
+        raise
+    return snapshot
+
+
+def _build_again(cache: Path, commands: Commands, find: Callable[[Mapping[str, Any]], Path] | None) -> str:
+    """The build that mends a damaged snapshot: of the data that an intact manifest names, the newest one first."""
+    paths = CachePaths(cache)
+    for number in reversed(paths.snapshots()):
+        with suppress(LatentcacheError):
+            root = find(load_manifest(paths.snapshot(number))["source"]) if find is not None else None
+            return replace(commands, root=root).build()
+    return f"run `{commands.build()}` with the flags of its first build: no entry is lost"
+
+
+def _report(
+    check: Check, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_], compared: Compared | None
+) -> VerifyReport:
+    """What the check found, without fixes and without what concerns models."""
+    snapshot, counts = check.snapshot, check.findings.counts(looked)
     categorized = looked | check.findings.of(*PROBLEMS)
     clean = not any(counts[name] for name in PROBLEMS)
-    report = VerifyReport(
+    return VerifyReport(
         mode=depth.mode,
         snapshot=snapshot.number,
         counts=counts | {"unreferenced": _unreferenced(check)},
-        findings=tuple(map(fixes, check.findings.result(looked))),
+        findings=check.findings.result(looked),
         samples=len(snapshot.samples) + sum(item.count for item in check.rejected_whole),
         checked={
             "samples": int(categorized.sum()),
@@ -154,21 +182,15 @@ def check_cache(
             "payload_bytes": check.payload_bytes,
             "sources_stat": 0 if compared is None else compared.checked,
             "sources_hashed": 0 if compared is None else compared.now.hashed,
-            "reencoded": 0 if again is None else again.samples,
         },
         not_looked_at=int((~categorized).sum()),
-        not_compared=_not_compared(check, described),
-        recipe_diff=changes,
         confidence=_stated(check, depth, chosen, looked) if clean else "",
-        reencoded=again,
         recipe_ids={name: view.rows.recipe_id.hex() for name, view in check.views.items()},
         allow_failed=snapshot.allow_failed,
         part=snapshot.part,
         building=check.paths.building.exists(),
         complete=snapshot.complete,
-        elapsed_s=time.monotonic() - started,
     )
-    return report, check
 
 
 def _look(check: Check, depth: Depth, root: Path | None, chosen: Chosen) -> Compared | None:
@@ -188,14 +210,6 @@ def _look(check: Check, depth: Depth, root: Path | None, chosen: Chosen) -> Comp
         reading = pool.submit(look)  # reading files and reading shards wait for different things
         scan_payloads(check, chosen.entries)
         return reading.result()
-
-
-def _recorded(cache: Path, data: Path | None) -> Path | None:
-    """The data of a cache whose snapshot is damaged; None if that does not say it any more."""
-    with suppress(LatentcacheError):
-        paths = CachePaths(cache)
-        return find_data(cache, load_manifest(paths.snapshot(paths.current_snapshot()))["source"], data)
-    return data
 
 
 def _not_compared(check: Check, described: Mapping[str, Described]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ def test_a_torn_current_file_is_damage_with_a_fix(paths, text):
     paths.current.write_bytes(text)
     with pytest.raises(CacheDamagedError, match="CURRENT names no snapshot") as caught:
         paths.current_snapshot()
-    assert caught.value.fix == f"rm {paths.current}, then build again"
+    assert caught.value.fix == CacheDamagedError.default_fix, "another program may have written it"
     make_folder(paths.snapshot(7))
     write_json(paths.snapshot(7) / "manifest.json", {})
     with pytest.raises(CacheDamagedError) as caught:
