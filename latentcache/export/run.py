@@ -20,11 +20,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.errors import PlanError, UsageError
+from latentcache.errors import LatentcacheError, PlanError, UsageError
 from latentcache.fields.protocol import setting
 from latentcache.fields.registry import checked
 from latentcache.plan.numbers import real
-from latentcache.store.atomic_io import as_store_error, make_folder, sync_file, sync_folder, write_json
+from latentcache.store.atomic_io import as_store_error, make_folder, read_json, sync_file, sync_folder, write_json
 from latentcache.value import Value
 
 if TYPE_CHECKING:
@@ -262,8 +262,17 @@ def atomic_folder(out: Path) -> Iterator[Path]:
 
 def _require_free(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        fix = f"rm -r {shlex.quote(str(out))}, or give another folder"
-        raise UsageError(f"{out} exists", where=str(out), fix=fix)
+        fix = f"rm -r {shlex.quote(str(out))}, or " if _is_export(out) else ""
+        raise UsageError(f"{out} exists", where=str(out), fix=f"{fix}give another folder")
+
+
+def _is_export(out: Path) -> bool:
+    """True if every file in a folder is one that an export wrote there."""
+    try:
+        written = {METADATA, *read_json(out / METADATA)["bytes"]}
+    except (LatentcacheError, OSError, KeyError, TypeError):
+        return False
+    return all(path.relative_to(out).as_posix() in written for path in out.rglob("*") if not path.is_dir())
 
 
 def seal(folder: Path, metadata: Mapping[str, Any]) -> None:

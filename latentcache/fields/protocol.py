@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from importlib import import_module
 from os import PathLike
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, TypeVar, cast
@@ -572,15 +573,13 @@ class FieldKind:
 
     def model_differences(self, recipe: Recipe, provenance: Mapping[str, Any], wanted: Any) -> Differences:
         """(setting, cached, wanted) in which a model differs from the one this recipe was made with."""
-        from latentcache.fields.registry import load
-
         if not isinstance(wanted, str | PathLike) or not self.describer:
             why = "its folder or hub id can be compared" if self.describer else "its kind has no model"
             raise UnsupportedModelError(f"{self.name}: not a model to compare with", why=why, fix="give its folder")
         settings = self.settings(**{fields(self.settings)[0].name: str(wanted)})
-        described = load(self.describer)(
-            settings, Cached(recipe=recipe, provenance=provenance), DescribeContext(check=True)
-        )
+        module, _, name = self.describer.partition(":")
+        describe = getattr(import_module(module), name)
+        described = describe(settings, Cached(recipe=recipe, provenance=provenance), DescribeContext(check=True))
         return self.differences(recipe, described.recipe, (provenance, described.provenance))
 
     def describe(self, recipe: Recipe, provenance: Mapping[str, Any]) -> dict[str, str]:

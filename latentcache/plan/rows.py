@@ -142,7 +142,7 @@ def _finished(plan: RowPlan, corpus: Corpus, no_loss: NoLoss) -> RowPlan:
             f"no_loss='error': {count_of(len(silent), 'documents')} without a token to learn",
             where=_named(silent, corpus),
             why="none of their tokens has loss and a token before it, and a batch of such rows has a loss of nan",
-            fix="remove them from the data, or no_loss='drop'",
+            fix="take them out of the data, or no_loss='drop'",
         )
     placed, left = plan.tokens, plan.tokens_dropped
     assert placed + left == corpus.tokens, f"{placed} tokens placed and {left} left out of {corpus.tokens}"

@@ -26,7 +26,7 @@ class Cause(NamedTuple):
 #: here; the detail of an item says the rest.
 _TABLE = """
 damaged file: truncated empty zeros decoder-error no-video frames-missing tar-truncated tar-damaged rows-damaged
-    download, export or save the file again, or remove it
+    download, export or save the file again, or move it out of DATA
 web page with the name of an image: html
     download the image itself
 Git LFS pointer: git-lfs
@@ -42,7 +42,7 @@ too large: too-large caption-too-large line-too-long text-too-large record-too-l
 too large for the memory: out-of-memory
     use smaller images, a smaller --resolution, or more memory with --host-memory
 no regular file, or nothing there: not-regular symlink-loop not-found
-    put the file there, or remove the name from DATA
+    put the file there, or take the name out of DATA
 outside DATA: outside-root
     copy it into DATA and name it relative to DATA, or follow the link with --follow-links
 not readable: permission io-error
@@ -54,7 +54,7 @@ unclear column or member: two-images no-image no-image-column no-caption-column 
 text with wrong characters: caption-encoding caption-unicode not-utf8 record-unicode reserved-character
     save it as UTF-8 (`iconv -t UTF-8 -f WINDOWS-1252`), without NUL, half surrogate pairs, U+FDD0 to U+FDD2
 wrong line or field: caption-json table-row duplicate-row no-json record-field record-empty role-order no-answer
-    correct this line or field, or remove it
+    correct this line or field, or leave it out
 no data for training: not-records not-for-sft
     write one JSON object per line: text, messages, or a prompt with its completion
 data elsewhere: hub-dataset script-dataset shard-missing
@@ -66,9 +66,9 @@ PyAV is not installed: needs-pyav
 frames of a video: no-frame-count too-few-frames
     give --frames N to encode videos, or a smaller N; control images are of images only
 values that cannot be stored: non-finite storage-overflow prompt-not-stored
-    use --storage-dtype bfloat16 or --compute-dtype float32, or remove the input
+    use --storage-dtype bfloat16 or --compute-dtype float32, or move the input out of DATA
 ends the process that reads it: decoder-crash encoder-crash tokenizer-crash
-    remove it, or save it again; --retry-failed tries it once more
+    save it again, or move it out of DATA; --retry-failed tries it once more
 hidden or set aside: hidden cache-folder nested-link
     rename it to use it; names that begin with a dot, and caches, are not data
 caption that is not used: caption-conflict caption-unused sidecar-unused
@@ -100,7 +100,7 @@ CAUSES = tuple(
 HINTS: Mapping[str, str] = {word: cause.fix for cause in CAUSES for word in cause.words}
 #: Notes of one reason that are given one by one; the rest is one note with a count.
 _NOTES_EACH = 100
-_GENERIC = "look at the file; replace or remove it"
+_GENERIC = "look at the file; replace it, or move it out of DATA"
 
 _ERRNO_CAUSES: Mapping[int, str] = {
     errno.ENOENT: "not-found",

@@ -1,9 +1,11 @@
 import json
+import shlex
+import subprocess
 
 import pytest
 from datasets import load_from_disk
 
-from latentcache.export.run import FORMATS
+from latentcache.export.run import FORMATS, METADATA
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "out", "format", "for", "layout", "length", "rows",
@@ -95,3 +97,20 @@ def test_an_image_cache_is_rejected_with_a_command(run, cache, tmp_path):
     error = run("export", cache, tmp_path / "out", "--pad", 64, "--json").error
     assert error["what"].endswith(": holds no tokens")
     assert error["fix"] == "export a cache of `latentcache build DATA --tokenizer PATH`"
+
+
+def test_only_a_folder_that_export_wrote_is_offered_for_deletion(run, tokens, tmp_path):
+    mine, words = tmp_path / "my images", ("--pad", 64, "--json")
+    mine.mkdir()
+    (mine / "a.png").write_bytes(b"an image")
+    assert run("export", tokens, mine, *words).error["fix"] == "give another folder"
+    (mine / METADATA).write_text('{"bytes": {}}')
+    assert run("export", tokens, mine, *words).error["fix"] == "give another folder"
+    out = tmp_path / "out"
+    run("export", tokens, out, *words)
+    fix = run("export", tokens, out, *words).error["fix"]
+    assert fix == f"rm -r {out}, or give another folder"
+    subprocess.run(shlex.split(fix.partition(",")[0]), check=True)
+    assert run("export", tokens, out, *words).status == 0
+    (out / "notes.txt").write_text("of the user")
+    assert run("export", tokens, out, *words).error["fix"] == "give another folder"

@@ -61,7 +61,7 @@ class TokenProducer(Producer):
 def _not_empty(made: Made | Failure) -> Made | Failure:
     if isinstance(made, Failure) or len(made.array):
         return made
-    hint = "remove the record, or let every text end with a token (--add-eos)"
+    hint = "leave the record out, or let every text end with a token (--add-eos)"
     return Failure(reason="no-tokens", detail="the tokenizer gives no token for it", hint=hint)
 
 

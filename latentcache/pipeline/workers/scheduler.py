@@ -377,7 +377,7 @@ class Run:
         why, fix = "so no sample is to blame", ""
         if self._good is None and names:
             why = f"the last one with {names[0]} alone, and there is no other sample to compare with"
-            fix = f"remove {names[0]}, or add samples and build again"
+            fix = f"move {names[0]} out of DATA, or add samples and build again"
         return WorkerError(
             "worker processes keep dying",
             where=worker.slot.label,
@@ -398,7 +398,7 @@ class Run:
         return Failure(
             reason=reason(self._kind, "memory"),
             detail=f"its size is {job.cost:,} and it {found}; --host-memory is {self._limit:,}",
-            hint="give more memory with --host-memory, or remove the sample",
+            hint="give more memory with --host-memory, or leave the sample out",
             content=job.content,
         )
 

@@ -179,7 +179,7 @@ def read_table(
         )
     above, (rows, unused) = root.absolute().as_posix(), _rows(path, records, rule)
     if not rows:
-        fix = "add one row per image, or remove the table to use all images"
+        fix = "add one row per image, or rename the table to use all images"
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
     stems = {image.rpartition(".")[0]: image for image in sorted(images, reverse=True)} if rule.table_stems else {}
     for number, row in enumerate(rows):
@@ -202,7 +202,7 @@ def _rows(path: Path, records: _Records, rule: CaptionRule) -> tuple[list[Row], 
         if not isinstance(name, str | int):
             found = shown(name) if file in record else f"columns: {listed(list(record))}"
             why = f"expected a file name as {file!r}, as in the first row; found {found}"
-            raise _error(path, line, "a row without a file name", why, "correct or remove this line")
+            raise _error(path, line, "a row without a file name", why, "correct this line, or leave it out")
         texts = [record[column] for column in captions if record.get(column) not in (None, "")]
         if not texts:
             texts = [
@@ -326,7 +326,7 @@ def _json_object(path: Path, raw: bytes, line: int) -> dict[str, Any]:
     except UnusableSampleError as error:
         value, found = None, error.what.removeprefix("no JSON: ")
     if not isinstance(value, dict):
-        fix = f"correct or remove line {line}; `sed -n {line}p {shlex.quote(str(path))}` shows it"
+        fix = f"correct line {line}, or leave it out; `sed -n {line}p {shlex.quote(str(path))}` shows it"
         raise _error(path, line, "a line that is no JSON object", f"expected one object; {found}", fix)
     return value
 

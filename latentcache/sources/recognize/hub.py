@@ -33,7 +33,7 @@ WORDS = {TAR: "webdataset", PARQUET: "parquet", ARROW: "saved"}
 def _tables(inventory: Inventory, _: SourceOptions) -> Layout | None:
     for level in inventory.below():
         for item in (level.rejected[name] for name in TABLE_NAMES if name in level.rejected):
-            where, fix = str(inventory.root / item.name), f"remove it, or {item.hint}"
+            where, fix = str(inventory.root / item.name), f"rename it, or {item.hint}"
             raise TableError(f"{item.name}: the table cannot be used", where=where, why=item.detail, fix=fix)
     names = [name for name in inventory.files(*TABLE_NAMES) if name.rpartition("/")[2] in TABLE_NAMES]
     folders = [name.rpartition("/")[0] for name in names]
@@ -151,7 +151,7 @@ def _two_tables(folder: Path, names: Sequence[str]) -> TableError:
         f"a data folder has two tables: {first} and {second}",
         where=str(folder),
         why="expected one: both would say which images are used and their captions",
-        fix=f"remove or rename one, e.g. `mv {shlex.quote(str(path))} {shlex.quote(f'{path}.off')}`",
+        fix=f"rename one, e.g. `mv {shlex.quote(str(path))} {shlex.quote(f'{path}.off')}`",
     )
 
 
