@@ -1,7 +1,8 @@
 """One image of DATA as bytes: a file, a member of a tar, or a row of a parquet or Arrow file.
 
-A place is JSON: ``{"path"}``, below the data root; ``{"path", "offset", "bytes"}``, a range of the file; ``{"path",
-"row", "column"}``, a row (from 1) of a parquet file and the position of its column.
+A place is JSON: ``{"path", "size"}``, below the data root, with its bytes when it was scanned; ``{"path", "offset",
+"bytes"}``, a range of the file; ``{"path", "row", "column"}``, a row (from 1) of a parquet file and the position of
+its column.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import SampleTable
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import cause_of, fault
-from latentcache.sources.formats.files import open_source, read_source, stat_source
+from latentcache.sources.formats.files import open_source, read_source
 from latentcache.sources.formats.rows import close_tables, read_row
 
 #: Column of samples, (S, 2) uint64. Range of a file: offset and bytes; row: number of its column and 0; file: zeros.
@@ -50,12 +51,15 @@ def places(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name
     """Return the places of the images of some samples."""
     held, rows = samples.inputs[name], np.asarray(rows, dtype=np.intp)
     paths = samples.files.names.take(np.maximum(np.asarray(held.file)[rows], 0))
+    size_of = sizes(samples, rows, name).tolist()
     if held.line is None or SPAN not in samples.columns:
-        return [{"path": path} for path in paths]
+        return [{"path": path, "size": size} for path, size in zip(paths, size_of, strict=True)]
     found, spans = list[Place](), np.asarray(samples.columns[SPAN])[rows].tolist()
-    for path, line, (first, size) in zip(paths, np.asarray(held.line)[rows].tolist(), spans, strict=True):
+    for path, whole, line, (first, size) in zip(
+        paths, size_of, np.asarray(held.line)[rows].tolist(), spans, strict=True
+    ):
         inside = {"offset": first, "bytes": size} if size else {"row": line, "column": first}
-        found.append({"path": path, **inside} if line else {"path": path})
+        found.append({"path": path, **inside} if line else {"path": path, "size": whole})
     return found
 
 
@@ -89,10 +93,10 @@ def open_image(root: Path | str, place: Place) -> BinaryIO:
 
 def bytes_of(root: Path | str, place: Place) -> int:
     """Bytes of an image; 0 if it cannot be known: :func:`read_image` gives the reason."""
+    if "row" not in place:
+        return int(place.get("bytes") or place.get("size") or 0)
     try:
-        if "row" in place:
-            return len(read_image(root, place)[0])
-        return int(place["bytes"]) if "bytes" in place else stat_source(_at(root, place)[0]).size
+        return len(read_image(root, place)[0])
     except UnusableSampleError:
         return 0
 
