@@ -101,7 +101,7 @@ class TableError(SourceError, slug="table"):
     """An unreadable metadata table. ``where`` is ``file:line``."""
 
 
-class UnusableSampleError(SourceError, slug="unusable", fix="replace the file, or move it out of DATA"):
+class UnusableSampleError(SourceError, slug="unusable", fix="replace the file, or move it elsewhere"):
     """One unusable file or record. ``slug`` is the reason, ``what`` the detail, ``fix`` the hint."""
 
 

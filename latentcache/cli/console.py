@@ -273,7 +273,7 @@ def _finding_lines(one: Finding, more: int = 0) -> Iterator[str]:
     if one.category == "missing" and one.reason == "not-built":
         yield f"new {name}: not in the cache yet"
     elif one.category == "stale" and one.reason == "source-removed":
-        yield f"removed {name}: in the cache, but {'not in DATA now' if one.names or line else 'its file is gone'}"
+        yield f"removed {name}: in the cache, but {one.found or 'gone from DATA'}"
     else:
         yield f"{one.category}{name and f' {name}'}{field} [{one.reason}]{': ' + sides if sides else ''}"
     if one.names:

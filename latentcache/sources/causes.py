@@ -26,7 +26,7 @@ class Cause(NamedTuple):
 #: here; the detail of an item says the rest.
 _TABLE = """
 damaged file: truncated empty zeros decoder-error no-video frames-missing tar-truncated tar-damaged rows-damaged
-    download, export or save the file again, or move it out of DATA
+    download, export or save the file again, or move it elsewhere
 web page with the name of an image: html
     download the image itself
 Git LFS pointer: git-lfs
@@ -66,9 +66,9 @@ PyAV is not installed: needs-pyav
 frames of a video: no-frame-count too-few-frames
     give --frames N to encode videos, or a smaller N; control images are of images only
 values that cannot be stored: non-finite storage-overflow prompt-not-stored
-    use --storage-dtype bfloat16 or --compute-dtype float32, or move the input out of DATA
+    use --storage-dtype bfloat16 or --compute-dtype float32, or leave the input out
 ends the process that reads it: decoder-crash encoder-crash tokenizer-crash
-    save it again, or move it out of DATA; --retry-failed tries it once more
+    save it again, or move it elsewhere; --retry-failed tries it once more
 hidden or set aside: hidden cache-folder nested-link
     rename it to use it; names that begin with a dot, and caches, are not data
 caption that is not used: caption-conflict caption-unused sidecar-unused
@@ -100,7 +100,7 @@ CAUSES = tuple(
 HINTS: Mapping[str, str] = {word: cause.fix for cause in CAUSES for word in cause.words}
 #: Notes of one reason that are given one by one; the rest is one note with a count.
 _NOTES_EACH = 100
-_GENERIC = "look at the file; replace it, or move it out of DATA"
+_GENERIC = "look at the file; replace it, or move it elsewhere"
 
 _ERRNO_CAUSES: Mapping[int, str] = {
     errno.ENOENT: "not-found",

@@ -32,7 +32,6 @@ from latentcache.verify.findings import HINTS, Finding
 
 #: Reasons that mean "could not be looked at" rather than "is not usable".
 _UNREADABLE = frozenset({"permission", "io-error", "out-of-memory"})
-_GONE_WORDS = "it is not there any more"
 _GONE = frozenset({"not-found", "unlisted", "hidden"})
 
 
@@ -126,7 +125,7 @@ class Compared:
             line=line,
             field=name,
             expected=_value(self.samples, row, state),
-            found=words or (_value(self.now.samples, now, state) if now >= 0 else _GONE_WORDS),
+            found=words or (_value(self.now.samples, now, state) if now >= 0 else _gone(line)),
             hint=state.hint if name or not cause else hint_for(cause),
         )
 
@@ -365,9 +364,13 @@ def _unusable(cause: str, detail: str) -> tuple[State, tuple[str, str]]:
     return State.CAPTION_CHANGED if cause.startswith("caption") else State.CHANGED, (cause, f"{cause}: {detail}")
 
 
+def _gone(line: int) -> str:
+    return f"its {'record' if line else 'file'} is gone"
+
+
 def _quarantined(item: Rejected, line: int = 0) -> Finding:
     one = Finding.of_rejected("quarantined", item)
-    return replace(one, line=line or item.line, target="", hint=item.hint or HINTS["quarantined"])
+    return replace(one, line=line or item.line, target="")
 
 
 def _recorded(item: Rejected, became: tuple[str, str], words: str) -> Finding:
@@ -378,6 +381,6 @@ def _recorded(item: Rejected, became: tuple[str, str], words: str) -> Finding:
         path=item.name,
         line=item.line,
         expected=item.content.hex() or f"rejected as {item.reason}",
-        found=words or _GONE_WORDS,
+        found=words or _gone(item.line),
         hint=HINTS[category],
     )

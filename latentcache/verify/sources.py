@@ -20,6 +20,7 @@ from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoun
 from latentcache.fields.protocol import Cached, DescribeContext, Described, FieldPlan, Group
 from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected
+from latentcache.sources.causes import hint_for
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
 from latentcache.store.snapshot import Snapshot
@@ -209,8 +210,8 @@ def _check_absent(
             continue
         item = recorded.get(name) or rejected.get(number)
         if item is not None:
-            own = np.array([number])
-            check.findings.add("quarantined", item.reason, own, field=view.name, found=item.detail, hint=item.hint)
+            own, hint = np.array([number]), item.hint or hint_for(item.reason)
+            check.findings.add("quarantined", item.reason, own, field=view.name, found=item.detail, hint=hint)
         elif number in planned or (view.rows.kind is None and not check.snapshot.complete):
             lost.append(number)
     check.findings.add(

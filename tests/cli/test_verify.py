@@ -33,11 +33,13 @@ def test_every_item_has_category_reason_path_and_hint(run, cache, data):
 def test_text_is_ordered_by_severity_and_ends_with_the_command(run, cache, data):
     (data / "p1.txt").write_text("other")
     draw(data / "new.png")
+    (data / "p0.png").unlink()
     done = run("verify", cache)
     assert done.out.splitlines() == [
         "new new.png: not in the cache yet",
         "stale p1.png [caption-changed]: expected caption 1, found other",
-        "1 missing, 1 stale, 3 ok (headers and timestamps; payloads not read)",
+        "removed p0.png: in the cache, but its file is gone",
+        "1 missing, 2 stale, 2 ok (headers and timestamps; payloads not read)",
         f"fix: latentcache build {data} --out {cache}",
     ]
 
@@ -87,6 +89,22 @@ def test_the_printed_command_repairs_a_damaged_entry(run, cache, data):
     assert run(*repair).status == 1
     assert run(*build_again, "--json").json["counts"]["encoded"] == 1
     assert run("verify", cache, "--full").status == 0
+
+
+def test_rejected_images_have_the_fixes_that_build_gave(run, data, tmp_path):
+    draw(data / "tiny.png", (2, 2))
+    draw(data / "wide.png", (2000, 20))
+    (data / "cut.png").write_bytes((data / "p0.png").read_bytes()[:900])
+    done = (
+        run("build", data, *SMALL, "--out", tmp_path / "cache", "--json"),
+        run("verify", tmp_path / "cache", "--json"),
+    )
+    built, checked = (
+        {one["path"]: one["hint"] for one in report.json["items"] if one["category"] == "quarantined"}
+        for report in done
+    )
+    assert built == checked
+    assert set(built) == {"tiny.png", "wide.png", "cut.png"}
 
 
 # depths

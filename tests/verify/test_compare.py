@@ -75,7 +75,7 @@ def test_states_of_images(data, full):
     assert (a.expected, a.found) == (content_hash(b"a").hex(), content_hash(b"z").hex())
     assert (b.category, b.reason) == ("touched", "stat-changed")
     assert (c.reason, c.expected, c.found) == ("caption-changed", "caption c", "another")
-    assert (d.reason, d.expected, d.found) == ("source-removed", "the sample", "it is not there any more")
+    assert (d.reason, d.expected, d.found) == ("source-removed", "the sample", "its file is gone")
 
 
 TABLE = "file_name,text\nb.jpg,x\n"
@@ -204,7 +204,7 @@ def test_states_of_records(tmp_path):
     changed, removed, moved = (found.found(row) for row in (1, 2, 3))
     assert (changed.path, changed.line, changed.reason) == ("a.jsonl", 2, "source-changed")
     assert (len(changed.expected), len(changed.found)) == (8, 8)
-    assert (removed.expected, removed.found) == ("the sample", "it is not there any more")
+    assert (removed.expected, removed.found) == ("the sample", "its record is gone")
     of_moved = (moved.category, moved.reason, moved.expected, moved.found)
     assert of_moved == ("touched", "line-changed", "line 4", "line 3")
 

@@ -377,7 +377,7 @@ class Run:
         why, fix = "so no sample is to blame", ""
         if self._good is None and names:
             why = f"the last one with {names[0]} alone, and there is no other sample to compare with"
-            fix = f"move {names[0]} out of DATA, or add samples and build again"
+            fix = f"move {names[0]} elsewhere, or add samples and build again"
         return WorkerError(
             "worker processes keep dying",
             where=worker.slot.label,

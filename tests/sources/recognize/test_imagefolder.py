@@ -69,7 +69,7 @@ def test_two_tables_in_one_folder(tmp_path):
         scan(tmp_path)
     assert caught.value.what == "a data folder has two tables: metadata.csv and metadata.jsonl"
     off = tmp_path / "metadata.jsonl"
-    assert caught.value.fix == f"remove or rename one, e.g. `mv {off} {off}.off`"
+    assert caught.value.fix == f"rename one, e.g. `mv {off} {off}.off`"
 
 
 def write_rows(folder, kind, rows):
