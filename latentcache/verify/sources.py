@@ -116,8 +116,12 @@ def described_now(
             held = ", ".join(snapshot.fields)
             fix = "leave its settings out, or build it first"
             raise UsageError(f"the cache has no field {name}", why=f"its fields: {held}", fix=fix)
-    found, context = {}, DescribeContext(device=device, check=True, check_encoder=depth.reencode > 0)
-    for name, rows in snapshot.fields.items():
+    found, context = (
+        dict[str, Described](),
+        DescribeContext(device=device, check=True, check_encoder=depth.reencode > 0),
+    )
+    leads_first = sorted(snapshot.fields.items(), key=lambda pair: bool(pair[1].kind and pair[1].kind.follows))
+    for name, rows in leads_first:
         if rows.kind is None or rows.recipe is None or not rows.kind.describer:
             continue
         default = rows.kind.settings()
@@ -127,7 +131,8 @@ def described_now(
             found[name] = Described(recipe=rows.recipe, label="", not_compared=lost)
             continue
         cached = Cached(recipe=rows.recipe, provenance={} if depth.untrusted else rows.provenance)
-        described = load(rows.kind.describer)(wanted, cached, context)
+        beside = replace(context, followed=found.get(rows.kind.follows))
+        described = load(rows.kind.describer)(wanted, cached, beside)
         is_same = wanted == default and described.recipe.recipe_id == rows.recipe.recipe_id
         found[name] = replace(described, recipe=rows.recipe) if is_same else described
     return found

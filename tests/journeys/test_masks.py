@@ -102,6 +102,9 @@ def test_image_mask_and_control_are_encoded_separately(data, monkeypatch):
     assert look("verify", data.parent / "cache", "--full", "--json").json["counts"]["ok"] == 6
     save(data / "4.png", noise(93, 84))
     assert encoded(build(data)) == {"latents": 1, "mask": 0, "control": 0}, "equal pixels are copied to the new keys"
+    assert look("verify", data.parent / "cache", "--model", "stub").status == 0
+    found = look("verify", data.parent / "cache", "--resolution", 32, "--json").json
+    assert {one["field"] for one in found["recipe_diff"]} == {"latents", "mask", "control"}
     build(data, "--resolution", 32)
     labels = {name: {one.label for one in field.groups} for name, field in fields_of(data).items()}
     assert labels == {"latents": {"32x32"}, "mask": {"32x32"}, "control": {"32x32"}}, "they follow latents"
