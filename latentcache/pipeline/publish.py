@@ -32,6 +32,8 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot, shard_numbers
 from latentcache.store.snapshot import FieldRows, Snapshot
 
+#: Parts of the provenance of a field whose change is worth a snapshot.
+_COMPARED = ("decoders", "model", "text_encoder", "tokenizer")
 _LOST = Failure(reason="entry-lost", detail="its entry was not committed")
 
 
@@ -251,10 +253,13 @@ def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:
 
 
 def _comparable(manifest: Mapping[str, Any]) -> Any:
-    """Return the values that make a snapshot a new one, without its time and the machines that made its entries."""
+    """Return the values that make a snapshot a new one, without its time and the machines that made its entries.
+
+    The place of a model is among them, so that a check finds a model that was moved.
+    """
     named = ("complete", "allow_failed", "shards", "inputs", "columns", "rejected")
     fields = [
-        (name, {**one, "provenance": one["provenance"].get("decoders"), "noise": None})
+        (name, {**one, "provenance": [one["provenance"].get(part) for part in _COMPARED], "noise": None})
         for name, one in manifest["fields"].items()
     ]
     found = {name: manifest[name] for name in named} | {"fields": fields}

@@ -87,7 +87,7 @@ def test_a_pipeline_that_is_given_compares_all_its_fields(run, cache, model, fol
         open_cache(cache).check(other)
 
 
-def test_a_model_that_is_not_there_is_named_and_no_failure(run, cache, model):
+def test_a_model_that_is_not_there_is_named_and_no_failure(run, cache, model, folder):
     model.rename(model.with_name("moved"))
     options = {"latents": "VAE {}|--model PATH", "text": "text encoder {}|--text-encoder PIPELINE"}
     expected = []
@@ -97,8 +97,11 @@ def test_a_model_that_is_not_there_is_named_and_no_failure(run, cache, model):
     done = run("verify", cache, "--json")
     assert (done.status, sorted(done.json["not_compared"])) == (0, sorted(expected))
     assert set(expected) <= set(run("verify", cache).out.splitlines())
-    given = run("verify", cache, "--model", model.with_name("moved"), "--json")
+    moved = ("--model", model.with_name("moved"))
+    given = run("verify", cache, *moved, "--json")
     assert (given.status, given.json["not_compared"]) == (0, [])
+    assert run("build", folder / "data", "--out", cache, *moved, "--json").json["counts"]["encoded"] == 0
+    assert run("verify", cache, "--json").json["not_compared"] == [], "the build records the new place"
 
 
 def test_a_model_whose_weights_are_cut_is_not_compared(run, cache, model):
