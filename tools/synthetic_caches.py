@@ -24,6 +24,7 @@ from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.geometry.sizes import Size
 from latentcache.identity.key import split_keys
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.sources.inventory import Inventory
 from latentcache.sources.layout import ImageSet
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
@@ -153,6 +154,7 @@ def publish(
         "layout": "folder",
         "sets": [ImageSet(folder="").as_json()],
         "data_kind": "images",
+        "inventory": Inventory(data).digest() if data.is_dir() else "",
         "options": SourceOptions(kind="images").as_json(),
     }
     publish_snapshot(
