@@ -136,7 +136,7 @@ def test_a_poison_sample_alone_in_a_run_is_compared_with_committed_work(squares)
     with pytest.raises(WorkerError, match="keep dying") as caught:
         squares.run(["bad crash-encode"])
     assert "bad crash-encode alone, and there is no other sample" in caught.value.why
-    assert "remove bad crash-encode" in caught.value.fix
+    assert "move bad crash-encode elsewhere" in caught.value.fix
 
 
 def test_a_device_whose_workers_die_at_once_rests(squares):
