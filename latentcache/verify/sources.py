@@ -116,10 +116,8 @@ def described_now(
             held = ", ".join(snapshot.fields)
             fix = "leave its settings out, or build it first"
             raise UsageError(f"the cache has no field {name}", why=f"its fields: {held}", fix=fix)
-    found, context = (
-        dict[str, Described](),
-        DescribeContext(device=device, check=True, check_encoder=depth.reencode > 0),
-    )
+    context = DescribeContext(device=device, check=True, check_encoder=depth.reencode > 0)
+    found = dict[str, Described]()
     leads_first = sorted(snapshot.fields.items(), key=lambda pair: bool(pair[1].kind and pair[1].kind.follows))
     for name, rows in leads_first:
         if rows.kind is None or rows.recipe is None or not rows.kind.describer:
