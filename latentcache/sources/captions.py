@@ -1,6 +1,6 @@
 """Captions: files beside an image, and which texts can be a caption.
 
-The layout says which file belongs to which image (``layouts.sets.CaptionRule``). A ``.json`` file holds the caption
+The layout says which file belongs to which image (``layout.CaptionRule``). A ``.json`` file holds the caption
 as ``caption``, ``text`` or ``prompt``: the first of these names counts. Files are UTF-8 with or without BOM, or
 UTF-16 with BOM; no encoding is guessed. A caption is exactly the text of the file, without surrounding blanks and
 with Unix line ends. If it cannot be decoded, the sample is rejected with the offset of the fault.

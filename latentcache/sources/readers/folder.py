@@ -1,6 +1,6 @@
 """Images of a layout: which files are samples, and their captions, in columns.
 
-Every layout (``layouts``) has the same code path. A set is a folder or a table: its images or its rows are samples.
+Every layout has the same code path. A set is a folder or a table: its images or its rows are samples.
 Images are not opened here. Cost: one scandir per folder and one stat per image and caption file. Caption files that
 are new or may have changed are read once.
 """
@@ -154,7 +154,6 @@ class _Files:
     def _taken(self, folder: Folder) -> tuple[list[str], NDArray[np.bool_]]:
         """The names of a folder that may be images or captions, and (n,) True for these; others are noted."""
         names = folder.names
-        self.findings.rejected += folder.rejected.values()
         self.findings.notes.add(*folder.notes)
         self.unused.add(folder.prefix + name for name in folder.loose)
         if folder.counts.keys() <= self._wanted:
@@ -201,7 +200,7 @@ class _Files:
             is_sample = is_image & ~self._set_aside(prefix, names, is_image, role)
         stats = folder.stats if count == len(folder.stats) else folder.stats[is_wanted]
         caption, which = np.full(count, -1, dtype=np.int32), np.full(count, -1, dtype=np.int32)
-        lost = {name: item for name, item in folder.rejected.items() if name}
+        lost, replaced = {name: item for name, item in folder.rejected.items() if name}, set[str]()
         if lost or not is_image.all():
             rules = (self._layout.sets[number].captions for number in owners)
             rule = next((rule for rule in rules if not rule.table), _PLAIN_RULE)
@@ -213,11 +212,13 @@ class _Files:
                     for number in np.flatnonzero(is_lost).tolist():
                         text = every[caption[number]]
                         self._without(prefix + names[number], stats[number], text, lost[text])
+                        replaced.add(text)
                 caption[is_lost] = which[is_lost] = -1
             used[caption[caption >= 0]] = True
             for number in np.flatnonzero(~used).tolist():
                 self._unused(prefix + names[number], role, rule, others.get(number, ""))
             caption[caption >= 0] += self._count
+        self.findings.rejected += (item for name, item in folder.rejected.items() if name not in replaced)
         memos = np.zeros((count, STAT_WIDTH), dtype=np.uint64)
         memos[:, :5] = stats
         self._stats += memos.tobytes()
@@ -243,7 +244,6 @@ class _Files:
 
     def _without(self, name: str, stat: NDArray[np.uint64], text: str, item: Rejected) -> None:
         """Reject an image in place of its caption file, which cannot be used."""
-        self.findings.rejected[:] = [other for other in self.findings.rejected if other is not item]
         memo = (*stat.view(np.int64).tolist(), 0)
         own = rejected(name, item.reason, f"caption file {text}: {item.detail}")
         self.findings.rejected.append(replace(own, stat=memo))
