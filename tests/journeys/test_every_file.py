@@ -56,7 +56,9 @@ def check_files(root, cache, truth):
     used = set(samples.files.names)
     below = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_symlink() or not path.is_dir()}
     reached = {path for path in below if path.startswith(tuple(truth.caches))}
-    reached |= {path for path in below if any(one.startswith(path + "/") for one in (*used, *truth.noted))}
+    reached |= {
+        path for path in below if any(one.startswith(path + "/") for one in (*used, *truth.noted, *truth.rejected))
+    }
     captions = {path for path in below for one in truth.rejected if _is_caption_of(path, one)}
     assert below - reached - captions <= {*used, *truth.rejected, *truth.noted}
 
