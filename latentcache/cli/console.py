@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 SCHEMA = 2
 #: Items of one category in text output; JSON output has all items.
 SHOWN = 10
+#: Different details in the line of one kind of note.
+_DETAILS = 5
 EXIT_BUG = 70
 #: Base class of typer's own errors about arguments.
 _CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -254,7 +257,9 @@ def finding_lines(found: Iterable[Finding]) -> Iterator[str]:
     for category, groups in groupby(grouped(found), key=lambda group: group[0].category):
         if category == "note":
             for group in groups:
-                yield from _finding_lines(group[0], len(group) - 1)
+                details = [*dict.fromkeys(note.found for note in group)]
+                shown = "; ".join(details[:_DETAILS]) + "; ..." * (len(details) > _DETAILS)
+                yield from _finding_lines(replace(group[0], found=shown), len(group) - 1)
             continue
         every = [finding for group in groups for finding in group]
         yield from chain.from_iterable(map(_finding_lines, every[:SHOWN]))

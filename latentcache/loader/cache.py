@@ -181,7 +181,7 @@ class Cache(View):
                     why=", ".join(
                         f"{one}: {str(was)[:8] or 'none'} -> {str(now)[:8] or 'none'}" for one, was, now in different
                     ),
-                    fix="build the cache again with this model's tokenizer, or load the model that fits",
+                    fix="build the cache again with this model, or load the model that fits",
                     differences=tuple((one, str(was), str(now)) for one, was, now in different),
                 )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -115,7 +116,7 @@ def read_ahead(source: Callable[[int], Iterable[Work[Made]]], depth: int) -> Gen
     except _EndError:
         ahead.end(wait=True)
     finally:
-        if ahead.process == os.getpid():
+        if ahead.process == os.getpid() and not sys.is_finalizing():  # at exit the thread has ended already
             ahead.end()  # no join here, which may be anywhere that garbage is collected
 
 

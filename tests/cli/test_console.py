@@ -56,3 +56,13 @@ def test_a_rejected_name_is_shown_with_its_fix():
         "quarantined a  b.png [too-small]: 8x8 pixels",
         f"  fix: {HINTS['too-small']}",
     ]
+
+
+@pytest.mark.parametrize(("others", "rest"), [(2, ""), (7, "; ...")])
+def test_notes_of_one_reason_are_one_line_with_each_detail(others, rest):
+    notes = [Rejected(name=f"{n}.tar", reason="split-unused", detail=f"split {n}") for n in range(others)]
+    notes.append(Rejected(name="z.tar", reason="split-unused", detail="split 0"))
+    details = "; ".join(f"split {n}" for n in range(min(others, 5))) + rest
+    assert list(console.finding_lines(console.findings([], notes))) == [
+        f"note 0.tar and {others} more [split-unused]: {details}"
+    ]
