@@ -17,17 +17,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import count_of
 from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
-from latentcache.fields.dtypes import (
-    FLOAT8,
-    FLOATS,
-    SCALE_BYTES,
-    Limit,
-    as_floats,
-    finite_limit,
-    is_finite,
-    restored,
-    within_a_step,
-)
+from latentcache.fields.dtypes import FLOATS
 from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
     Array,
@@ -107,28 +97,17 @@ class PromptRecipe(FieldRecipe):
         return self.output == "prompt_embeds"
 
     @property
-    def is_float8(self) -> bool:
-        """True if values are stored as rows of ``FLOAT8``."""
-        return self.storage_dtype == FLOAT8
-
-    def floats(self, payload: NDArray[Any]) -> NDArray[np.float32]:
-        """Values of stored bytes."""
-        return restored(payload) if self.is_float8 else as_floats(payload)
-
-    @property
     def spec(self) -> FieldSpec:
         """Storage and collation."""
         dims = ("tokens", "width") if self.is_sequence else ("width",)
         padded: Any = {"ragged": True, "collate": "pad", "length": self.length} if self.trimmed else {}
         most: Any = {"variants": self.captions.number, "first_prompt": NEGATIVE_VARIANT}
-        dtype, restored = ("uint8", self.compute_dtype) if self.is_float8 else (self.storage_dtype, "")
-        return FieldSpec(dtype=dtype, restored=restored, dims=dims, **most, **padded)
+        return FieldSpec(dtype=self.storage_dtype, dims=dims, **most, **padded)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one item; -1 is its true length."""
-        row = self.width + (SCALE_BYTES if self.is_float8 else 0)
-        return (-1 if self.trimmed else self.length, row) if self.is_sequence else (row,)
+        return (-1 if self.trimmed else self.length, self.width) if self.is_sequence else (self.width,)
 
     @property
     def read_time(self) -> ReadSpec:
@@ -157,9 +136,8 @@ class PromptSettings(Settings):
         "Precision of text encoders [default: --compute-dtype]", choices=("auto", *FLOATS)
     )
     text_storage_dtype: str | None = setting(
-        "Type of stored embeddings; float8_e4m3fn keeps a scale per token and is about 3 % off "
-        "[default: --storage-dtype, else float16 for CLIP alone, else bfloat16]",
-        choices=(*FLOATS, FLOAT8),
+        "Type of stored embeddings [default: --storage-dtype, else float16 for CLIP alone, else bfloat16]",
+        choices=FLOATS,
     )
     caption_variants: int | None = setting(
         f"Texts stored of a caption at most [default: its captions; {DEFAULT_VARIANTS} with --shuffle-tags]",
@@ -188,7 +166,7 @@ class PromptEmbeds(FieldKind):
     settings: type[Any] = PromptSettings
     recipe = PromptRecipe
     packing = "block"
-    columns = {"cut": ("<u4", ()), "error": ("<f2", ())}  # noqa: RUF012 - never written
+    columns = {"cut": ("<u4", ())}  # noqa: RUF012 - never written
     work = WorkSize(unit_cost=1 << 18, unit_jobs=512, batch_cost=1 << 16, batch_items=128)
     encoder = "text encoder"
     describer = "latentcache.encoders.prompt.describe:describe_sequence"
@@ -268,21 +246,11 @@ class PromptEmbeds(FieldKind):
         """The text of a caption's variant, or of a prompt."""
         return recipe.text(text, variant)
 
-    def limit(self, recipe: PromptRecipe) -> Limit | None:
-        """Finite values; those of 8 bits have a scale in each row, and no bound."""
-        return None if recipe.is_float8 else finite_limit(recipe.storage_dtype)
-
-    def check(self, group: Group, payload: Array, recipe: PromptRecipe) -> str:
-        """Values that are not finite."""
-        return "" if is_finite(recipe.floats(payload) if recipe.is_float8 else payload) else "not finite"
-
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: PromptRecipe) -> Difference:
         """Different if beyond the noise of the build; see ``fields.noise``."""
-        storage = recipe.storage_dtype
-        if recipe.is_float8:
-            stored, made, storage = recipe.floats(stored), recipe.floats(made), "float16"
-            made = within_a_step(made, stored) if stored.shape == made.shape else made
-        return compare_floats(stored, made, noise, compute_dtype=recipe.compute_dtype, storage_dtype=storage)
+        return compare_floats(
+            stored, made, noise, compute_dtype=recipe.compute_dtype, storage_dtype=recipe.storage_dtype
+        )
 
     def describe(self, recipe: PromptRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Pipeline, model and shape."""
@@ -305,12 +273,8 @@ class PromptEmbeds(FieldKind):
         return [("caption-cut", words, np.flatnonzero(cut))] if cut.any() else []
 
     def numbers(self, recipe: PromptRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
-        """Captions that are longer than the model takes, and the rounding of float8, relative to the values."""
-        found: dict[str, float] = {"truncated_captions": int(np.count_nonzero(np.asarray(columns["cut"])))}
-        error = np.asarray(columns["error"]).astype(np.float64)
-        if len(error) and error.any():
-            found |= {"float8_error_rms": round(float(error.mean()), 4), "of_one_item_at_most": round(error.max(), 4)}
-        return found
+        """Captions that are longer than the model takes."""
+        return {"truncated_captions": int(np.count_nonzero(np.asarray(columns["cut"])))}
 
 
 class PooledPromptEmbeds(PromptEmbeds):

@@ -60,8 +60,6 @@ class FieldSpec(Value):
     """Stored variants per item: its crops, and their flips after them; see :meth:`variant_of`."""
     length: int = 0
     """Elements that ragged items are padded to; 0: those of the longest item."""
-    restored: str = ""
-    """Type of the values in a batch, if items are rows of ``dtypes.FLOAT8``; then ``dtype`` is uint8."""
     first_prompt: int = 256
     """Numbers from here on are items of the field and of no sample, see :attr:`ReadSpec.prompts`."""
 

@@ -27,7 +27,7 @@ from latentcache.fields.strings import Strings
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import Batch, check_embeddings, check_sample_format, sample_format
 from latentcache.loader.samples import CAPTION, METADATA, SAMPLES, TEXTS, Draw, Joined, Part, Selection, prompt_row
-from latentcache.loader.values import Affine, posterior, restored, without_team
+from latentcache.loader.values import Affine, posterior, without_team
 from latentcache.plan.documents import Ints
 from latentcache.plan.samples import BatchIndex
 from latentcache.plan.shuffle import drawn_of_samples
@@ -194,8 +194,6 @@ class SampleReader:
     def _valued(self, name: str, stored: torch.Tensor) -> torch.Tensor:
         """The values that a model trains on, of values as they are stored or drawn."""
         affine, dtype = self._values[name]
-        if self._specs[name].restored:
-            return restored(stored, dtype)
         if stored.dtype == dtype and not affine.changes:
             return stored
         out = stored
@@ -378,7 +376,7 @@ class SampleReader:
             allowed = variants[: 1 if settings.flip is False else None, : None if several else 1].reshape(-1)
             if recipe is not None and len(allowed) > 1:
                 self._choices.setdefault(lead, ([], allowed))[0].append(name)
-            stored = getattr(torch, spec.restored or spec.dtype)
+            stored = getattr(torch, spec.dtype)
             scaled = settings.scaled or not stored.is_floating_point  # whole numbers are no values: masks are weights
             affine = Affine.of(read.affine if scaled else None)
             if stored.is_floating_point or affine.changes:

@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.fields.dtypes import SCALE_BYTES
 from latentcache.identity.noise import gaussian
 from latentcache.loader.samples import Draw
 from latentcache.store.gather import Scaling, scaling
@@ -100,12 +99,6 @@ class Affine:
             z = torch.nn.functional.pixel_unshuffle(z, self._patch)
         factor, term = (part.to(z.device).view(1, -1, *(1,) * (z.dim() - 2)) for part in self._statistics[:2])
         return z.mul_(factor).add_(term).to(dtype)
-
-
-def restored(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """(..., n + 4) bytes of ``FLOAT8`` as (..., n) values, on the device of the bytes."""
-    scale = rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
-    return rows[..., :-SCALE_BYTES].view(torch.float8_e4m3fn).to(torch.float32).mul_(scale).to(dtype)
 
 
 @contextlib.contextmanager

@@ -261,28 +261,6 @@ def test_info_reports_stored_and_shared_texts(stub, data):
     assert "texts     up to 4 per sample, tags in other orders, prompt ''" in look("info", stub).out
 
 
-def test_float8_is_near_and_its_error_is_reported(data, tmp_path):
-    words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--empty-prompt")
-    build(data, tmp_path / "exact", *words)
-    done, _ = build(data, tmp_path / "cache", *words, "--text-storage-dtype", "float8_e4m3fn")
-    caches = [open_cache(tmp_path / name).read(caption_dropout=0.3) for name in ("exact", "cache")]
-    batches = [next(iter(cache.loader(batch_size=6))) for cache in caches]
-    for name in FIELDS[1:]:
-        numbers = done.json["fields"][name]["numbers"]
-        assert 0.01 < numbers["float8_error_rms"] <= numbers["of_one_item_at_most"] < 0.04
-        exact, near = (batch[name].float() for batch in batches)
-        assert near.shape == exact.shape
-        assert 0.01 < (near - exact).norm() / exact.norm() < 0.04
-        assert batches[1][name].dtype == torch.float32, "the type it was computed in"
-    assert batches[1]["prompt_embeds_mask"].equal(batches[0]["prompt_embeds_mask"])
-    half = open_cache(tmp_path / "cache").read(dtype=torch.bfloat16)
-    assert half.prompt()["prompt_embeds"].dtype == torch.bfloat16
-    assert "float8 error rms 0.0" in look("info", tmp_path / "cache").out
-    assert look("verify", tmp_path / "cache", "--full", "--reencode", "6", "--json").status == 0
-    done = look("build", data, "--out", tmp_path / "no", *words, "--storage-dtype", "float8_e4m3fn", "--json")
-    assert (done.status, done.json["error"]["slug"]) == (2, "usage")
-
-
 @pytest.mark.slow
 def test_prompts_do_not_depend_on_the_first_caption(data, tmp_path):
     """The text encoder fails for it; the build stores the prompts with the next sample."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from latentcache.encoders.prompt.describe import Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import tokenizer_of
-from latentcache.fields.dtypes import as_floats, is_finite, numpy_dtype, quantized, relative_error, stored
+from latentcache.fields.dtypes import as_floats, is_finite, numpy_dtype, stored
 from latentcache.fields.noise import EXACT, measured
 from latentcache.fields.prompt_embeds import PromptRecipe
 from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
@@ -83,10 +83,6 @@ class PromptProducer(Producer):
 
     def _made(self, array: NDArray[Any], columns: dict[str, Any]) -> Made | Failure:
         if is_finite(array):
-            if self._recipe.is_float8:
-                values = as_floats(array)
-                array = quantized(values)
-                columns["error"] = relative_error(values, array)
             return Made(array=array, columns=columns)
         storage, compute = self._recipe.storage_dtype, self._recipe.compute_dtype
         return Failure(
@@ -113,17 +109,12 @@ class _Stub:
             # Whole numbers from -128 to 127, over 64: every storage type holds them.
             rows = np.frombuffer(b"".join(seeds), dtype=np.int8).reshape(-1, recipe.width).astype(np.float32)
             rows /= 64
-            array = stored(rows if recipe.is_sequence else rows[0], _computed(recipe))
+            array = stored(rows if recipe.is_sequence else rows[0], recipe.storage_dtype)
             found.append((array, {"cut": len(words) - len(kept)}))
         return found
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _computed(recipe: PromptRecipe) -> str:
-    """Type in which an encoder gives values: the storage type, or exact if float8 is made of them."""
-    return "float32" if recipe.is_float8 else recipe.storage_dtype
 
 
 class _Stop(Exception):  # noqa: N818 - not an error
@@ -217,7 +208,7 @@ class _PipelineEncoder:
             return self._run(list(texts), self._recipe.length)[1]
 
     def _stored(self, value: Any) -> NDArray[Any]:
-        kept = value.float().to(getattr(self._torch, _computed(self._recipe))).contiguous().cpu()
+        kept = value.float().to(getattr(self._torch, self._recipe.storage_dtype)).contiguous().cpu()
         bits = kept.view(self._torch.uint16) if kept.dtype == self._torch.bfloat16 else kept
         array: NDArray[Any] = bits.numpy()
         return array
