@@ -18,6 +18,7 @@ from latentcache.verify.findings import path_json
 if TYPE_CHECKING:
     from latentcache.fields.table import SampleTable
     from latentcache.pipeline.report import BuildPlan
+    from latentcache.sources.records import Record
     from latentcache.sources.scan import Listing
 
 #: ``Record.form`` of a conversation.
@@ -26,6 +27,8 @@ _CHAT = 1
 _LOOKED_AT, _FILES = 200, 10
 #: Samples that are shown, and characters of a text.
 _SHOWN, _EXCERPT = 3, 200
+#: Parts of a record that are counted.
+_RECORD_FIELDS = ("text", "begin", "messages", "tools", "options")
 
 
 class ShownSample(Value):
@@ -166,9 +169,10 @@ def _records(listing: Listing) -> dict[str, Any]:
     roles, fields = Counter[str](), Counter[str]()
     looked = np.arange(min(len(samples), _LOOKED_AT))
     for _, inputs in listing.job_inputs(looked, ("record",), strict=False):
-        record = {} if inputs["record"] is None else inputs["record"].as_json()
-        fields.update(name for name in record if name not in ("source", "line"))
-        roles.update(role for role, *_ in record.get("messages") or ())
+        record: Record | None = inputs["record"]
+        if record is not None:
+            fields.update(name for name in _RECORD_FIELDS if getattr(record, name))
+            roles.update(message.role for message in record.messages or ())
     return found | {"roles": dict(roles), "fields": dict(fields), "looked_at": len(looked)}
 
 
@@ -184,12 +188,11 @@ def shown_samples(listing: Listing, plan: BuildPlan | None) -> tuple[ShownSample
     return tuple(_shown_image(listing, samples, row, plan) for row in rows)
 
 
-def _turns(record: Any) -> tuple[tuple[str, str], ...]:
+def _turns(record: Record | None) -> tuple[tuple[str, str], ...]:
     """Roles and beginnings of the texts of a record."""
-    value = {} if record is None else record.as_json()
-    if messages := value.get("messages"):
-        return tuple((str(role), _excerpt(content)) for role, content, *_ in messages)
-    return (("text", _excerpt(value.get("text", ""))),)
+    if record is None or record.messages is None:
+        return (("text", _excerpt((record and record.text) or "")),)
+    return tuple((message.role, _excerpt(message.content)) for message in record.messages)
 
 
 def _excerpt(text: object) -> str:

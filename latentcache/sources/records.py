@@ -81,15 +81,6 @@ class Record:
         """0: a text. 1: a conversation. 2: a text that begins with a prompt. A column of the samples."""
         return 1 if self.messages is not None else 2 if self.begin else 0
 
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values, for a worker process; without the content hash."""
-        place = {"source": self.source, "line": self.line}
-        if self.messages is None:
-            return {**place, "text": self.text, **({"begin": self.begin} if self.begin else {})}
-        turns = [[m.role, m.content, m.learned, m.fields] for m in self.messages]
-        more = {"options": self.options} if self.options else {}
-        return {**place, "messages": turns, "tools": self.tools, **more}
-
 
 def text_record(source: str, line: int, text: str, content: bytes = b"", *, begin: int = 0) -> Record:
     """A text as a record; its content hash may be known. Raises UnicodeEncodeError for half a surrogate pair."""
@@ -116,22 +107,6 @@ def record_size(record: Record) -> int:
         return len(record.text or "")
     more = sum(len(value) for message in record.messages for _, value in message.fields)
     return sum(len(message.content) for message in record.messages) + more + len(record.tools)
-
-
-def record_from_json(data: Mapping[str, Any] | Record, content: bytes = b"") -> Record:
-    """Inverse of :meth:`Record.as_json`, which a job in the build's own process does without.
-
-    The content hash is computed again if it is not given.
-    """
-    if isinstance(data, Record):
-        return data
-    if "text" in data:
-        return text_record(content=content, **data)
-    messages = tuple(
-        Message(role=role, content=written, learned=learned, fields=tuple((name, value) for name, value in fields))
-        for role, written, learned, fields in data["messages"]
-    )
-    return chat_record(content=content, **{**data, "messages": messages})
 
 
 class RecordFormat(Value):

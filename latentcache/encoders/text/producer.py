@@ -11,7 +11,7 @@ import numpy as np
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Job, Made, Producer, ProducerContext
 from latentcache.identity.content import json_hash
-from latentcache.sources.records import Record, record_from_json
+from latentcache.sources.records import Record
 
 if TYPE_CHECKING:
     from latentcache.encoders.text.tokenizer import TextTokenizer
@@ -45,7 +45,7 @@ class TokenProducer(Producer):
 
     def make(self, jobs: Sequence[Job]) -> list[Made | Failure]:
         """See :class:`Producer`."""
-        records = [record_from_json(job.inputs["record"], job.content) for job in jobs]
+        records: list[Record] = [job.inputs["record"] for job in jobs]
         if self._untried:  # use the fast engine if it gives the same ids
             from latentcache.encoders.text.fast import fast_tokenizer
 

@@ -16,7 +16,7 @@ def opened(description, **context):
 
 
 def job(record, number=0):
-    inputs = json.loads(json.dumps({"record": record.as_json()}))
+    inputs = {"record": record}
     return Job(
         sample=number, name=f"{record.source}:{record.line}", inputs=inputs, outputs=(Output(item=0, group=0),)
     )
