@@ -66,7 +66,7 @@ class FieldWork:
     duplicates: int = 0
     """Items that an earlier sample gives as well: they share its entry."""
     assumed: int = 0
-    """Items of unread inputs that an unfinished build has committed already."""
+    """Items of unread inputs that are committed already, without a snapshot that names them."""
     result: RunResult | None = None
     """Result of its run; None: there was nothing to do, or no run yet."""
     noise: Mapping[str, Any] = field(default_factory=dict)

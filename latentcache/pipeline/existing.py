@@ -40,7 +40,7 @@ class Existing(Value):
     ``fields`` {name: {recipe, provenance}}, ``source``, ``part``, ``allow_failed``.
     """
     unfinished: bool = False
-    """True if a build began and has not ended."""
+    """True if entries may be there that no snapshot names: a build has not ended, or a snapshot is damaged."""
 
     @property
     def field_names(self) -> tuple[str, ...]:
@@ -119,7 +119,9 @@ def read_existing(settings: BuildSettings) -> Existing:
             fix="run the build again with --model and the other flags of the first build; no entry is lost",
             fix_python="build again with fields= and the other settings of the first build; no entry is lost",
         )
-    return Existing(snapshot=snapshot, damage=damage, damaged=tuple(damaged), state=state, unfinished=bool(begun))
+    return Existing(
+        snapshot=snapshot, damage=damage, damaged=tuple(damaged), state=state, unfinished=bool(begun or damage)
+    )
 
 
 def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:

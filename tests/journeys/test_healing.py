@@ -103,6 +103,9 @@ def test_every_column_of_a_snapshot_heals(healthy, first):
         cache = healthy.copied()
         flip(cache / COLUMNS, place)
         given = [name, healthy.data, "--out", cache] if name == "build" else [name, cache, *flags]
+        if name == "build":
+            planned = look("inspect", *given[1:], "--json").json
+            assert planned["plan"]["entries_to_make"] == 0, column
         results = healthy.cure(given)
         builds = [done for done in results if done.json["command"] == "build"]
         assert builds, column
