@@ -166,7 +166,7 @@ def _run(argv: list[str]) -> int:
         console.flush()
         return int(result or 0)
     except BaseException as error:  # noqa: BLE001 - the one place that turns every exception into a status
-        return _fail(command, error, as_json="--json" in argv)
+        return _fail(command, error, argv)
 
 
 def _load_numpy() -> None:
@@ -193,7 +193,7 @@ def _reject_empty(argv: list[str]) -> None:
         )
 
 
-def _fail(command: str, error: BaseException, *, as_json: bool) -> int:
+def _fail(command: str, error: BaseException, argv: Sequence[str]) -> int:
     """Report an error and return its exit status; later signals are ignored."""
     console.ignore_signals()
     if isinstance(error, typer.Exit):
@@ -203,11 +203,11 @@ def _fail(command: str, error: BaseException, *, as_json: bool) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":  # a bare `latentcache`
         typer.echo(str(error), err=True)
         return UsageError.exit_code
-    known = console.as_known(error)
+    known = console.as_known(error, argv)
     if os.environ.get("LATENTCACHE_DEBUG"):
         import traceback
 
         traceback.print_exception(error)
     with contextlib.suppress(console.OutputError):
-        console.finish(command, console.Result(error=known), as_json=as_json)
+        console.finish(command, console.Result(error=known), as_json="--json" in argv)
     return known.exit_code

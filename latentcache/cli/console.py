@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -107,8 +108,8 @@ def error_lines(error: LatentcacheError | None) -> list[str]:
     return [f"error[{error.slug}]: {error.what}", *more, f"  fix: {error.fix}"]
 
 
-def as_known(error: BaseException) -> LatentcacheError:
-    """Any exception as a LatentcacheError; an unexpected one becomes status 70."""
+def as_known(error: BaseException, argv: Sequence[str] = ()) -> LatentcacheError:
+    """Any exception of a command line as a LatentcacheError; an unexpected one becomes status 70."""
     if isinstance(error, LatentcacheError):
         return error
     if isinstance(error, _CallError):
@@ -118,7 +119,12 @@ def as_known(error: BaseException) -> LatentcacheError:
             names = (name for parameter in context.command.params for name in parameter.opts)
             alike = [name for name in names if name.startswith(error.option_name)]
             error.possibilities = alike or error.possibilities
-        return UsageError(error.format_message().strip().rstrip("."), where=where, fix=f"{where} --help")
+        missing = getattr(error, "param", None) if type(error).__name__ == "MissingParameter" else None
+        fix = f"{where} --help"
+        if missing is not None and missing.param_type_name == "option":
+            value = "8" if missing.metavar == "N" else missing.metavar
+            fix = f"{shlex.join(['latentcache', *argv])} {missing.opts[0]} {value}"
+        return UsageError(error.format_message().strip().rstrip("."), where=where, fix=fix)
     if isinstance(error, Signalled | KeyboardInterrupt | typer.Abort):
         number = signal.Signals(error.args[0] if isinstance(error, Signalled) else signal.SIGINT)
         return InterruptedBuildError(

@@ -40,7 +40,6 @@ def test_version(run):
         (["build", "x", "--bach-size", "4"], "No such option: --bach-size"),
         (["build", "x", "y"], "unexpected extra argument"),
         (["bild", "x"], "No such command 'bild'"),
-        (["plan", "x"], "Missing option '--batch-size'"),
     ],
 )
 def test_usage_errors_are_json_as_well(run, words, what):

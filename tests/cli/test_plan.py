@@ -1,3 +1,5 @@
+import shlex
+
 import pytest
 from small_cache import SMALL, draw
 
@@ -25,6 +27,13 @@ def test_a_sample_that_two_fields_reject_counts_once(run, data, tmp_path):
     assert run("plan", data, *words, *plan).json["quarantined"] == 1, "p3.png has no caption"
     assert run("build", data, *words, "--out", tmp_path / "cache", "--allow-failed", "1").status == 0
     assert run("plan", tmp_path / "cache", *plan).json["quarantined"] == 1
+
+
+def test_a_missing_batch_size_is_named_with_the_whole_command(run, shared):
+    error = run("plan", shared[1], "--world-size", 2, "--json").error
+    assert error["what"] == "Missing option '--batch-size'"
+    assert error["fix"].endswith(f"plan {shared[1]} --world-size 2 --json --batch-size 8")
+    assert run(*shlex.split(error["fix"])[1:]).status == 0
 
 
 def test_an_empty_cache_is_not_a_data_folder(run, tmp_path):
