@@ -96,7 +96,7 @@ def decode(raw: bytes | None) -> str:
         raise fault("not-utf8", f"expected UTF-8, {found}") from error
 
 
-def read_document(path: Path, fix: str, *, max_bytes: int = MAX_SOURCE_BYTES) -> Any:
+def read_document(path: Path, fix: str, fix_python: str = "", *, max_bytes: int = MAX_SOURCE_BYTES) -> Any:
     """The value of a TOML or JSON file; raises SourceError, with the line."""
     import tomllib
 
@@ -105,7 +105,8 @@ def read_document(path: Path, fix: str, *, max_bytes: int = MAX_SOURCE_BYTES) ->
         return (tomllib.loads if path.suffix == ".toml" else parse_json)(decode(data))
     except (tomllib.TOMLDecodeError, RecursionError, UnusableSampleError) as error:
         why = error.what if isinstance(error, UnusableSampleError) else str(error)
-        raise SourceError(f"{path.name} cannot be read", where=str(path), why=why, fix=fix) from error
+        what = f"{path.name} cannot be read"
+        raise SourceError(what, where=str(path), why=why, fix=fix, fix_python=fix_python) from error
 
 
 def parse_json(text: str) -> Any:

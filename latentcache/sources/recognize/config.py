@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latentcache.errors import SourceError, SourceNotFoundError, count_of
+from latentcache.errors import SourceError, SourceNotFoundError, count_of, keyword, option
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
 from latentcache.sources.formats.text import read_document
@@ -121,11 +121,13 @@ class Config:
                 f"{name} = {value!r} is there twice: {own} and {there}", f"write one of them in {self.path}"
             )
         if not found:
+            fix, fix_python = _correct(f"correct {name} in {shlex.quote(str(self.path))}")
             raise SourceNotFoundError(
                 f"{self.path.name}: {name} = {value!r} does not exist",
                 where=str(self.path),
                 why=" and ".join(f"nothing at {one}" for one in dict.fromkeys((own, there))),
-                fix=f"correct {name} in {shlex.quote(str(self.path))}, or read the folder alone with --layout=folder",
+                fix=fix,
+                fix_python=fix_python,
             )
         return found[0]
 
@@ -136,8 +138,16 @@ class Config:
 
 def read_config(path: Path) -> Config:
     """Parse a TOML or JSON file; raises SourceError, with the line."""
-    fix = f"correct {shlex.quote(str(path))}, or read its folder alone with --layout=folder"
-    return Config(path, read_document(path, fix, max_bytes=MAX_BYTES))
+    fix, fix_python = _correct(f"correct {shlex.quote(str(path))}")
+    return Config(path, read_document(path, fix, fix_python, max_bytes=MAX_BYTES))
+
+
+def _correct(what: str) -> tuple[str, str]:
+    """A correction of a file, or else the plain folder, for the command line and for Python."""
+    return (
+        f"{what}, or read the folder alone with {option('layout', 'folder')}",
+        f"{what}, or read the folder alone with {keyword('layout', 'folder')}",
+    )
 
 
 def pixels_in(settings: Mapping[str, Any]) -> tuple[int, ...]:
@@ -208,12 +218,12 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
 def partners(config: Config, entries: Mapping[str, Sequence[tuple[str, Any]]]) -> tuple[Pair, ...]:
     """(Input, folder) of masks and control images; a mask ``alpha`` is the image's own."""
     paired = list[Pair]()
-    for option, named in entries.items():
-        inputs = INPUTS[option]
+    for kind, named in entries.items():
+        inputs = INPUTS[kind]
         if len(named) > len(inputs):
-            raise config.error(f"{option} names {count_of(len(named), 'folders')}", f"name {len(inputs)} at most")
+            raise config.error(f"{kind} names {count_of(len(named), 'folders')}", f"name {len(inputs)} at most")
         for role, (setting, path) in zip(inputs, named, strict=False):
-            folder = None if (option, path) == ("masks", ALPHA) else config.place(path, setting)
+            folder = None if (kind, path) == ("masks", ALPHA) else config.place(path, setting)
             paired.append((role, str(folder or "")))
     return tuple(paired)
 
