@@ -84,7 +84,7 @@ class Folder:
     """Names in it that cannot be used."""
     notes: list[Rejected] = field(default_factory=list)
     digest: bytes = b""
-    """Of names and sizes."""
+    """Of names and sizes of the files that may be data."""
     _text: str = ""
 
     @property
@@ -177,7 +177,7 @@ class Inventory:
         return folder, names, iter(sorted((key, folder.prefix + key[:-1]) for key in keys)), 0
 
     def digest(self, paths: Iterable[str] = ("",)) -> str:
-        """Digest over the names and sizes of all files in some folders, wherever the root lies."""
+        """Digest over the names and sizes of the files in some folders that may be data, wherever the root lies."""
         total = xxhash.xxh3_128()
         for folder in sorted((one for path in paths for one in self.below(path)), key=attrgetter("path")):
             total.update(os.fsencode(folder.prefix) + b"\0" + folder.digest)
@@ -228,7 +228,11 @@ class Inventory:
         if not folder.counts.keys() <= _COMMON:
             folder.others = tuple(name for name in names if extension_of(name) not in _COMMON)
         folder.loose, folder.stats, folder._text = tuple(odd.loose), stats, "\0".join(names)
-        folder.digest = xxhash.xxh3_64_digest(os.fsencode(folder._text) + stats[:, 0].tobytes())
+        sizes, text = stats[:, 0], folder._text
+        if not folder.counts.keys() <= DATA_EXTENSIONS:
+            is_data = [extension_of(name) in DATA_EXTENSIONS for name in names]
+            sizes, text = sizes[is_data], "\0".join(compress(names, is_data))
+        folder.digest = xxhash.xxh3_64_digest(os.fsencode(text) + sizes.tobytes())
 
 
 class _Odd:
