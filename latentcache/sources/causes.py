@@ -79,8 +79,8 @@ image without a caption: no-caption
     write a caption file for it, or give --default-caption TEXT
 caption that is cut or left out: caption-cut captions-left
     shorten it, or raise --text-length or --caption-variants
-other split: split-unused
-    read it with --split NAME
+other split: split-unused split-read
+    choose the split that is read with --split NAME
 no row in a table: unlisted nested-table
     add a row to the table to use it, or give --layout imagefolder to read the table
 mask or control image: mask control mask-scaled control-scaled

@@ -192,7 +192,7 @@ class Layout(Value):
     split: str = ""
     """The split that is read; empty: DATA has none."""
     unread: Mapping[str, str] = field(default_factory=dict)
-    """Folders of splits that are not read -> their split."""
+    """Folder of a split that is not read -> its split; a folder in it that is read all the same -> empty."""
     unpaired: frozenset[str] = frozenset()
     """Inputs that are not wanted."""
     used: frozenset[str] = frozenset()

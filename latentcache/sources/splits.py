@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from latentcache.errors import SourceAmbiguousError, UsageError, count_of, keyword, option
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import counted, rejected
-from latentcache.sources.layout import Layout, above
+from latentcache.sources.layout import Layout
 
 TRAIN = "train"
 #: Names of folders and files -> split (huggingface/datasets ``data_files.py``, ``SPLIT_KEYWORDS``).
@@ -25,21 +25,22 @@ _SERIES = re.compile(r"(.*-)([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
 _KEYWORD = re.compile(rf"(?<![^-._ 0-9/])(?:{'|'.join(SPLITS)})(?![^-._ 0-9/])", re.IGNORECASE)
 
 
-def splits_of(names: Sequence[str]) -> list[str]:
+def splits_of(names: Sequence[str], given: str = "") -> list[str]:
     """Split of each file; empty: none.
 
     If all are named ``train-00000-of-00001.parquet``, by that. Else by a word in the names of their folders, if every
     folder that holds files has one: beside others, a folder called ``test`` is a folder like them. Else by a word in
-    the file names, as ``datasets`` finds it.
+    the file names, as ``datasets`` finds it. If these have none either, a ``given`` split may name folders.
     """
     shards = [_SHARD.fullmatch(name) for name in names]
     if all(shards):
         return [match[1] for match in shards if match]
-    of_folder = {folder: _last_word(folder) for folder in {name.rpartition("/")[0] for name in names} - {""}}
-    if not all(of_folder.values()):
-        of_folder = {}
     parts = [name.rpartition("/") for name in names]
-    return [of_folder.get(folder, "") or _last_word(base) for folder, _, base in parts]
+    of_folder = {folder: _last_word(folder) for folder in {folder for folder, _, _ in parts} - {""}}
+    of_file = [_last_word(base) for _, _, base in parts]
+    if not all(of_folder.values()) and (not given or any(of_file)):
+        return of_file
+    return [of_folder.get(folder, "") or word for (folder, _, _), word in zip(parts, of_file, strict=True)]
 
 
 def _last_word(text: str) -> str:
@@ -47,17 +48,38 @@ def _last_word(text: str) -> str:
     return SPLITS[words[-1].lower()] if words else ""
 
 
-def unread_folders(root: Path, folders: Sequence[str], given: str) -> tuple[str, dict[str, str]]:
-    """The split to read of folders of images, and the topmost folders of the others -> their split."""
-    splits = for_training(splits_of([f"{folder}/" if folder else "" for folder in folders]))
+def unread_folders(
+    root: Path, folders: Mapping[str, int], given: str
+) -> tuple[str, dict[str, str], tuple[Rejected, ...]]:
+    """The split to read of folders (prefix -> images), ``Layout.unread`` of the others, and notes."""
+    named = splits_of([*folders], given)
+    splits = for_training(named)
     chosen = which_split(root, splits or [""], given)
-    unread = dict[str, str]()
-    for folder, split in zip(folders, splits, strict=True):
-        if split != chosen:
-            parts = folder.split("/")
-            top = max(number for number, part in enumerate(parts, 1) if _last_word(part))
-            unread["/".join(parts[:top])] = split
-    return chosen, unread
+    tops = dict[str, str]()
+    for prefix, split in zip(folders, splits, strict=True):
+        parts = prefix.removesuffix("/").split("/")
+        top = max((number for number, part in enumerate(parts, 1) if _last_word(part)), default=0)
+        tops["/".join(parts[:top])] = split
+    return chosen, _unread(tops.items(), chosen), tuple(read_as_train(folders, named))
+
+
+def _unread(splits: Collection[tuple[str, str]], chosen: str) -> dict[str, str]:
+    """``Layout.unread`` of folders with their splits."""
+    others = {folder: split for folder, split in splits if split != chosen}
+    return {**others, **{folder: "" for folder, split in splits if split == chosen}} if others else {}
+
+
+def read_as_train(files: Mapping[str, int], splits: Sequence[str]) -> Iterator[Rejected]:
+    """One note on files (name -> how many) in a top-level folder such as ``test`` that does not count as a split."""
+    named = [
+        name
+        for name, split in zip(files, splits, strict=True)
+        if "/" in name and SPLITS.get(name.partition("/")[0].lower(), TRAIN) not in (TRAIN, split)
+    ]
+    if named:
+        folders = ", ".join(sorted({name.partition("/")[0] for name in named}))
+        words = f"files in folders named like splits ({folders}) are read, because other folders have no such name"
+        yield counted(named[0], "split-read", sum(files[name] for name in named), words)
 
 
 def missing_shards(names: Iterable[str]) -> Iterator[Rejected]:
@@ -110,16 +132,18 @@ def choose_split(layout: Layout, split: str) -> Layout:
                  count=len(one.files))
         for one, its in others if one.files and not one.folder
     ]  # fmt: skip
-    unread = {one.folder: its for one, its in others if one.folder or not one.archives}
+    folders = [
+        (one.folder, its) for one, its in zip(layout.sets, splits, strict=True) if one.folder or not one.archives
+    ]
     used = layout.used.union(*(one.files for one, _ in others if not one.folder))
-    return replace(
+    layout = replace(
         layout,
         sets=tuple(one for one, its in zip(layout.sets, splits, strict=True) if its == chosen),
         split=chosen,
-        used=frozenset(name for name in used if unread.keys().isdisjoint(above(name))),
-        unread=unread,
+        unread=_unread(folders, chosen),
         notes=(*layout.notes, *notes),
     )
+    return replace(layout, used=frozenset(name for name in used if not layout.split_of(name)))
 
 
 def _counted_files(files: Collection[str]) -> str:

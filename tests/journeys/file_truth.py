@@ -32,6 +32,8 @@ class Truth:
     """Paths in items, with the number of items."""
     noted: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """File -> the reasons that its note may have."""
+    splits_read: int = 0
+    """Files in folders named like splits that are read as others, because not every folder has such a name."""
     caches: set[str] = field(default_factory=set)
     error: str = ""
     """Words that the error must have; empty: DATA can be read."""
@@ -99,6 +101,10 @@ def _split_of(data, files, truth):
         split = lambda name: SPLITS.get(name.rpartition("/")[2].split("-")[0], "")  # noqa: E731
     else:
         split = lambda name: ""  # noqa: E731
+    if data.split and not any(map(split, wanted)):  # folders of other names are for training
+        split = lambda name: SPLITS.get(tops.get(name, name.split("/")[0]), "train")  # noqa: E731
+    holders = [name for name in files if files[name].what == "table"] if data.kind == "table" else wanted
+    truth.splits_read = sum(name.startswith(("test/", "val/")) and not split(name) for name in holders)
     there = {split(name) for name in wanted}
     chosen = SPLITS.get(data.split, data.split) or ("train" if "train" in there else min(there))
     if chosen not in there or (not data.split and chosen != "train" and len(there) > 1):

@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from latentcache.store.snapshot import open_snapshot
 
 #: Notes on what samples lack or how they are read; their files are used.
-NOT_OF_FILES = {"no-caption", "caption-lines", "in-two-sets", "duplicate-row", "text-column", "member-unused"}
+NOT_OF_FILES = {
+    "no-caption", "caption-lines", "in-two-sets", "duplicate-row", "text-column", "member-unused", "split-read",
+}  # fmt: skip
 
 
 def notes_of(report, samples):
@@ -39,6 +41,8 @@ def check_report(report, truth):
     assert (report["counts"]["samples"], report["counts"]["quarantined"]) == (len(truth.samples) + total, total)
     found = notes_of(report, truth.samples)
     assert found.total() == len(truth.noted), (found, truth.noted)
+    read = sum(item.get("count", 1) for item in report["items"] if item["reason"] == "split-read")
+    assert read == truth.splits_read
     for reason, count in found.items():
         sure = sum(reasons == (reason,) for reasons in truth.noted.values())
         possible = sum(reason in reasons for reasons in truth.noted.values())

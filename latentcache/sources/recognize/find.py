@@ -18,11 +18,13 @@ from latentcache.errors import (
     SourceError,
     SourceNotFoundError,
     UsageError,
+    keyword,
+    option,
 )
 from latentcache.sources.formats import kind_of_archive
 from latentcache.sources.formats.files import kind_of, open_source
 from latentcache.sources.inventory import TABLE_NAMES, Inventory, extension_of
-from latentcache.sources.layout import FOLDER, ImageSet, Layout, unfit
+from latentcache.sources.layout import FOLDER, ImageSet, Layout, above, unfit
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize import hub, kohya
 from latentcache.sources.recognize.config import MAX_BYTES, Config, Trainer, read_config
@@ -37,18 +39,14 @@ IMAGES, RECORDS = "images", "records"
 def _plain(inventory: Inventory, options: SourceOptions) -> Layout:
     why = "images, with caption files beside them if there are any"
     layout = Layout(word=FOLDER, why=why, root=inventory.root, sets=(ImageSet(folder=""),))
-    aside = {folder.strip("/") for folder in options.folders}
-    folders = [
-        folder.path
+    aside = {folder.strip("/") for folder in options.folders} - {""}
+    folders = {
+        folder.prefix: folder.images
         for folder in inventory.below()
-        if folder.images and not layout.role(folder.prefix) and not _is_below(folder.path, aside)
-    ]
-    split, unread = unread_folders(inventory.root, folders, options.split)
-    return replace(layout, split=split, unread=unread)
-
-
-def _is_below(path: str, folders: Collection[str]) -> bool:
-    return any(path == folder or path.startswith(folder + "/") for folder in folders if folder)
+        if folder.images and not layout.role(folder.prefix) and aside.isdisjoint(above(folder.path))
+    }
+    split, unread, notes = unread_folders(inventory.root, folders, options.split)
+    return replace(layout, split=split, unread=unread, notes=notes)
 
 
 #: Conventions of folders by their word.
@@ -89,8 +87,9 @@ def find_kind(data: Path, inventory: Inventory | None, options: SourceOptions, i
     raise SourceAmbiguousError(
         f"DATA has images and records: {inventory.root}",
         where=str(inventory.root),
-        why="--model is for images, --tokenizer for records",
+        why="a model is for images, a tokenizer for records",
         fix="give --model to encode the images, or --tokenizer to encode the records",
+        fix_python="give model= to encode the images, or tokenizer= to encode the records",
     )
 
 
@@ -180,12 +179,13 @@ def _of_folder(inventory: Inventory, options: SourceOptions) -> Layout:
     if len(fitting) == 1 and fitting[0].doubt:
         readings.append((FOLDER, fitting[0].doubt))
     if len(readings) > 1:
-        words, path = [name for name, _ in readings], shlex.quote(str(inventory.root))
+        words = [name for name, _ in readings]
         raise SourceAmbiguousError(
             f"DATA can be read as {' or '.join(words)}: {inventory.root}",
             where=str(inventory.root),
             why="; ".join(f"{name}: {why}" for name, why in readings),
-            fix=" or ".join(f"`latentcache build {path} --layout {name}`" for name in words),
+            fix=f"add {' or '.join(option('layout', name) for name in words)}",
+            fix_python=f"add {' or '.join(keyword('layout', name) for name in words)}",
         )
     return fitting[0]
 

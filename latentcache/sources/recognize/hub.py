@@ -23,14 +23,14 @@ from latentcache.sources.layout import CaptionRule, ImageSet, Layout, unfit
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize.heads import shows_images
 from latentcache.sources.recognize.records import DICT_NAME, INFO_NAME, STATE_NAME, saved_files, saved_splits
-from latentcache.sources.splits import splits_of
+from latentcache.sources.splits import read_as_train, splits_of
 
 TABLES_WORD = "imagefolder"
 #: Kind of archive -> word of its layout.
 WORDS = {TAR: "webdataset", PARQUET: "parquet", ARROW: "saved"}
 
 
-def _tables(inventory: Inventory, _: SourceOptions) -> Layout | None:
+def _tables(inventory: Inventory, options: SourceOptions) -> Layout | None:
     for level in inventory.below():
         for item in (level.rejected[name] for name in TABLE_NAMES if name in level.rejected):
             where, fix = str(inventory.root / item.name), f"rename it, or {item.hint}"
@@ -42,31 +42,34 @@ def _tables(inventory: Inventory, _: SourceOptions) -> Layout | None:
             raise _two_tables(inventory.root / folder, [name for name in names if name.rpartition("/")[0] == folder])
     if not names:
         return None
+    splits = splits_of(names, options.split)
     sets = tuple(
         ImageSet(folder=folder, captions=CaptionRule(table=name), split=split)
-        for folder, name, split in zip(folders, names, splits_of(names), strict=True)
+        for folder, name, split in zip(folders, names, splits, strict=True)
     )
     return Layout(
         word=TABLES_WORD,
         why=_listing(names, "tables", "list the images", "lists the images"),
         root=inventory.root,
         sets=sets,
+        notes=tuple(read_as_train(dict.fromkeys(names, 1), splits)),
     )
 
 
-def _tars(inventory: Inventory, _: SourceOptions) -> Layout | None:
+def _tars(inventory: Inventory, options: SourceOptions) -> Layout | None:
     names, packed = inventory.files(".tar"), inventory.files(*PACKED)
     count = sum(len(folder.stats) for folder in inventory.below())
     if not (_contain_images(inventory.root, names, TAR) or (packed and not names and count == len(packed))):
         return None
-    return _layout(inventory, TAR, [*names, *packed], splits_of([*names, *packed]))
+    names += packed
+    return _layout(inventory, TAR, names, splits_of(names, options.split))
 
 
-def _rows(inventory: Inventory, _: SourceOptions) -> Layout | None:
+def _rows(inventory: Inventory, options: SourceOptions) -> Layout | None:
     names = [name for name in inventory.files(".parquet") if name.rpartition("/")[2] not in TABLE_NAMES]
     if not _contain_images(inventory.root, names, PARQUET, unread=not inventory.files(".jsonl", ".ndjson")):
         return None
-    return _layout(inventory, PARQUET, names, splits_of(names))
+    return _layout(inventory, PARQUET, names, splits_of(names, options.split))
 
 
 def _saved(inventory: Inventory, _: SourceOptions) -> Layout | None:
@@ -140,6 +143,7 @@ def _layout(inventory: Inventory, kind: str, names: Sequence[str], splits: Seque
             )
             for split in sorted({*splits})
         ),
+        notes=tuple(read_as_train(dict.fromkeys(names, 1), splits)),
         doubt=f"{count_of(images, 'images')} beside the archives would be left out" if images else "",
     )
 

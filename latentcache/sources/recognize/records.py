@@ -39,7 +39,7 @@ from latentcache.sources.layout import RecordFiles
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize.heads import rows_show_images, shows_records, shows_settings
 from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
-from latentcache.sources.splits import for_training, missing_shards, splits_of, which_split
+from latentcache.sources.splits import for_training, missing_shards, read_as_train, splits_of, which_split
 
 INFO_NAME = "dataset_info.json"
 STATE_NAME, DICT_NAME = "state.json", "dataset_dict.json"
@@ -222,7 +222,8 @@ def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions
         elif tables and KINDS.get(extension) == "text":
             notes.add(rejected(name, "text-unused", f"{name} is beside records"))
     readable = tables or texts
-    splits = for_training(splits_of(readable))
+    named = splits_of(readable, options.split)
+    splits = for_training(named)
     chosen = which_split(inventory.root, splits or [""], options.split) if readable else ""
     left = Counter[str]()
     first = dict[str, str]()
@@ -234,7 +235,7 @@ def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions
             first.setdefault(split, name)
     for split, count in left.items():
         notes.add(counted(first[split], "split-unused", count, f"files of the split {split}; {chosen} is read"))
-    notes.add(*missing_shards(records.names))
+    notes.add(*missing_shards(records.names), *read_as_train(dict.fromkeys(readable, 1), named))
     records.notes += notes.all()
     _leave(records, inventory, readable)
 
