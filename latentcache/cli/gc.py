@@ -46,7 +46,7 @@ def _lines(report: CollectReport) -> Iterator[str]:
     if report.applied:
         yield f"freed {human_bytes(report.num_bytes('removed'))}, kept {kept}"
         return
-    free = report.num_bytes("removable", "compactable")
+    free = report.num_bytes("removable")
     yield f"{human_bytes(free)} can be freed, {kept} kept"
     if free:
         yield "fix: run the same command with --apply"

@@ -118,7 +118,7 @@ def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> Repair:
     if not made.done:
         say("nothing was changed" if made.needed else "nothing to repair")
         return made
-    say(f"{count_of(len(made.removals), 'entries')} removed, {made.saved} saved from damaged shards")
+    say(f"{count_of(len(made.removals), 'entries')} removed")
     build = "latentcache build "
     findings = tuple(
         replace(one, fix=build + one.fix.partition(f"; {build}")[2]) if one.category in ("corrupt", "drift") else one
@@ -139,7 +139,7 @@ def _confirmed(plan: Repair, *, yes: bool) -> bool:
     if len(plan.removals) > SHOWN:
         say(f"  ... and {len(plan.removals) - SHOWN} more")
     if plan.shards:
-        say(f"{count_of(len(plan.shards), 'damaged shards')}: intact entries are copied into a new shard")
+        say(f"of {count_of(len(plan.shards), 'shards')}; a damaged index is written again")
     return yes or typer.confirm("Remove them?", err=True)
 
 

@@ -97,8 +97,8 @@ class _Build:
             if self.settings.strict:
                 preflight.check_notes(plan.notes, self.settings.data)
             preflight.check_space(plan)
-            if self.recover(catalog):
-                catalog = load_catalog(self.paths)
+            if catalog.damaged or self.paths.open_shards():
+                catalog = load_catalog(self.paths, mended=self.mend())
                 works = self.works(kinds, catalog)
             return self.make(plan, works, catalog)
 
@@ -274,15 +274,14 @@ class _Build:
             tasks={work.name: self.task(work) for work in works},
         )
 
-    def recover(self, catalog: Catalog) -> bool:
-        """Seal what a killed build left open and save intact entries of damaged shards. True if there was any."""
-        for name in catalog.damaged:
-            self.observer.warned(f"shard {name} is damaged: intact entries are saved, the others are encoded again")
-        if not catalog.damaged and not self.paths.open_shards():
-            return False
-        for found in mend_shards(self.paths):
-            self.observer.warned(f"shard {found.source} was damaged: {found.saved} intact entries were saved")
-        return True
+    def mend(self) -> list[str]:
+        """Seal what a killed build left open, and write damaged indexes again; returns their shards."""
+        mended, lost = mend_shards(self.paths)
+        for name in mended:
+            self.observer.warned(f"the index of shard {name} was damaged: it is written again, and no entry is lost")
+        for name in lost:
+            self.observer.warned(f"shard {name} is damaged: its entries are encoded again")
+        return mended
 
     def make(self, plan: BuildPlan, works: list[FieldWork], catalog: Catalog) -> BuildReport:
         """Encode what is to do, field by field, and publish."""

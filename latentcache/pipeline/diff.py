@@ -253,12 +253,12 @@ def field_work(
 
 
 def _kept(kept: FieldRows, plan: FieldPlan, samples: SampleTable, catalog: Catalog) -> NDArray[np.int32]:
-    """(P,) the row of each item in the snapshot; -1: another sample, or its shard is damaged or gone."""
+    """(P,) the row of each item in the snapshot; -1: another sample, or its entry may be damaged or gone."""
     before: NDArray[np.integer] = np.arange(len(samples), dtype=np.int32)
     if samples.names is not kept.samples.names:
         before = match_names(samples.names, kept.samples.names)
     place = kept.rows_of(plan, samples, before)
-    gone = [number for number, name in enumerate(kept.shards) if name not in catalog.shards]
+    gone = [number for number, name in enumerate(kept.shards) if name not in catalog.whole]
     if gone:
         there = np.flatnonzero(place >= 0)
         place[there[np.isin(np.asarray(kept.shard)[kept.entry[place[there]]], gone)]] = -1

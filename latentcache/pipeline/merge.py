@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from latentcache.errors import (
     CacheDamagedError,
     CacheIncompleteError,
+    CorruptEntryError,
     StaleCacheError,
     UsageError,
     count_of,
@@ -38,7 +39,6 @@ from latentcache.plan.numbers import several
 from latentcache.sources.known import match_names
 from latentcache.sources.part import Part
 from latentcache.sources.scan import names_root
-from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.garbage import copy_entries
 from latentcache.store.paths import CachePaths
@@ -205,19 +205,19 @@ def _files(parts: Sequence[Path], files: Sequence[Files]) -> tuple[Files, list[N
 def _copy(snapshot: Snapshot, paths: CachePaths) -> None:
     """Copy the entries of a part that are not there yet; each one is checked."""
     catalog, root = load_catalog(paths), snapshot.paths.root
-    make_folder(paths.shards)
-    lost = 0
     for number, shard in enumerate(snapshot.shards):
-        places = [_places(rows, number, catalog) for rows in snapshot.fields.values()]
-        wanted = [one for one in places if len(one)]
-        if wanted:
-            lost += copy_entries(paths, snapshot.paths.shard(shard), np.concatenate(wanted)).lost
-    if lost:
-        raise CacheDamagedError(
-            f"{root}: {lost} entries are damaged",
-            where=str(root),
-            fix=f"run `latentcache verify {shlex.quote(str(root))} --full --repair --yes`, build again, then merge",
-        )
+        places = np.concatenate([_places(rows, number, catalog) for rows in snapshot.fields.values()])
+        try:
+            if len(places):
+                copy_entries(paths, snapshot.paths.shard(shard), places)
+        except (CacheDamagedError, CorruptEntryError) as error:
+            mend = f"latentcache verify {shlex.quote(str(root))} --full --repair --yes"
+            raise CacheDamagedError(
+                f"{root}: an entry is damaged",
+                where=error.where or str(snapshot.paths.shard(shard)),
+                why=error.what,
+                fix=f"run `{mend}`, build again, then merge",
+            ) from error
 
 
 def _places(rows: FieldRows, shard: int, catalog: Catalog) -> NDArray[Any]:

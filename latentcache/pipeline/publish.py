@@ -86,6 +86,7 @@ def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalo
         samples=kept if stat is kept.files.stat else replace(kept, files=replace(kept.files, stat=stat)),
         fields=fields,
         shards=catalog.shards,
+        removed=catalog.removed,
         rejected=sorted(
             rejections, key=lambda one: (one.name.encode("utf-8", "surrogateescape"), one.line, one.target)
         ),

@@ -11,9 +11,10 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from latentcache.store.atomic_io import make_folder, opened, raise_unreadable, r
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_head, checked_index, load_index, open_shard_index, whole_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
+from latentcache.store.snapshot import removed_entries
 
 _TOGETHER = 1 << 17
 _KEY, _SAME = "key", "same"
@@ -44,9 +46,16 @@ PLACE_TYPES.names = ("shard", "entry", "offset", "head", "bytes", "checksum", "s
 class Catalog:
     """Finds committed items by key, or by the input of the encoder. A place is the number of an item.
 
-    ``counts`` are the items of each shard in ``folders``, ``indexes`` those that are open already. Shards that are
-    ``damaged`` could not be opened. ``tables``, as :meth:`save_lookup` has them, are made when they are first needed.
+    ``counts`` are the items of each shard in ``folders``, ``indexes`` those that are open already. ``tables``, as
+    :meth:`save_lookup` has them, are made when they are first needed.
     """
+
+    damaged: tuple[str, ...] = ()
+    """Shards whose index is damaged: none of their items is here."""
+    removed: Mapping[str, list[int]] = MappingProxyType({})
+    """What no build may use: what repairs took out, as :func:`removed_entries` has it, and damaged shards."""
+    whole: frozenset[str] = frozenset()
+    """Shards of which every entry that a snapshot names is here."""
 
     def __init__(
         self,
@@ -54,12 +63,11 @@ class Catalog:
         counts: Sequence[int],
         indexes: Sequence[ShardIndex] = (),
         *,
-        damaged: Sequence[str] = (),
         tables: dict[str, Table] | None = None,
     ) -> None:
         self._folders, self._counts, self._indexes = tuple(folders), counts, dict(enumerate(indexes))
         self._bases = np.cumsum([0, *counts])
-        self.shards, self.damaged = tuple(one.name for one in folders), tuple(damaged)
+        self.shards = tuple(one.name for one in folders)
         self._tables = {} if tables is None else tables
 
     @cached_property
@@ -81,7 +89,8 @@ class Catalog:
             index = self._index(number)
             frames = np.asarray(index.columns["frames"])
             mine = (frames[:, 0] == kind) & (frames[:, -len(own) :] == own).all(axis=1)
-            found += int(np.count_nonzero(mine[np.asarray(index.of_items("frame"))]))
+            held = mine[np.asarray(index.of_items("frame"))]
+            found += int(np.count_nonzero(held if index.left_out is None else held & ~index.left_out))
         return found
 
     def __len__(self) -> int:
@@ -270,45 +279,59 @@ class Catalog:
                 hashes = source[part]
                 mixed = _mixed(hashes, frames, frame[part])
                 items = np.arange(base + start, base + start + len(hashes), dtype=np.uint32)
-                there = slice(None) if name == _KEY else hashes.any(axis=1)
+                there: Any = slice(None) if name == _KEY else hashes.any(axis=1)
+                if index.left_out is not None:
+                    there = ~index.left_out[part] & (name == _KEY or there)
                 yield mixed[there], items[there]
 
     def _index(self, shard: int) -> ShardIndex:
         if shard not in self._indexes:
             with reading(self._folders[shard]):
-                self._indexes[shard] = load_index(self._folders[shard], check_data=False)
+                self._indexes[shard] = load_index(self._folders[shard])
         return self._indexes[shard]
 
 
-def load_catalog(paths: CachePaths, *, open_shards: bool = False, damaged: bool = False) -> Catalog:
-    """The items of every sealed shard; damaged shards are named and not fatal.
+def load_catalog(paths: CachePaths, *, open_shards: bool = False, mended: Collection[str] = ()) -> Catalog:
+    """The items of every sealed shard; shards whose index is damaged are named and not fatal.
 
-    ``open_shards``: take also what a killed build left in open shards, without sealing them. ``damaged``: take also
-    the items of damaged shards, as far as the index is intact, and only if no other has them.
+    Entries that a repair removed are left out, and those that the end of a file cuts off. ``open_shards``: take also
+    what a killed build left in open shards, without sealing them. The index of ``mended`` shards was written again,
+    so it may list less than a snapshot names.
     """
-    found, lost, looked = list[ShardIndex](), list[Path](), set[str]()
+    found, lost, looked, removed = list[ShardIndex](), list[str](), set[str](), removed_entries(paths)
     # Sealed shards are listed again behind open ones: a build may have sealed one of these.
     lists = (paths.sealed_shards, paths.open_shards, paths.sealed_shards)
     for folder in (folder for listed in lists[: 3 if open_shards else 1] for folder in listed()):
-        if folder.name in looked:
+        if folder.name in looked or removed.get(folder.name) == []:
             continue
         looked.add(folder.name)
         is_open = folder.suffix == OPEN_SUFFIX
         try:
-            found.append(open_shard_index(folder) if is_open else checked_index(folder))
+            index = open_shard_index(folder) if is_open else checked_index(folder)
+            if not is_open:
+                index.left_out = _left_out(index, removed.get(folder.name, []))
+            found.append(index)
         except (CacheDamagedError, CorruptEntryError, OSError) as error:
             if not is_open:
                 raise_unreadable(error, folder)
-                lost.append(folder)
-    for folder in lost if damaged else ():
-        with contextlib.suppress(CacheDamagedError):
-            found.append(checked_index(folder, check_data=False))
-    return catalog_of(found, [folder.name for folder in lost])
+                lost.append(folder.name)
+    catalog = catalog_of(found)
+    catalog.damaged = tuple(lost)
+    catalog.removed = {**removed, **{name: [] for name in lost}}
+    catalog.whole = frozenset(one.folder.name for one in found if one.left_out is None).difference(mended)
+    return catalog
 
 
-def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = ()) -> Catalog:
+def _left_out(index: ShardIndex, removed: Sequence[int]) -> NDArray[np.bool_] | None:
+    """(I,) True for items of entries that were removed, or that the end of the file cuts off; None: there is none."""
+    size, offset = (index.folder / "data.mdb").stat().st_size, np.asarray(index.offset)
+    left_out = (offset + np.asarray(index.bytes) > size) | np.isin(offset, np.array(removed, dtype=np.uint64))
+    return left_out[index.places(np.arange(index.items))[0]] if left_out.any() else None
+
+
+def catalog_of(indexes: Sequence[ShardIndex]) -> Catalog:
     """The items of these shards; of two items with one key the first counts."""
-    return Catalog([one.folder for one in indexes], [one.items for one in indexes], indexes, damaged=damaged)
+    return Catalog([one.folder for one in indexes], [one.items for one in indexes], indexes)
 
 
 def open_lookup(folder: Path) -> Catalog:

@@ -1,9 +1,8 @@
-"""Find the needed data of a cache, and copy entries to other shards without touching sealed ones.
+"""Mend shards before a build, copy entries to new shards, and find the needed data of a cache.
 
-A sealed shard is never changed and readers may hold it. An entry is copied only if its head belongs to its key and
-head and payload pass their checks. It then has the same bytes. The new shard is made in ``scratch/`` and appears
-among the shards in one step. The old one gets a tombstone, which keeps builds from taking entries from it, and a new
-snapshot names the new one. The collector removes the old one when no snapshot needs it. Callers hold the lock.
+A sealed data file is never changed and readers may hold it. A damaged index is written again in place. An entry is
+copied only if its head belongs to its key and head and payload pass their checks, so it has the same bytes. A new
+shard is made in ``scratch/`` and appears among the shards in one step. Callers hold the lock.
 """
 
 from __future__ import annotations
@@ -13,38 +12,24 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CorruptEntryError, LatentcacheError, StoreError
+from latentcache.errors import CacheDamagedError, CorruptEntryError, LatentcacheError
 from latentcache.identity.content import checksum
-from latentcache.store.atomic_io import make_folder, opened, sync_folder, write_json, writing
+from latentcache.store.atomic_io import make_folder, opened, reading, sync_folder, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry
-from latentcache.store.index import checked_index, load_index, open_shard_index, whole_entry
+from latentcache.store.index import load_index, whole_entry, write_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
-from latentcache.store.publish import OFFSET_BITS, NewSnapshot, kept_rows, place_number, publish_snapshot
+from latentcache.store.publish import OFFSET_BITS, place_number, publish_replacement
 from latentcache.store.shard import ShardWriter, seal_folder
-from latentcache.store.snapshot import PLACE_DTYPE, Snapshot, open_snapshot
+from latentcache.store.snapshot import Snapshot, open_snapshot, removed_entries
 
 _COMMIT_BYTES = 16 << 20
-#: Parts of a snapshot that stay when its entries move.
-_KEPT = ("samples", "source", "rejected", "notes", "allow_failed", "demo")
-
-
-class Salvaged(NamedTuple):
-    """Outcome of salvaging one shard."""
-
-    source: str
-    shard: str
-    """The new shard; empty if nothing was copied."""
-    saved: int
-    lost: int
-    """Entries that were found and are damaged."""
 
 
 class ShardUse(NamedTuple):
@@ -59,8 +44,6 @@ class ShardUse(NamedTuple):
     """Bytes of its file."""
     needed_bytes: int
     """Heads and payloads of the needed entries."""
-    tombstoned: bool
-    """True if it was taken out of use."""
 
 
 class StoredEntry(NamedTuple):
@@ -75,29 +58,43 @@ class StoredEntry(NamedTuple):
     """True if head and payload of its entry pass their checks; else the others are empty."""
 
 
-def mend_shards(paths: CachePaths) -> list[Salvaged]:
-    """Before a build: seal what dead builds left open, and salvage what is damaged. Returns what was damaged."""
-    made = [recover_shard(paths, folder) for folder in paths.open_shards()]
+def mend_shards(paths: CachePaths) -> tuple[list[str], list[str]]:
+    """Before a build: seal what dead builds left open, and write damaged indexes again.
+
+    Returns the shards whose index was written again, and the damaged ones that no build can use.
+    """
+    mended, lost = list[str](), list[str]()
+    for folder in paths.open_shards():
+        if not recover_shard(paths, folder):
+            lost.append(folder.name)
     for name in load_catalog(paths).damaged:
-        made.append(salvage(paths, paths.shard(name)))
-        tombstone(paths, name, "damaged")
-    return [one for one in made if one is not None]
+        (mended if mend_index(paths.shard(name)) else lost).append(name)
+    return mended, lost
 
 
-def recover_shard(paths: CachePaths, folder: Path) -> Salvaged | None:
-    """Seal the shard that a dead builder left open; a damaged one is salvaged and goes to ``quarantine/``."""
+def mend_index(folder: Path) -> bool:
+    """Write the index of a sealed shard again; False if its pages or heads are damaged too."""
+    try:
+        with reading(folder):
+            write_index(folder, folder.name)
+    except (CacheDamagedError, CorruptEntryError):
+        return False
+    return True
+
+
+def recover_shard(paths: CachePaths, folder: Path) -> bool:
+    """Seal the shard that a dead builder left open; a damaged one goes to ``quarantine/``. True: not damaged."""
     data = folder / "data.mdb"
     with writing(folder):
         if not data.exists() or data.stat().st_size == 0:
             shutil.rmtree(folder)
-            return None
+            return True
         try:
             seal_folder(folder)
         except (CacheDamagedError, CorruptEntryError):
-            made = salvage(paths, folder)
             set_aside(paths, folder)
-            return made
-    return None
+            return False
+    return True
 
 
 def set_aside(paths: CachePaths, folder: Path) -> None:
@@ -107,78 +104,46 @@ def set_aside(paths: CachePaths, folder: Path) -> None:
     sync_folder(paths.quarantine)
 
 
-def salvage(paths: CachePaths, source: Path) -> Salvaged:
-    """Copy every intact entry of a shard, sealed or not, into a new sealed one."""
-    return copy_entries(paths, source, places_of(source))
+def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any]) -> str:
+    """Copy entries of a shard, of this or another cache, into a new sealed one; gives its name.
 
-
-def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any]) -> Salvaged:
-    """Copy entries of a shard, of this or another cache, into a new sealed one; ``places``: (n,) ``PLACE_DTYPE``."""
+    ``places``: (n,) ``PLACE_DTYPE``, at least one. Raises CorruptEntryError or CacheDamagedError if an entry fails
+    its check or cannot be read; nothing is copied then.
+    """
     name = os.urandom(8).hex()
     folder = paths.scratch / f"{name}{OPEN_SUFFIX}"
-    make_folder(paths.scratch)
-    saved = lost = size = 0
+    for parent in (paths.scratch, paths.shards):
+        make_folder(parent)
     try:
         with writing(folder), contextlib.closing(ShardWriter(folder)) as writer:
             batch: list[NewEntry] = []
+            size = 0
             for entry in _intact(source / "data.mdb", places):
-                if entry is None:
-                    lost += 1
-                    continue
                 batch.append(entry)
-                saved, size = saved + 1, size + len(entry.value)
+                size += len(entry.value)
                 if size >= _COMMIT_BYTES:
                     writer.write(batch)
                     batch, size = [], 0
             writer.write(batch)
-            sealed = writer.seal()
-            if saved:
-                make_folder(paths.shards)
-                sealed.rename(paths.shard(name))
-                sync_folder(paths.shards)
+            writer.seal().rename(paths.shard(name))
+            sync_folder(paths.shards)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             paths.scratch.rmdir()
-    return Salvaged(source.name, name if saved else "", saved, lost)
+    return name
 
 
-def tombstone(paths: CachePaths, shard: str, reason: str) -> None:
-    """Take a sealed shard out of use for builds, durably; the reason (``damaged`` or ``compacted``) is for people."""
-    path = paths.tombstone(shard)
-    if not path.exists():
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(path, {"schema": 1, "reason": reason, "since": since})
-
-
-def places_of(source: Path) -> NDArray[Any]:
-    """``PLACE_DTYPE`` of a shard's entries: from its index, else from LMDB's pages, else none."""
-    try:
-        index = checked_index(source, check_data=False)
-    except StoreError:
-        try:
-            index = open_shard_index(source)
-        except (StoreError, OSError):
-            return np.empty(0, dtype=PLACE_DTYPE)
-    places = np.empty(index.entries, dtype=PLACE_DTYPE)
-    places["key"], places["offset"], places["head"] = index.entry_keys(), index.offset, index.head
-    return places
-
-
-def _intact(data: Path, places: NDArray[Any]) -> Iterator[NewEntry | None]:
-    """The entry at each place; None if it is damaged."""
+def _intact(data: Path, places: NDArray[Any]) -> Iterator[NewEntry]:
+    """The entry at each place, proven."""
     places = places[np.unique(places["offset"], return_index=True)[1]]  # each once, in the order of the file
     try:
         with opened(data) as descriptor:
             for key, offset, head in places.tolist():
-                try:
-                    header, front, payload = whole_entry(descriptor, offset, head, bytes(key))
-                except (StoreError, OSError):
-                    yield None
-                    continue
+                header, front, payload = whole_entry(descriptor, offset, head, bytes(key))
                 yield NewEntry(header.key, front + payload, tuple(one.tobytes() for one in header.item_keys()))
-    except OSError:
-        yield from [None] * len(places)
+    except OSError as error:
+        raise CacheDamagedError("a shard cannot be read", where=str(data), why=str(error)) from error
 
 
 def intact_snapshots(paths: CachePaths) -> list[Snapshot]:
@@ -193,8 +158,8 @@ def intact_snapshots(paths: CachePaths) -> list[Snapshot]:
 
 
 def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse]:
-    """Return the part of each sealed shard that these snapshots need, tombstoned shards too."""
-    folders, found = paths.all_sealed(), []
+    """Return the part of each sealed shard that these snapshots need."""
+    folders, found = paths.sealed_shards(), []
     number = {folder.name: position for position, folder in enumerate(folders)}
     places, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for snapshot in snapshots:
@@ -210,52 +175,31 @@ def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse
     entries, num_bytes = (np.bincount(shard, one, len(folders) + 1)[1:] for one in (None, size))
     for folder, needed, needed_bytes in zip(folders, entries.tolist(), num_bytes.tolist(), strict=True):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            whole, dead = (folder / "data.mdb").stat().st_size, paths.tombstone(folder.name).exists()
-            found.append(ShardUse(folder.name, _entries(folder), needed, whole, int(needed_bytes), dead))
+            whole = (folder / "data.mdb").stat().st_size
+            found.append(ShardUse(folder.name, _entries(folder), needed, whole, int(needed_bytes)))
     return found
 
 
-def relocate(
-    paths: CachePaths,
-    snapshot: Snapshot,
-    moved: Mapping[str, str],
-    drop: Mapping[str, NDArray[np.bool_]] | None = None,
-) -> dict[str, NDArray[np.bool_]]:
-    """Publish a snapshot whose entries were ``moved`` from shard to shard; those that are not there lose their rows.
-
-    A shard that moved to an empty name has lost all entries. ``drop`` has by field (E,) True for entries that lose
-    their rows anyway. Returns the same of all that did; if there are any, the new snapshot is incomplete.
-    """
-    names, lost = list(dict.fromkeys([*snapshot.shards, *filter(None, moved.values())])), {}
+def publish_moved(paths: CachePaths, snapshot: Snapshot, moved: Mapping[str, str]) -> None:
+    """Publish a snapshot whose entries were copied from shard to shard; no build uses the old shards any more."""
+    names = [*snapshot.shards, *moved.values()]
     fields = []
     for rows in snapshot.fields.values():
-        gone = np.zeros(rows.entries, dtype=np.bool_) | (drop or {}).get(rows.name, False)
         shard, offset = np.array(rows.shard), np.array(rows.offset)
         for old, new in moved.items():
-            held = np.flatnonzero(shard == names.index(old)) if old in snapshot.shards else np.zeros(0, dtype=np.intp)
-            if not new:
-                gone[held] = True
-            elif len(held):
-                index = load_index(paths.shard(new))
-                keys, wanted = (one.view("S32")[:, 0] for one in (index.entry_keys(), rows.key[held]))
-                at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)  # an index is in the order of keys
-                gone[held[keys[at] != wanted]] = True
-                shard[held], offset[held] = names.index(new), np.asarray(index.offset)[at]
-        columns = replace(rows, shard=shard, offset=offset)
-        fields.append(kept_rows(columns, ~gone[np.asarray(rows.entry)]) if gone.any() else columns)
-        lost[rows.name] = gone
-    kept = {name: getattr(snapshot, name) for name in _KEPT}
-    complete = snapshot.complete and not any(gone.any() for gone in lost.values())
-    new_snapshot = NewSnapshot(
-        fields=tuple(fields), shards=names, complete=complete, replaces=snapshot.number, **kept
-    )
-    publish_snapshot(paths, new_snapshot)
-    return lost
+            entries = np.flatnonzero(shard == names.index(old))
+            index = load_index(paths.shard(new))
+            keys, wanted = (one.view("S32")[:, 0] for one in (index.entry_keys(), rows.key[entries]))
+            shard[entries] = names.index(new)
+            offset[entries] = np.asarray(index.offset)[np.searchsorted(keys, wanted)]  # in the order of keys
+        fields.append(replace(rows, shard=shard, offset=offset))
+    removed = {**removed_entries(paths), **{shard: [] for shard in moved}}
+    publish_replacement(paths, snapshot, fields, shards=names, removed=removed)
 
 
 def stored_catalog(cache: Path) -> Catalog:
-    """Every committed item; those of a damaged shard as far as its index is intact, and only if no other has them."""
-    return load_catalog(CachePaths(cache), open_shards=True, damaged=True)
+    """Every committed item of the shards whose index is intact."""
+    return load_catalog(CachePaths(cache), open_shards=True)
 
 
 def stored_entries(catalog: Catalog) -> Iterator[StoredEntry]:
@@ -294,6 +238,6 @@ def to_scratch(paths: CachePaths, path: Path) -> Path:
 
 def _entries(folder: Path) -> int:
     try:
-        return load_index(folder, check_data=False).entries
+        return load_index(folder).entries
     except (CacheDamagedError, CorruptEntryError):
         return -1

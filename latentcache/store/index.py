@@ -64,11 +64,6 @@ class Meta(NamedTuple):
         """Bytes the file must have."""
         return (self.last_page + 1) * self.page_size
 
-    def as_metadata(self) -> dict[str, str]:
-        """Return the metadata of the file that the index was made from."""
-        about = {"data_bytes": self.file_bytes, "page_size": self.page_size, "transaction": self.transaction}
-        return {name: str(value) for name, value in about.items()}
-
 
 def read_meta(path: Path) -> Meta:
     """The newer valid meta page of ``data.mdb``; CacheDamagedError if there is none or the file is too short."""
@@ -144,6 +139,8 @@ class ShardIndex:
         self.bytes, self.checksum = columns["bytes"], columns["checksum"]
         self.entries = len(self.offset)
         self.has_blocks = bool(len(columns["item.content"]))
+        self.left_out: NDArray[np.bool_] | None = None
+        """(I,) True for items that no build may use; None: there is none."""
         self.items = int(np.maximum(np.asarray(self.block), 1).sum()) if self.has_blocks else self.entries
 
     def entry_keys(self, entries: Any = slice(None)) -> NDArray[np.uint8]:
@@ -190,9 +187,9 @@ class ShardIndex:
         return found | {"start": (starts - starts[first][entry]).astype(np.uint32)}
 
 
-def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any]]:
+def collect_index(data: Path) -> dict[str, NDArray[Any]]:
     """The columns of the index of a shard: CacheDamagedError for its pages, CorruptEntryError for a head."""
-    meta = read_meta(data) if meta is None else meta
+    meta = read_meta(data)
     try:
         with opened(data) as descriptor:
             values, parts = walk(descriptor, meta), [_indexed(descriptor, [])]
@@ -264,29 +261,23 @@ def whole_entry(
 
 def write_index(folder: Path, name: str) -> int:
     """Index a closed shard of this final name; return the number of entries."""
-    meta = read_meta(folder / "data.mdb")
-    columns = collect_index(folder / "data.mdb", meta)
-    write_columns(folder / INDEX, columns, {**meta.as_metadata(), "shard": name})
+    columns = collect_index(folder / "data.mdb")
+    write_columns(folder / INDEX, columns, {"shard": name})
     return len(columns["offset"])
 
 
-def load_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
-    """Open the index of a sealed shard; CacheDamagedError if it is damaged.
-
-    ``check_data`` sees that it belongs to the shard as it is now; False for a shard that may be damaged.
-    """
+def load_index(folder: Path) -> ShardIndex:
+    """Open the index of a sealed shard; CacheDamagedError if it is damaged, or that of another shard."""
     file = ColumnFile(folder / INDEX)
-    expected = {**read_meta(folder / "data.mdb").as_metadata(), "shard": folder.name} if check_data else {}
-    for name, value in expected.items():
-        if file.metadata.get(name) != value:
-            why = f"{name}: expected {file.metadata.get(name)}, found {value}"
-            raise CacheDamagedError("a shard is not the one its index was made from", where=str(folder), why=why)
+    if file.metadata.get("shard") != folder.name:
+        why = f"it is the index of shard {file.metadata.get('shard')}"
+        raise CacheDamagedError("a shard has the index of another one", where=str(folder), why=why)
     return ShardIndex(folder, file)
 
 
-def checked_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
+def checked_index(folder: Path) -> ShardIndex:
     """As :func:`load_index`, with all columns checked."""
-    index = load_index(folder, check_data=check_data)
+    index = load_index(folder)
     index.columns.check()
     return index
 

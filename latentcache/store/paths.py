@@ -12,7 +12,6 @@ from latentcache.errors import CacheDamagedError, CacheNotFoundError, StoreError
 from latentcache.store.atomic_io import raise_unreadable, read_file, unreadable
 
 OPEN_SUFFIX = ".open"
-TOMBSTONE_SUFFIX = ".tombstone"
 _CURRENT = re.compile(rb"[0-9]{6,}\n")
 
 
@@ -45,22 +44,9 @@ class CachePaths:
         """The LMDB file of one sealed shard."""
         return self.shards / name / "data.mdb"
 
-    def tombstone(self, shard: str) -> Path:
-        """The file that takes a shard out of use. Snapshots that name the shard keep reading it."""
-        return self.shards / f"{shard}{TOMBSTONE_SUFFIX}"
-
     def sealed_shards(self) -> list[Path]:
-        """Sealed shards that are in use, in the order of their names; tombstoned ones are not."""
-        dead = self.tombstoned()
-        return [path for path in self.all_sealed() if path.name not in dead]
-
-    def all_sealed(self) -> list[Path]:
-        """All sealed shards, tombstoned ones too."""
+        """Sealed shards, in the order of their names."""
         return [path for path in _listed(self.shards, only_folders=True) if path.suffix != OPEN_SUFFIX]
-
-    def tombstoned(self) -> set[str]:
-        """Names of the shards that were taken out of use."""
-        return {path.stem for path in _listed(self.shards) if path.suffix == TOMBSTONE_SUFFIX}
 
     def open_shards(self) -> list[Path]:
         """Shards that are being written, or were when their builder died."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ from latentcache.value import Value
 
 #: Rows of a known field that are looked at together.
 _SLICE = 1 << 17
+#: Parts of a snapshot that one in its place has too, unless they change.
+_KEPT = ("samples", "source", "shards", "rejected", "notes", "complete", "allow_failed", "demo")
 #: Bits of an offset in a file; a shard's number is above them.
 OFFSET_BITS = 44
 
@@ -59,7 +61,9 @@ class NewSnapshot(Value):
     allow_failed: str = "0"
     demo: bool = False
     replaces: int = 0
-    """The snapshot whose entries are in other places now."""
+    """The snapshot whose entries are in other places now, or removed."""
+    removed: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """What no build may use: shard -> payload offsets of entries; none: the whole shard."""
     created: str = ""
     """When it was made, if not now."""
 
@@ -287,6 +291,12 @@ def publish_snapshot(
     return number
 
 
+def publish_replacement(paths: CachePaths, old: Snapshot, fields: Iterable[FieldRows], **changes: Any) -> None:
+    """Publish a snapshot of the samples of another one, which is then not kept for its own sake."""
+    kept = {name: getattr(old, name) for name in _KEPT}
+    publish_snapshot(paths, NewSnapshot(fields=tuple(fields), replaces=old.number, **{**kept, **changes}))
+
+
 def write_snapshot(folder: Path, new: NewSnapshot, number: int = 0) -> None:
     """Write all files of a snapshot."""
     make_folder(folder)
@@ -311,6 +321,7 @@ def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[d
         "fingerprint": prints[0],
         "source": dict(new.source),
         "shards": list(new.shards),
+        "removed": {name: list(offsets) for name, offsets in new.removed.items()},
         "counts": {
             "samples": len(new.samples),
             "entries": sum(len(one.offset) for one in new.fields),

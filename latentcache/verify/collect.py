@@ -2,8 +2,7 @@
 
 Guarantee: data of the current snapshot, of kept ones and of ones with a lease is never deleted. Entries of an
 unfinished build stay, too. Each thing is removed by one rename: after a crash it is whole or gone, and the same
-command continues. Sources are not looked at. Cost: a compaction reads the payloads that it copies, and nothing else
-does.
+command continues. Sources are not looked at. Cost: payloads are read only to copy them to another shard.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.errors import CacheReadOnlyError, StoreError, UsageError
+from latentcache.errors import CacheDamagedError, CacheReadOnlyError, CorruptEntryError, StoreError, UsageError
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import writing
 from latentcache.store.garbage import (
@@ -27,13 +26,12 @@ from latentcache.store.garbage import (
     copy_entries,
     disk_bytes,
     intact_snapshots,
-    relocate,
+    publish_moved,
     shard_use,
     to_scratch,
-    tombstone,
 )
 from latentcache.store.lock import builder_lock, holders, unleased
-from latentcache.store.paths import TOMBSTONE_SUFFIX, CachePaths
+from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import Snapshot, load_manifest, open_snapshot
 from latentcache.value import Value
 
@@ -45,14 +43,14 @@ GRACE_S = 3600.0
 MOST_NEEDED = 0.5
 _BUILDING = "until the build that was started has ended"
 _DAMAGED = "until `latentcache verify CACHE --repair --yes` has removed its damaged entries"
-_STATES = ("removable", "removed", "held", "compactable", "compacted")
+_STATES = ("removable", "removed", "held")
 
 
 class Garbage(Value):
     """One thing that can go, went, or has to stay for now."""
 
     state: str
-    """``removable``, ``removed``, ``held``, ``compactable`` or ``compacted``."""
+    """``removable``, ``removed`` or ``held``."""
     reason: str
     file: str
     """Relative to the cache."""
@@ -85,9 +83,9 @@ class CollectReport(Value):
     unreferenced: int = 0
     """Entries that no snapshot on disk needed before."""
 
-    def num_bytes(self, *states: str) -> int:
-        """Bytes of all things in one of these states."""
-        return sum(item.num_bytes for item in self.items if item.state in states)
+    def num_bytes(self, state: str) -> int:
+        """Bytes of all things in a state."""
+        return sum(item.num_bytes for item in self.items if item.state == state)
 
     def as_json(self) -> dict[str, Any]:
         """Payload of ``gc --json``."""
@@ -96,8 +94,8 @@ class CollectReport(Value):
             "applied": self.applied,
             "snapshot": self.snapshot,
             "counts": {name: states.count(name) for name in _STATES} | {"unreferenced": self.unreferenced},
-            "freed_bytes": self.num_bytes("removed", "compacted"),
-            "removable_bytes": self.num_bytes("removable", "compactable"),
+            "freed_bytes": self.num_bytes("removed"),
+            "removable_bytes": self.num_bytes("removable"),
             "held_bytes": self.num_bytes("held"),
             "items": [item.as_json() for item in self.items],
         }
@@ -111,7 +109,7 @@ def collect(
     Args:
         cache: The cache folder.
         apply: Delete it; otherwise only report it.
-        keep: Snapshots that stay, the current one among them; one that a repair or compaction replaced is extra.
+        keep: Snapshots that stay, the current one among them; one that a repair or a collection replaced is extra.
         grace_s: Data that stopped being needed less than so many seconds ago stays.
         damaged: Delete the contents of ``quarantine/`` too.
     """
@@ -151,7 +149,7 @@ class _Collector:
     def run(self) -> CollectReport:
         open_snapshot(self.paths.root).check()
         uses = shard_use(self.paths, intact_snapshots(self.paths))
-        self._compact({use.name: use for use in uses})
+        self._rewrite({use.name: use for use in uses})
         self._shards(list(self._snapshots(remove=True)))
         self._leftovers()
         return CollectReport(
@@ -161,52 +159,41 @@ class _Collector:
             unreferenced=sum(max(use.entries - use.needed, 0) for use in uses),
         )
 
-    def _compact(self, everywhere: dict[str, ShardUse]) -> None:
+    def _rewrite(self, everywhere: dict[str, ShardUse]) -> None:
         """Copy the needed entries of shards that are mostly unneeded into new ones, and publish the same samples.
 
-        The old shards get a tombstone. A build that has not ended may need the rest: then nothing is done.
+        Left as they are: shards of an unfinished build, or of snapshots that stay beside the current one.
         """
-        current, building = open_snapshot(self.paths.root), self.paths.building.exists()
+        current, moved = open_snapshot(self.paths.root), dict[str, str]()
         others = [old.shards for old in self._snapshots(remove=False) if old.number != current.number]
-        if None in others:
-            return
-        shared, moved = frozenset[str]().union(*(shards for shards in others if shards)), dict[str, str]()
+        shared = frozenset[str]().union(*(shards for shards in others if shards))
         for use in shard_use(self.paths, [current]):
-            part, state, reason = everywhere[use.name], "held", "in-use"
-            if use.name not in current.shards or use.tombstoned:
+            if use.name not in current.shards:
                 continue
-            until = "until less than half of the entries of its shard are needed"
-            if building:
+            reason, until = "in-use", "until less than half of the entries of its shard are needed"
+            if self.paths.building.exists():
                 reason, until = "unfinished-build", _BUILDING
             elif use.name in shared:
                 until = "until no other snapshot needs its shard"
             elif 0 <= use.needed < MOST_NEEDED * use.entries:
-                part, state, reason, until = use, "compactable", "low-utilization", ""
-                if self.apply and (copy := self._copied(current, use.name)):
-                    state, moved[use.name] = "compacted", copy
-                elif self.apply:
-                    state, reason, until = "held", "damaged", _DAMAGED
-            if part is use or part.entries > part.needed:
-                entries = 0 if part is use else part.entries - part.needed
-                size = max(part.bytes - part.needed_bytes, 0)
-                about: dict[str, Any] = {"state": state, "reason": reason, "entries": entries, "until": until}
-                self.items.append(Garbage(file=f"shards/{use.name}", num_bytes=size, **about))
-        for name in moved:
-            failpoint("collect-delete")
-            tombstone(self.paths, name, "compacted")
+                if not self.apply:
+                    self._add_part("removable", "low-utilization", use)
+                    continue
+                with suppress(CacheDamagedError, CorruptEntryError):
+                    moved[use.name] = self._copied(current, use.name)
+                    continue
+                reason, until = "damaged", _DAMAGED
+            if everywhere[use.name].entries > everywhere[use.name].needed:
+                self._add_part("held", reason, everywhere[use.name], until)
         if moved:
-            relocate(self.paths, current, moved)
+            failpoint("collect-delete")
+            publish_moved(self.paths, current, moved)
 
     def _copied(self, snapshot: Snapshot, name: str) -> str:
-        """The new shard with the needed entries of another one; empty if one of them is damaged."""
+        """The new shard with the needed entries of another one. Raises as :func:`copy_entries`."""
         number, fields = snapshot.shards.index(name), snapshot.fields.values()
         places = [rows.entry_places(np.flatnonzero(np.asarray(rows.shard) == number)) for rows in fields]
-        copy = copy_entries(self.paths, self.paths.shard(name), np.concatenate(places))
-        if copy.saved == sum(map(len, places)):
-            return copy.shard
-        if copy.shard:
-            shutil.rmtree(to_scratch(self.paths, self.paths.shard(copy.shard)), ignore_errors=True)
-        return ""
+        return copy_entries(self.paths, self.paths.shard(name), np.concatenate(places))
 
     def _snapshots(self, *, remove: bool) -> Iterator[_Old]:
         """Snapshots that stay, upwards; ``remove`` the others, while readers are kept away from them."""
@@ -248,11 +235,8 @@ class _Collector:
 
     def _shards(self, stay: list[_Old]) -> None:
         """Remove shards that no snapshot needs which stays."""
-        # A repair that died has tombstoned a shard and not yet published where its entries are now.
-        tombstoned = self.paths.tombstoned()
-        unfinished = not tombstoned.isdisjoint(open_snapshot(self.paths.root).shards)
         current = self.paths.current_snapshot()
-        for folder in self.paths.all_sealed():
+        for folder in self.paths.sealed_shards():
             needing = [old for old in stay if old.shards is None or folder.name in old.shards]
             kept = [old for old in needing if old.reason == "rollback"]
             if any(old.number == current for old in kept):
@@ -261,19 +245,15 @@ class _Collector:
             grace, until = self._grace(index if index.exists() else folder)  # since it was sealed
             if needing:
                 self._keep_for(folder, kept[-1] if kept else needing[0])
-            elif folder.name in tombstoned:
-                self._remove(folder, "tombstoned")
             elif self.paths.building.exists():
                 self._add("held", "unfinished-build", folder, until=_BUILDING)
-            elif unfinished:
-                self._add("held", "unfinished-repair", folder, until="until the repair is run again, or a build")
             elif grace:
                 self._add("held", grace, folder, until=until)
             else:
                 self._remove(folder, "unreferenced")
 
     def _leftovers(self) -> None:
-        """Remove files never put in place, snapshots never published, and tombstones of shards that are gone."""
+        """Remove files never put in place and snapshots never published."""
         paths, found = self.paths, list[Path]()
         for folder in paths.open_shards():
             self._add("held", "unfinished-build", folder, until="until the next `latentcache build` has sealed it")
@@ -282,8 +262,6 @@ class _Collector:
         # The lock is held, so the build that announced a pending snapshot is gone.
         snapshots = sorted(path for path in paths.snapshots_folder.glob("*") if path.is_dir())
         found += [path for path in snapshots if path == paths.pending or not (path / "manifest.json").exists()]
-        marks = sorted(paths.shards.glob(f"*{TOMBSTONE_SUFFIX}"))
-        found += [mark for mark in marks if not (paths.shards / mark.stem).exists()]
         for path in (*sorted(paths.scratch.glob("*")), *found):
             self._remove(path, "left-over")
         for path in sorted(paths.quarantine.glob("*")):
@@ -312,13 +290,18 @@ class _Collector:
             return
         failpoint("collect-delete")
         if path.parent != self.paths.scratch:
-            mark, path = self.paths.tombstone(path.name), to_scratch(self.paths, path)
-            mark.unlink(missing_ok=True)
+            path = to_scratch(self.paths, path)
             failpoint("collect-delete")
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+    def _add_part(self, state: str, reason: str, use: ShardUse, until: str = "") -> None:
+        """Add the unneeded part of a shard."""
+        entries, size = max(use.entries - use.needed, 0), max(use.bytes - use.needed_bytes, 0)
+        about: dict[str, Any] = {"num_bytes": size, "entries": entries, "until": until}
+        self.items.append(Garbage(state=state, reason=reason, file=f"shards/{use.name}", **about))
 
     def _add(self, state: str, reason: str, path: Path, **more: Any) -> None:
         file = path.relative_to(self.paths.root).as_posix()

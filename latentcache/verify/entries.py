@@ -102,7 +102,7 @@ class Check:
         self.views = {name: View(rows, len(snapshot.samples)) for name, rows in snapshot.fields.items()}
         self.bad: list[BadEntries] = []
         self.damaged: set[str] = set()
-        """Shards whose files are damaged."""
+        """Shards whose index is damaged."""
         self.headers = self.payloads = self.payload_bytes = 0
         """Entries that were looked at and read, and the bytes of them."""
         self.unneeded = 0
@@ -167,8 +167,6 @@ def check_entries(check: Check, chosen: Mapping[str, NDArray[np.bool_]]) -> None
         for view, entries in wanted:
             beyond = (view.offset[entries] + view.bytes[entries] > size) | (view.offset[entries] < view.head[entries])
             check.note(view, "corrupt", "truncated", entries[beyond], found=f"its shard ends at byte {size}")
-            if beyond.any():
-                check.damaged.add(name)
             if index is not None:
                 _check_index(check, view, entries[~beyond], index)
     for view in check.views.values():
@@ -190,7 +188,7 @@ def unreadable(error: OSError) -> str:
 def _index(check: Check, name: str) -> ShardIndex | None:
     """The index of a shard; None with a finding if it is damaged."""
     try:
-        return checked_index(check.paths.shard(name), check_data=False)
+        return checked_index(check.paths.shard(name))
     except StoreError as error:
         denied = isinstance(error.__cause__, PermissionError)
         category, reason = ("unverifiable", "permission") if denied else ("corrupt", "index")
@@ -202,16 +200,22 @@ def _index(check: Check, name: str) -> ShardIndex | None:
         return None
 
 
+def positions(index: ShardIndex, view: View, entries: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """(n,) the position of each entry in the index of its shard, and True if the index lists it there."""
+    offset = np.asarray(index.offset).astype(np.int64)
+    order = np.argsort(offset, kind="stable")
+    place = order[np.minimum(np.searchsorted(offset[order], view.offset[entries]), len(order) - 1)]
+    listed = (offset[place] == view.offset[entries]) & (index.entry_keys(place) == view.key[entries]).all(axis=1)
+    return place, listed
+
+
 def _check_index(check: Check, view: View, entries: NDArray[np.intp], index: ShardIndex) -> None:
     """Compare entries of a shard with what its index says of them."""
     check.headers += len(entries)
     if not index.entries:
         check.note(view, "missing", "entry-lost", entries, found="the index of its shard lists nothing")
         return
-    offset = np.asarray(index.offset).astype(np.int64)
-    order = np.argsort(offset, kind="stable")
-    place = order[np.minimum(np.searchsorted(offset[order], view.offset[entries]), len(order) - 1)]
-    listed = (offset[place] == view.offset[entries]) & (index.entry_keys(place) == view.key[entries]).all(axis=1)
+    place, listed = positions(index, view, entries)
     same = np.asarray(index.bytes)[place].astype(np.int64) == view.bytes[entries]
     same &= np.asarray(index.head)[place].astype(np.int64) == view.head[entries]
     same &= np.asarray(index.checksum)[place] == view.checksum[entries]

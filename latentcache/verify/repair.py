@@ -1,10 +1,9 @@
 """``repair_cache``: take what fails its check out of a cache, so that a build makes it again.
 
-Guarantee: only entries that a full verification calls corrupt or drifted are removed. No stored byte is changed.
-Intact entries of damaged shards are copied into new shards, and the old ones get a tombstone. Then a snapshot without
-the removed entries, marked incomplete, is published. Readers of the old snapshot go on. Killed at any point, the
-cache is the old one or the new one, and the same command continues. Cost: a full verification, a copy of damaged
-shards.
+Guarantee: only entries that a full verification calls corrupt or drifted are removed, and those that a damaged index
+lacks when it is written again. No entry is changed or copied. A snapshot without the removed ones is published,
+marked incomplete, with a list of them that no later build uses. Readers of the old snapshot go on. A killed repair
+leaves the old cache or the new one, and the same command continues. Cost: a full verification.
 """
 
 from __future__ import annotations
@@ -20,12 +19,14 @@ from numpy.typing import NDArray
 
 from latentcache.errors import StoreError
 from latentcache.failpoint import failpoint
-from latentcache.store.garbage import copy_entries, places_of, relocate, tombstone
+from latentcache.store.garbage import mend_index
 from latentcache.store.index import load_index
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
+from latentcache.store.publish import kept_rows, publish_replacement
+from latentcache.store.snapshot import removed_entries
 from latentcache.value import Value
-from latentcache.verify.entries import Check, View
+from latentcache.verify.entries import Check, View, positions
 from latentcache.verify.findings import VerifyReport
 from latentcache.verify.selection import Depth
 from latentcache.verify.verify import check_cache
@@ -48,17 +49,15 @@ class Repair(Value):
     report: VerifyReport
     """Result of the verification."""
     removals: tuple[Removal, ...]
-    """Entries to be taken out; entries of damaged shards that cannot be copied come on top."""
+    """Entries to be taken out; those that an index lacks when it is written again come on top."""
     shards: tuple[str, ...]
-    """Damaged shards: everything intact in them is copied into new ones."""
+    """Shards that lose entries, or whose index is written again."""
     needed: bool
     """True if there is anything to do."""
     snapshot: int
     """The current snapshot."""
     complete: bool
     done: bool = False
-    saved: int = 0
-    """Entries that were copied out of damaged shards."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers of a repair for ``verify --json``."""
@@ -67,7 +66,6 @@ class Repair(Value):
             "done": self.done,
             "removed": len(removed),
             "removed_bytes": sum(item.num_bytes for item in removed),
-            "saved": self.saved,
             "shards": list(self.shards),
             "snapshot": self.snapshot,
             "complete": self.complete,
@@ -98,20 +96,18 @@ class _Work:
         self.check = check
         self.drop = {name: np.zeros(len(view), dtype=np.bool_) for name, view in check.views.items()}
         """(E,) by field: entries that are taken out, and those that are lost already."""
-        self.condemned = set[bytes]()
-        """Keys of entries that must not be copied, in any shard."""
+        self.removed = dict[str, set[int]]()
+        """Payload offsets of entries that no build may use, by shard; none: the whole shard."""
         self.removals = list[Removal]()
 
     def plan(self, report: VerifyReport) -> Repair:
-        check, shards, sums = self.check, set(self.check.damaged), [np.empty(0, dtype=np.uint64)]
+        check, sums = self.check, [np.empty(0, dtype=np.uint64)]
         for bad in sorted(check.bad, key=lambda one: one.reason == "lost"):
             view = check.views[bad.field]
             if bad.reason == "lost":
                 self.drop[bad.field][bad.entries] = True
                 continue
-            entries = self._remove(view, bad.entries, bad.reason)
-            shards |= {check.snapshot.shards[number] for number in np.unique(view.shard[entries]).tolist()}
-            self.condemned |= {key.tobytes() for key in view.key[entries]}
+            self._remove(view, bad.entries, bad.reason)
             if bad.intact:
                 sums.append(view.checksum[bad.entries].astype(np.uint64))
         # A build takes an entry that it finds by key, and copies one that was made from the same pixels. So entries
@@ -119,54 +115,65 @@ class _Work:
         wanted = np.unique(np.concatenate(sums))
         for folder in check.paths.sealed_shards() if len(wanted) else ():
             with suppress(StoreError):
-                index = load_index(folder, check_data=False)
-                same = np.flatnonzero(np.isin(np.asarray(index.checksum).astype(np.uint64), wanted))
-                self.condemned |= {key.tobytes() for key in index.entry_keys(same)}
-                shards |= {folder.name} if len(same) else set()
+                index = load_index(folder)
+                same = np.isin(np.asarray(index.checksum).astype(np.uint64), wanted)
+                self._leave_out(folder.name, np.asarray(index.offset)[same])
         for view in check.views.values():
             self._remove(view, np.flatnonzero(np.isin(view.checksum.astype(np.uint64), wanted)), "same-bytes")
+        shards = sorted({*self.removed, *check.damaged})
         return Repair(
             report=report,
             removals=tuple(self.removals),
-            shards=tuple(sorted(shards)),
+            shards=tuple(shards),
             needed=bool(shards or any(mask.any() for mask in self.drop.values())),
             snapshot=report.snapshot,
             complete=report.complete,
         )
 
-    def _remove(self, view: View, entries: NDArray[np.integer], reason: str) -> NDArray[np.integer]:
-        """Take out entries that are not out already; returns them."""
+    def _remove(self, view: View, entries: NDArray[np.integer], reason: str) -> None:
+        """Take out entries that are not out already."""
         mask, check = self.drop[view.name], self.check
         entries = np.unique(entries)
         entries = entries[~mask[entries]]
         mask[entries] = True
+        for number in np.unique(view.shard[entries]).tolist():
+            self._leave_out(check.snapshot.shards[number], view.offset[entries[view.shard[entries] == number]])
         names, samples = check.findings.table.names, view.sample[view.first_rows(entries)]
         for entry, sample in zip(entries.tolist(), samples.tolist(), strict=True):
             size, key = int(view.head[entry] + view.bytes[entry]), view.key[entry].tobytes().hex()
             self.removals.append(Removal(key, names[sample], reason, size))
-        return entries
+
+    def _leave_out(self, shard: str, offsets: NDArray[np.integer]) -> None:
+        if len(offsets):
+            self.removed.setdefault(shard, set()).update(offsets.tolist())
 
     def carry_out(self, plan: Repair) -> Repair:
-        """Copy, tombstone, publish, in this order: until the last step readers and builds see nothing half."""
-        paths, moved, saved = self.check.paths, dict[str, str](), 0
-        for shard in plan.shards:
-            places = places_of(paths.shard(shard))
-            wanted = [key.tobytes() not in self.condemned for key in places["key"]]
-            copy = copy_entries(paths, paths.shard(shard), places[np.array(wanted, dtype=np.bool_)])
-            moved[shard] = copy.shard
-            saved += copy.saved
-        for shard in plan.shards:
-            failpoint("repair-delete")
-            tombstone(paths, shard, "damaged")
+        """Write damaged indexes again, then publish the snapshot without the removed entries."""
+        check, paths = self.check, self.check.paths
+        unusable = [shard for shard in sorted(check.damaged) if not self._mended(shard)]
+        removed = removed_entries(paths)
+        for shard, offsets in self.removed.items():
+            removed[shard] = sorted({*removed.get(shard, ()), *offsets})
+        removed |= {shard: [] for shard in unusable}
         failpoint("repair-delete")
-        lost = relocate(paths, self.check.snapshot, moved, self.drop)
-        for name, mask in lost.items():
-            self._remove(self.check.views[name], np.flatnonzero(mask), "not-intact")
+        fields = [kept_rows(view.rows, ~self.drop[name][view.entry]) for name, view in check.views.items()]
+        complete = plan.complete and not any(mask.any() for mask in self.drop.values())
+        publish_replacement(paths, check.snapshot, fields, removed=removed, complete=complete)
         return replace(
             plan,
             done=True,
             snapshot=paths.current_snapshot(),
-            complete=plan.complete and not any(mask.any() for mask in lost.values()),
+            complete=complete,
             removals=tuple(self.removals),
-            saved=saved,
         )
+
+    def _mended(self, shard: str) -> bool:
+        """Write the index of a shard again, and remove the entries that it lacks; False if that is not possible."""
+        check, folder = self.check, self.check.paths.shard(shard)
+        index = load_index(folder) if mend_index(folder) else None
+        for view in check.views.values():
+            entries = view.in_shard(check.snapshot.shards.index(shard))
+            if index is not None and index.entries:
+                entries = entries[~positions(index, view, entries)[1]]
+            self._remove(view, entries, "not-intact")
+        return index is not None

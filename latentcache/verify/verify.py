@@ -223,7 +223,7 @@ def _not_compared(check: Check, described: Mapping[str, Described]) -> tuple[str
 def _unreferenced(check: Check) -> int:
     """Entries in sealed shards that no snapshot on disk needs."""
     paths = check.paths
-    others = {folder.name for folder in paths.all_sealed()}.difference(check.snapshot.shards)
+    others = {folder.name for folder in paths.sealed_shards()}.difference(check.snapshot.shards)
     if not others and not check.unneeded:  # what other snapshots need is then no question
         return 0
     return sum(max(use.entries - use.needed, 0) for use in shard_use(paths, intact_snapshots(paths)))

@@ -4,7 +4,7 @@ from small_cache import build, draw
 
 from latentcache.loader.cache import open_cache
 
-STATES = {"removable", "removed", "held", "compactable", "compacted", "unreferenced"}
+STATES = {"removable", "removed", "held", "unreferenced"}
 
 
 def rebuild(cache, data):

@@ -276,7 +276,7 @@ class AnyOrder(RuleBasedStateMachine):
     def damaged_for_readers(self):
         """Keys of the snapshot with wrong bytes.
 
-        A killed repair may leave a tombstoned shard; the next build uses an intact copy elsewhere.
+        The next build uses an intact copy elsewhere.
         """
         snapshot, found = open_snapshot(self.cache), set()
         reader = EntryReader(CachePaths(self.cache), snapshot)

@@ -139,7 +139,7 @@ def test_a_new_shard_on_a_full_disk(small_disk, pages):
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stdout.strip()) == (0, "disk-full"), done.stderr
     filler.unlink()
-    assert mend_shards(CachePaths(small_disk)) == []
+    assert mend_shards(CachePaths(small_disk)) == ([], [])
     assert not list((small_disk / "shards").iterdir())
 
 

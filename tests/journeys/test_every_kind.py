@@ -291,7 +291,7 @@ def test_gc_copies_referenced_entries(kind, tmp_path):
     wanted, size = stored(cache, kind.field), sum(path.stat().st_size for path in cache.rglob("data.mdb"))
     assert len(set(kept) & set(wanted)) == kind.many - changed
     dry = look("gc", cache, "--keep", 1, "--grace", 0, *kind.words, "--json").json
-    assert dry["counts"]["compactable"] == 1
+    assert "low-utilization" in {item["reason"] for item in dry["items"]}
     for _ in range(2):
         assert look("gc", cache, "--apply", "--keep", 1, "--grace", 0, *kind.words, "--json").status == 0
     assert stored(cache, kind.field) == wanted

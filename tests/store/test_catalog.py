@@ -1,4 +1,3 @@
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,7 +93,6 @@ def test_open_shards_count_if_requested(paths):
     lambda folder: flip(folder / INDEX, (folder / INDEX).stat().st_size // 2),
     lambda folder: flip(folder / INDEX, 100),
     lambda folder: (folder / "data.mdb").unlink(),
-    lambda folder: os.truncate(folder / "data.mdb", 20_000),
 ])  # fmt: skip
 def test_a_damaged_shard_is_named_and_the_others_are_used(paths, spoil):
     spoil(paths.shard("shard-0"))

@@ -3,28 +3,26 @@ import shutil
 
 import numpy as np
 import pytest
-from damaged import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_cache, make_shard, open_shard, publish
 
+from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.identity.content import checksum
-from latentcache.store.atomic_io import make_folder, read_json
+from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import load_catalog
 from latentcache.store.garbage import (
     copy_entries,
     mend_shards,
-    relocate,
-    salvage,
     shard_use,
     stored_catalog,
     stored_entries,
-    tombstone,
 )
 from latentcache.store.index import INDEX, load_index
 from latentcache.store.paths import CachePaths
+from latentcache.store.publish import publish_replacement
 from latentcache.store.reader import EntryReader
-from latentcache.store.snapshot import open_snapshot
+from latentcache.store.snapshot import open_snapshot, removed_entries
 
 
 def all_items(numbers):
@@ -43,12 +41,6 @@ def read_everything(paths, numbers):
             assert reader.read(name, row).tobytes() == item_of(name, numbers[sample]).array.tobytes()
 
 
-def payload_place(paths, name, row):
-    rows = open_snapshot(paths.root).fields[name]
-    entry = int(rows.entry[row])
-    return paths.data(rows.shards[int(rows.shard[entry])]), int(rows.offset[entry])
-
-
 def test_a_shard_that_is_sealed_while_it_is_listed_is_not_called_damaged(tmp_path):
     """Workers of a killed build seal their shards at exit."""
     paths = CachePaths(tmp_path)
@@ -59,47 +51,40 @@ def test_a_shard_that_is_sealed_while_it_is_listed_is_not_called_damaged(tmp_pat
     assert all(catalog.stored(place) for place in range(2))
 
 
-def test_a_damaged_entry_is_left_behind_and_the_others_move(paths):
-    data, place = payload_place(paths, "plane", 4)
-    flip(data, place)
-    shard, before = data.parent.name, open_snapshot(paths.root)
-    copied = salvage(paths, data.parent)
-    assert (copied.source, copied.lost, copied.saved) == (shard, 1, load_index(paths.shard(copied.shard)).entries)
-    tombstone(paths, shard, "damaged")
-    lost = relocate(paths, before, {shard: copied.shard})
-    assert {name: int(mask.sum()) for name, mask in lost.items()} == {"plane": 1, "words": 0, "vector": 0}
-    after = open_snapshot(paths.root)
-    assert (len(after.fields["plane"]), len(after.fields["words"]), after.complete) == (11, 12, False)
-    assert shard not in after.shards
-    read_everything(paths, range(12))
-    assert not paths.scratch.exists()
-    assert found(paths, all_items(range(12))).sum() == 35
-    assert EntryReader(paths, before).read("words", 4).tobytes() == item_of("words", 4).array.tobytes()
-
-
-@pytest.mark.parametrize("spoil", ["index", "metas"])
-def test_a_shard_is_repaired_after_any_damage(tmp_path, spoil):
+@pytest.mark.parametrize("spoil", ["index", "index of another", "metas"])
+def test_a_shard_is_mended_after_any_damage_beside_its_entries(tmp_path, spoil):
     paths = make_cache(tmp_path / "cache", range(100), shards=2)
     data = paths.data("shard-1")
     data.chmod(0o644)
     if spoil == "index":
         (data.parent / INDEX).write_bytes(b"nothing")
+    elif spoil == "index of another":
+        shutil.copyfile(paths.shard("shard-0") / INDEX, data.parent / INDEX)
     else:
         data.write_bytes(bytes(8192) + data.read_bytes()[8192:])
-    assert load_catalog(paths).damaged == ("shard-1",)
-    (made,) = mend_shards(paths)
-    assert (made.source, made.lost) == ("shard-1", 0)
+    damaged = () if spoil == "metas" else ("shard-1",)
+    assert load_catalog(paths).damaged == damaged
+    assert mend_shards(paths) == ([*damaged], [])
     assert load_catalog(paths).damaged == ()
     assert found(paths, all_items(range(100))).all()
-    assert paths.tombstoned() == {"shard-1"}
-    relocate(paths, open_snapshot(paths.root), {"shard-1": made.shard})
     read_everything(paths, range(100))
+
+
+def test_a_shard_without_index_and_pages_is_left_out(paths):
+    for file in (INDEX, "data.mdb"):
+        path = paths.shard("shard-1") / file
+        path.chmod(0o644)
+        path.write_bytes(b"nothing")
+    assert mend_shards(paths) == ([], ["shard-1"])
+    assert load_catalog(paths).removed == {"shard-1": []}
+    assert found(paths, all_items(range(12))).sum() == 18
 
 
 @settings(max_examples=25)
 @given(st.data())
-def test_salvaged_items_are_intact(tmp_path_factory, data):
-    paths = CachePaths(tmp_path_factory.mktemp("salvage"))
+def test_items_of_a_damaged_shard_are_intact(tmp_path_factory, data):
+    """Whatever happens to its files, an item that a catalog gives has the right bytes."""
+    paths = CachePaths(tmp_path_factory.mktemp("damaged"))
     make_folder(paths.shards)
     items = {item.key: item for item in all_items(range(40))}
     folder = make_shard(paths.shard("one"), [entry for name in KINDS for entry in entries_of(name, range(40))])
@@ -110,28 +95,42 @@ def test_salvaged_items_are_intact(tmp_path_factory, data):
         length = data.draw(st.sampled_from([1, 8, 64, 4096]))
         at = data.draw(st.integers(0, len(damaged) - length))
         damaged[at : at + length] = data.draw(st.sampled_from([bytes(length), b"\xff" * length, os.urandom(length)]))
-    file.write_bytes(damaged[: data.draw(st.integers(len(damaged) // 2, len(damaged)))])
-    if data.draw(st.booleans()):
+    size = data.draw(st.integers(len(damaged) // 2, len(damaged)))
+    file.write_bytes(damaged[:size])
+    has_index = data.draw(st.booleans())
+    if not has_index:
         (folder / INDEX).unlink()
-    made = salvage(paths, folder)
-    shutil.rmtree(folder)
+    mend_shards(paths)
     catalog = load_catalog(paths)
-    assert (len(catalog) > 0) == bool(made.saved)
-    for place in range(len(catalog)):
-        item = catalog.item(place)
+    index = load_index(folder) if has_index else None
+    if index is not None:
+        assert len(catalog) <= int((np.asarray(index.offset) < size).sum()) * 40
+    for item in filter(None, map(catalog.item, catalog.all_places().tolist())):
         assert item.array.tobytes() == items[item.key].array.tobytes()
+
+
+def test_entries_beyond_the_end_of_a_file_are_absent(paths):
+    index = load_index(paths.shard("shard-1"))
+    offsets = np.sort(np.asarray(index.offset))
+    data = paths.data("shard-1")
+    data.chmod(0o644)
+    os.truncate(data, int(offsets[-3]) + 1)
+    catalog = load_catalog(paths)
+    assert (catalog.damaged, catalog.whole) == ((), {"shard-0"})
+    assert sum(catalog.item(place) is None for place in catalog.all_places().tolist()) == 0
+    assert not found(paths, all_items(range(12))).all()
+    assert found(paths, all_items(range(0, 12, 2))).all()
 
 
 def test_a_dead_build_is_sealed_and_its_damaged_shards_are_set_aside(paths):
     open_shard(paths.shards / "good.open", entries_of("plane", range(20, 25)))
     data = open_shard(paths.shards / "bad.open", entries_of("words", range(20, 800)))
     os.truncate(data, data.stat().st_size - 5000)
-    (made,) = mend_shards(paths)
-    assert (made.source, paths.open_shards()) == ("bad.open", [])
+    assert mend_shards(paths) == ([], ["bad.open"])
+    assert paths.open_shards() == []
     assert len(list(paths.quarantine.iterdir())) == 1
     assert found(paths, items_of("plane", range(20, 25))).all()
-    assert made.saved == 0
-    assert mend_shards(paths) == []
+    assert mend_shards(paths) == ([], [])
 
 
 def test_entries_are_copied_from_another_cache(paths, tmp_path):
@@ -139,30 +138,34 @@ def test_entries_are_copied_from_another_cache(paths, tmp_path):
     make_folder(other.shards)
     rows = open_snapshot(paths.root).fields["words"]
     places = rows.entry_places(np.flatnonzero(np.asarray(rows.shard) == 0))
-    made = copy_entries(other, paths.shard("shard-0"), places)
-    assert (made.saved, made.lost) == (len(places), 0)
+    assert copy_entries(other, paths.shard("shard-0"), places) == other.sealed_shards()[0].name
     assert found(other, items_of("words", range(0, 12, 2))).all()
     wrong = places.copy()
     wrong["offset"] += np.uint64(64)
-    assert copy_entries(other, paths.shard("shard-0"), wrong).lost == len(wrong)
-    assert copy_entries(other, paths.shard("gone"), places).lost == len(places)
+    with pytest.raises(CorruptEntryError):
+        copy_entries(other, paths.shard("shard-0"), wrong)
+    with pytest.raises(CacheDamagedError):
+        copy_entries(other, paths.shard("gone"), places)
+    assert (len(other.sealed_shards()), other.scratch.exists()) == (1, False)
 
 
-def test_a_tombstone_takes_a_shard_out_of_use(paths):
-    tombstone(paths, "shard-0", "compacted")
-    tombstone(paths, "shard-0", "again")
-    assert read_json(paths.tombstone("shard-0"))["reason"] == "compacted"
-    assert [path.name for path in paths.sealed_shards()] == ["shard-1"]
-    assert found(paths, all_items(range(12))).sum() == 18
+def test_removed_entries_are_used_by_readers_alone(paths):
+    snapshot = open_snapshot(paths.root)
+    words = snapshot.fields["words"]
+    offset = int(words.offset[int(words.entry[1])])
+    publish_replacement(paths, snapshot, snapshot.fields.values(), removed={"shard-0": [], "shard-1": [offset]})
+    assert removed_entries(paths) == {"shard-0": [], "shard-1": [offset]}
+    assert 0 < found(paths, all_items(range(12))).sum() < 18
     read_everything(paths, range(12))
+    shutil.rmtree(paths.shard("shard-0"))
+    assert removed_entries(paths) == {"shard-1": [offset]}
 
 
 def test_use_of_shards(paths):
     publish(paths, range(0, 12, 4))
-    tombstone(paths, "shard-1", "damaged")
     (paths.shard("shard-0") / INDEX).write_bytes(b"x")
     found = {use.name: use for use in shard_use(paths, [open_snapshot(paths.root)])}
-    assert (found["shard-0"].entries, found["shard-1"].tombstoned) == (-1, True)
+    assert found["shard-0"].entries == -1
     assert found["shard-0"].needed > found["shard-1"].needed == found["shard-1"].needed_bytes == 0
 
 

@@ -110,14 +110,12 @@ def test_the_index_locates_every_item(tmp_path, names):
     assert [key.tobytes() for key in index.entry_keys()] == sorted(key.tobytes() for key in index.entry_keys())
 
 
-@pytest.mark.parametrize("numbers", [range(300), range(3, 6)])
-def test_an_index_of_another_file_is_rejected(tmp_path, numbers):
+def test_an_index_of_another_shard_is_rejected(tmp_path):
     one = make_shard(tmp_path / "a", entries_of("plane", range(3)))
-    two = make_shard(tmp_path / "b", entries_of("plane", numbers))
+    two = make_shard(tmp_path / "b", entries_of("plane", range(3, 6)))
     (one / INDEX).write_bytes((two / INDEX).read_bytes())
-    with pytest.raises(CacheDamagedError, match="not the one its index was made from"):
+    with pytest.raises(CacheDamagedError, match="the index of shard b"):
         load_index(one)
-    assert load_index(one, check_data=False).entries == len(numbers)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 400))

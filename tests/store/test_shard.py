@@ -41,7 +41,7 @@ def stored(folder):
 
 def recovered(folder):
     """Seal the shard of a dead builder, and read it."""
-    assert recover_shard(CachePaths(folder.parent), folder) is None
+    assert recover_shard(CachePaths(folder.parent), folder)
     return folder.with_suffix("")
 
 
@@ -166,7 +166,7 @@ def test_a_truncated_shard_is_set_aside(tmp_path):
     os.truncate(data, data.stat().st_size // 2)
     with pytest.raises(CacheDamagedError, match="truncated"):
         open_shard_index(tmp_path / "one.open")
-    assert recover_shard(CachePaths(tmp_path), tmp_path / "one.open").saved == 0
+    assert not recover_shard(CachePaths(tmp_path), tmp_path / "one.open")
     (kept,) = (tmp_path / "quarantine").iterdir()
     assert (kept / "data.mdb").exists()
     assert not (tmp_path / "one.open").exists()

@@ -16,6 +16,7 @@ from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items
+from latentcache.store.garbage import mend_shards
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
@@ -150,6 +151,7 @@ class Case:
         """Update the cache; return encoded and reused items."""
         self.paths.shards.mkdir(parents=True, exist_ok=True)
         known = current_or_none(self.cache)
+        mend_shards(self.paths)
         listing = scan(self.data, SourceOptions(), None if known is None else known.samples, hash_all=True)
         table, made, found, plans = listing.samples, 0, 0, []
         if settled:  # make the files old enough to be trusted
@@ -178,7 +180,7 @@ class Case:
         ]  # fmt: skip
         source = {"root": str(self.data), "relative": "../data", "options": listing.options.as_json()}
         new = NewSnapshot(samples=table, fields=tuple(new_fields), shards=catalog.shards, source=source,
-                              rejected=listing.rejected, notes=listing.notes)  # fmt: skip
+                              rejected=listing.rejected, notes=listing.notes, removed=catalog.removed)  # fmt: skip
         publish_snapshot(self.paths, new)
         return made, found
 

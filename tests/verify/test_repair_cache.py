@@ -66,7 +66,7 @@ def test_a_shard_that_was_cut_off_keeps_its_front(tmp_path):
     path = case.entry(0)[0]
     path.chmod(0o644)
     os.truncate(path, offsets[2][0] + 7)
-    assert repair(case).saved == 2
+    assert len(repair(case).removals) == 2
     assert counts(case) == {"missing": 2, "ok": 6}
     assert case.build() == (2, 6)
     assert counts(case) == {"ok": 8}
@@ -114,14 +114,14 @@ repair_cache(Path(sys.argv[1]), confirm=lambda plan: True)
 
 
 @pytest.mark.parametrize("case", ["flat"], indirect=True)
-@pytest.mark.parametrize("hit", [1, 2, 3])
+@pytest.mark.parametrize("hit", [1, 2])
 def test_a_killed_repair_leaves_the_old_or_the_new_cache(case, hit):
     case.damage(1)
     case.damage(6)
     number = case.snapshot.number
     done = subprocess.run([sys.executable, "-c", _CHILD, case.cache, f"repair-delete:{hit}:kill"], check=False)
     assert done.returncode in (0, -signal.SIGKILL)
-    assert done.returncode or hit == 3
+    assert done.returncode or hit == 2
     found = counts(case)
     assert found.get("ok", 0) + found.get("corrupt", 0) + found.get("missing", 0) == 8
     if case.snapshot.number == number:

@@ -401,7 +401,7 @@ def recovered(task: Task) -> bytes:
     folder = paths.shards / f"{task.shard}{OPEN_SUFFIX}"
     if folder.exists():
         recover_shard(paths, folder)
-    for shard in paths.all_sealed():
+    for shard in paths.sealed_shards():
         if shard.name.partition("-")[0] == task.shard:
             with reading(shard):
                 keys.append(np.asarray(load_index(shard).keys()).tobytes())
