@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentcache.cli import flags
 from latentcache.cli.console import SHOWN, Result, finding_lines, findings
@@ -17,9 +16,8 @@ from latentcache.report.units import clock, human_bytes
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan
+    from latentcache.pipeline.settings import BuildSettings
     from latentcache.pipeline.workers.local import LocalEngine
-    from latentcache.report.data import ShownSample
-    from latentcache.report.estimate import Estimate
     from latentcache.report.machine import Check
     from latentcache.sources.scan import Listing
     from latentcache.verify.findings import Finding
@@ -46,6 +44,7 @@ def inspect(
     """Show what is understood of DATA, and what build would do."""
     from latentcache.pipeline.settings import BuildSettings
     from latentcache.pipeline.workers.local import LocalEngine
+    from latentcache.report.machine import machine_checks
 
     device, strict = run.get("device", "auto"), run.pop("strict", False)
     if (data is None) != machine:
@@ -53,92 +52,75 @@ def inspect(
         raise UsageError(what, fix="latentcache inspect DATA, or latentcache inspect --machine")
     with LocalEngine(device) as engine:
         if data is None:
-            checks = _machine(device, engine, out_folder or Path.cwd(), lambda more: "")
+            checks = [*machine_checks(device, engine.ask, out_folder or Path.cwd(), lambda more: "")]
             payload: dict[str, Any] = {"data": None, "checks": [check.as_json() for check in checks]}
             lines = (*chain.from_iterable(map(_check_lines, checks)), _verdict(checks))
             return Result(payload, lines, exit_code=_status(checks))
-        given = {"source": source, **requested.build}
-        settings = BuildSettings(data=data, out=out_folder, **run, **given)
-        found = _Inspected(settings)
-        found.look(engine, estimate=estimate)
+        settings = BuildSettings(data=data, out=out_folder, source=source, **run, **requested.build)
+        planned = _plan(settings, engine, estimate=estimate)
 
         def rebuild(more: str) -> str:
             return flags.build_command(data, out_folder, requested, device, more)
 
-        checks = _machine(device, engine, settings.cache, rebuild)
-        checks += [found.space] if found.space else []
-    return _result(data, found, checks, rebuild, strict=strict)
+        checks = [*machine_checks(device, engine.ask, settings.cache, rebuild), *planned.space]
+    return _result(data, planned, checks, rebuild, strict=strict)
 
 
-def _machine(device: str, engine: LocalEngine, cache: Path, rebuild: Any) -> list[Check]:
-    from latentcache.report.machine import machine_checks
+class _Planned(NamedTuple):
+    """The plan of a build, as far as it goes."""
 
-    return list(machine_checks(device, engine.ask, cache, rebuild))
-
-
-class _Inspected:
-    """What was found in DATA, as far as it goes."""
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
-        self.listing: Listing | None = None
-        self.plan: BuildPlan | None = None
-        self.error: LatentcacheError | None = None
-        self.needs = ""
-        """Option without which there is no plan."""
-        self.space: Check | None = None
-        self.estimates: list[Estimate] = []
-        self.warnings: list[str] = []
-
-    def look(self, engine: LocalEngine, *, estimate: bool) -> None:
-        """List DATA and plan a build; raises the error if DATA cannot be listed."""
-        from latentcache.pipeline.build import plan_build
-        from latentcache.report.estimate import estimate as estimated
-        from latentcache.report.machine import checked, space
-
-        try:
-            self.plan = plan_build(self.settings, listed=self._listed, warned=self.warnings.append, engine=engine)
-            self.space = checked("space", partial(space, self.plan))
-            if estimate:
-                self.estimates = [estimated(self.plan, name, engine) for name in self.plan.fields]
-        except LatentcacheError as error:
-            if self.listing is None:
-                raise
-            if error.slug == "tokenizer-missing":
-                self.needs = "--tokenizer"
-            else:
-                self.error = error
-
-    def _listed(self, listing: Listing) -> None:
-        self.listing = listing
+    listing: Listing
+    plan: BuildPlan | None
+    error: LatentcacheError | None
+    needs: str
+    """Option without which there is no plan."""
+    space: list[Check]
+    estimates: dict[str, dict[str, Any]]
+    """Field -> time and bytes."""
+    warnings: list[str]
 
 
-def _result(data: Path, found: _Inspected, checks: Sequence[Check], rebuild: Any, *, strict: bool) -> Result:
+def _plan(settings: BuildSettings, engine: LocalEngine, *, estimate: bool) -> _Planned:
+    """List DATA and plan a build; raises the error if DATA cannot be listed."""
+    from latentcache.pipeline.build import plan_build
+    from latentcache.report import estimate as cost
+    from latentcache.report.machine import checked, space
+
+    listings: list[Listing] = []
+    warnings: list[str] = []
+    try:
+        plan = plan_build(settings, listed=listings.append, warned=warnings.append, engine=engine)
+        assert plan.listing is not None  # of every build
+        estimates = {name: cost.estimate(plan, name, engine) for name in plan.fields} if estimate else {}
+        return _Planned(plan.listing, plan, None, "", [checked("space", lambda: space(plan))], estimates, warnings)
+    except LatentcacheError as error:
+        if not listings:
+            raise
+        if error.slug == "tokenizer-missing":
+            return _Planned(listings[0], None, None, "--tokenizer", [], {}, warnings)
+        return _Planned(listings[0], None, error, "", [], {}, warnings)
+
+
+def _result(data: Path, planned: _Planned, checks: Sequence[Check], rebuild: Any, *, strict: bool) -> Result:
     from latentcache.pipeline.report import quarantined
     from latentcache.plan.numbers import tolerated
     from latentcache.report.data import describe_data, shown_samples
 
-    plan, listing = found.plan, found.listing
-    assert listing is not None  # else it raises
-    if plan is not None and plan.listing is not None:
-        listing = plan.listing
-    rejected, notes = (plan.rejected, plan.notes) if plan else (listing.rejected, listing.notes)
-    items, samples = findings(rejected, notes), shown_samples(listing, plan)
-    payload = {"data": str(data), **describe_data(listing).as_json()}
-    payload["samples"] = [sample.as_json() for sample in samples]
+    plan, source = planned.plan, planned.plan or planned.listing
+    items, rejected = findings(source.rejected, source.notes), quarantined(source.rejected)
+    payload = {"data": str(data), **describe_data(planned.listing)}
+    payload["samples"] = shown_samples(planned.listing, plan)
     payload["items"] = [item.as_json() for item in items]
-    payload["counts"] |= {"quarantined": quarantined(rejected), "notes": sum(note.count for note in notes)}
+    payload["counts"] |= {"quarantined": rejected, "notes": sum(note.count for note in source.notes)}
     payload["counts"] |= {"cached": plan.cached, "duplicates": plan.duplicates} if plan else {}
-    payload |= {"needs": found.needs, **(about(plan) if plan else {"plan": None})}
+    payload |= {"needs": planned.needs, **(about(plan) if plan else {"plan": None})}
     payload["checks"] = [check.as_json() for check in checks]
-    payload["warnings"] = found.warnings
-    payload["estimate"] = {one.field: one.as_json() for one in found.estimates}
-    allowed = tolerated(plan.allow_failed, plan.samples) if plan else 0
-    too_many = payload["counts"]["quarantined"] > allowed
-    fix = rebuild(f"--allow-failed {payload['counts']['quarantined']}") if too_many else ""
-    failed = too_many or (strict and bool(notes)) or any(one.failed for one in found.estimates)
-    lines = _lines(payload, items, samples, found, checks, fix)
-    return Result(payload, lines, exit_code=_status(checks) or int(failed), error=found.error)
+    payload |= {"warnings": planned.warnings, "estimate": planned.estimates}
+    too_many = rejected > (tolerated(plan.allow_failed, plan.samples) if plan else 0)
+    failed = any(estimate["failed"] for estimate in planned.estimates.values())
+    fix = rebuild(f"--allow-failed {rejected}") if too_many else ""
+    status = _status(checks) or int(too_many or failed or (strict and bool(source.notes)))
+    return Result(payload, _lines(payload, items, plan, checks, fix), exit_code=status, error=planned.error)
 
 
 def _status(checks: Sequence[Check]) -> int:
@@ -159,17 +141,11 @@ def _check_lines(check: Check) -> Iterator[str]:
 
 
 def _lines(
-    payload: Mapping[str, Any],
-    items: Sequence[Finding],
-    samples: Sequence[ShownSample],
-    found: _Inspected,
-    checks: Sequence[Check],
-    fix: str,
+    payload: Mapping[str, Any], items: Sequence[Finding], plan: BuildPlan | None, checks: Sequence[Check], fix: str
 ) -> Iterator[str]:
     """Data, samples, findings by cause, the plan of the build, the machine."""
-    plan = found.plan
     yield from (f"{label:10} {text}" for label, text in _recognized(payload))
-    for sample in samples:
+    for sample in payload["samples"]:
         yield from _sample_lines(sample)
     yield from finding_lines(items)
     if not items:
@@ -180,40 +156,36 @@ def _lines(
         if work.described.demo:
             yield f"{'note':10} the demo encoder is not for training: give a VAE with --model"
     said = {note for work in plan.fields.values() for note in work.described.notes} if plan else set()
-    yield from (f"{'warning':10} {message}" for message in found.warnings if message not in said)
-    if plan:
-        yield f"{'build':10} {planned_entries(plan)}"
-    else:
-        yield f"{'build':10} {f'also needs {found.needs}' if found.needs else 'would reject DATA:'}"
-    yield from (f"{'time':10} {_estimate_text(one)}" for one in found.estimates)
+    yield from (f"{'warning':10} {message}" for message in payload["warnings"] if message not in said)
+    needs = f"also needs {payload['needs']}" if payload["needs"] else "would reject DATA:"
+    yield f"{'build':10} {planned_entries(plan) if plan else needs}"
+    yield from (f"{'time':10} {name}: {_estimate_text(cost)}" for name, cost in payload["estimate"].items())
     if fix:
         yield f"  fix: repair the rejected files, or allow them: {fix}"
-    bad = [check for check in checks if check.state != "ok"]
     yield f"{'machine':10} {_verdict(checks)} (all checks: `latentcache inspect --machine`)"
-    yield from chain.from_iterable(map(_check_lines, bad))
+    yield from chain.from_iterable(_check_lines(check) for check in checks if check.state != "ok")
 
 
-def _estimate_text(one: Estimate) -> str:
-    if one.failed:
-        return f"{one.field}: none of {one.failed} inputs of the largest group could be encoded"
-    if not one.probed:
-        return f"{one.field}: nothing to encode"
-    measured = f"{count_of(one.probed, 'entries')}{f', {one.group} first,' if one.group else ''}"
-    took = f"{one.encode_s:.1f} s and {one.open_s:.1f} s to open the encoder"
-    return f"{one.field}: about {clock(one.seconds)} and {human_bytes(one.num_bytes)} (from {measured} in {took})"
+def _estimate_text(cost: Mapping[str, Any]) -> str:
+    if cost["failed"]:
+        return f"none of {cost['failed']} inputs of the largest group could be encoded"
+    if not cost["probed"]:
+        return "nothing to encode"
+    measured = count_of(cost["probed"], "entries")
+    return f"about {clock(cost['seconds'])} and {human_bytes(cost['bytes'])} (after {measured} of the largest group)"
 
 
-def _sample_lines(sample: ShownSample) -> Iterator[str]:
-    buckets = sorted(set(sample.buckets.values()))
-    about = [f"set {sample.set_name}" if sample.set_name else "", f"split {sample.split}" if sample.split else ""]
-    about += [f"bucket {bucket}" for bucket in buckets]
-    about += [f"{name} {file}" for name, file in sample.paired.items()]
-    yield f"{'sample':10} {', '.join([sample.path, *filter(None, about)])}"
-    if sample.caption is not None:
-        origin = f"  ({sample.caption_file})" if sample.caption_file not in ("", sample.path) else ""
-        yield f"{'':10}   {sample.caption.replace(chr(10), ' ') or 'no caption'}{origin}"
-    for role, text in sample.turns:
-        yield f"{'':10}   {role}: {text.replace(chr(10), ' ')}"
+def _sample_lines(sample: Mapping[str, Any]) -> Iterator[str]:
+    words = [sample["path"], *(f"{name} {sample[name]}" for name in ("set", "split") if name in sample)]
+    words += [f"bucket {bucket}" for bucket in sorted({*sample.get("buckets", {}).values()})]
+    words += [f"{name} {file}" for name, file in sample.get("paired", {}).items()]
+    yield f"{'sample':10} {', '.join(words)}"
+    if "caption" in sample:
+        file = sample.get("caption_file", sample["path"])
+        origin = f"  ({file})" if file != sample["path"] else ""
+        yield f"{'':10}   {sample['caption'].replace(chr(10), ' ') or 'no caption'}{origin}"
+    for turn in sample.get("turns", ()):
+        yield f"{'':10}   {turn['role']}: {turn['text'].replace(chr(10), ' ')}"
 
 
 def _recognized(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import numpy as np
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.clips import CLIP
 from latentcache.pipeline.report import quarantined
-from latentcache.value import Value
 from latentcache.verify.findings import path_json
 
 if TYPE_CHECKING:
@@ -25,109 +22,37 @@ if TYPE_CHECKING:
 _CHAT = 1
 #: Records whose roles are counted, and files of records that are named.
 _LOOKED_AT, _FILES = 200, 10
-#: Samples that are shown, and characters of a text.
-_SHOWN, _EXCERPT = 3, 200
+#: Characters of a text that is shown.
+_EXCERPT = 200
 #: Parts of a record that are counted.
 _RECORD_FIELDS = ("text", "begin", "messages", "tools", "options")
 
 
-class ShownSample(Value):
-    """One sample as it was understood."""
-
-    path: str
-    set_name: str = ""
-    """Folder or name of its set, if there are several."""
-    split: str = ""
-    caption: str | None = None
-    """None: the data has no captions."""
-    caption_file: str = ""
-    """File of the caption, or the table; empty: the caption has none."""
-    paired: Mapping[str, str] = field(default_factory=dict)
-    """Mask and control images: input -> file."""
-    buckets: Mapping[str, str] = field(default_factory=dict)
-    """Field -> bucket."""
-    turns: Sequence[tuple[str, str]] = ()
-    """(Role, beginning of the text) of a record; the role of a plain text is ``text``."""
-
-    def as_json(self) -> dict[str, Any]:
-        """One element of ``samples``."""
-        texts = {"set": self.set_name, "split": self.split, "caption_file": self.caption_file}
-        shown: dict[str, Any] = {name: text for name, text in texts.items() if text}
-        shown |= {} if self.caption is None else {"caption": self.caption}
-        more = {"paired": dict(self.paired), "buckets": dict(self.buckets)}
-        shown |= {name: value for name, value in more.items() if value}
-        shown |= {"turns": [{"role": role, "text": text} for role, text in self.turns]} if self.turns else {}
-        return {**path_json(self.path), **shown}
-
-
-class DataReport(Value):
-    """The contents of DATA."""
-
-    data_kind: str
-    samples: int
-    """Usable and rejected."""
-    no_caption: int
-    layout: Mapping[str, Any] = field(default_factory=dict)
-    """``word``, ``why`` and ``sets``; empty for records."""
-    captions: Mapping[str, int] | None = None
-    """Origin -> number of samples; None for records."""
-    first_without_caption: str = ""
-    several_captions: int = 0
-    further: Mapping[str, int] = field(default_factory=dict)
-    """Masks and control images: input -> number of samples that have one."""
-    sizes: Mapping[str, Any] | None = None
-    """``read``, and the ``smallest`` and ``largest`` image of those."""
-    clips: Mapping[str, int] = field(default_factory=dict)
-    """``samples``, ``shortest`` and ``longest`` in frames."""
-    records: Mapping[str, Any] = field(default_factory=dict)
-    """Forms, lengths, files and roles."""
-    duplicates: int = 0
-    """Samples with the content of an earlier one, as far as contents are known."""
-    first_duplicate: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Keys of ``inspect``."""
-        found: dict[str, Any] = {"data_kind": self.data_kind}
-        if self.captions is not None:
-            found |= {"layout": dict(self.layout), "captions": dict(self.captions)}
-            found["first_without_caption"] = self.first_without_caption
-            found |= {"several_captions": self.several_captions, "further": dict(self.further)}
-        found |= {} if self.sizes is None else {"sizes": dict(self.sizes)}
-        found |= {name: dict(value) for name in ("clips", "records") if (value := getattr(self, name))}
-        found["duplicates"] = {"known": self.duplicates, "first": self.first_duplicate}
-        return found | {"counts": {"samples": self.samples, "no_caption": self.no_caption}}
-
-
-def describe_data(listing: Listing) -> DataReport:
-    """Describe DATA by its listing; records are opened for their roles alone."""
+def describe_data(listing: Listing) -> dict[str, Any]:
+    """Describe DATA by its listing, as keys of ``inspect``; records are opened for their roles alone."""
     samples, layout, images = listing.samples, listing.layout, listing.images
-    count, first = _duplicates(samples)
-    facts: dict[str, Any] = {"duplicates": count, "first_duplicate": first}
+    about: dict[str, Any] = {"data_kind": listing.data_kind, "duplicates": _duplicates(samples)}
     if layout is not None and images is not None:
         numbers = zip(layout.sets, images.set_samples, strict=False)
         sets = [{**part.as_json(), "samples": number} for part, number in numbers]
-        facts["layout"] = {"word": layout.word, "why": layout.why, "sets": sets}
-        facts |= {"captions": images.captions, "first_without_caption": images.first_without}
-        facts["several_captions"] = images.several
+        about["layout"] = {"word": layout.word, "why": layout.why, "sets": sets}
+        about |= {"captions": images.captions, "first_without_caption": images.first_without}
+        about["several_captions"] = images.several
         further = {name: part for name, part in samples.inputs.items() if name not in ("image", "caption")}
-        facts["further"] = {name: int((part.file >= 0).sum()) for name, part in further.items()}
+        about["further"] = {name: int((part.file >= 0).sum()) for name, part in further.items()}
     if listing.data_kind == "records":
-        facts["records"] = _records(listing)
-    return DataReport(
-        data_kind=listing.data_kind,
-        samples=len(samples) + quarantined(listing.rejected),
-        no_caption=listing.no_caption,
-        sizes=_sizes(samples),
-        clips=_clips(samples),
-        **facts,
-    )
+        about["records"] = _records(listing)
+    if "original_size" in samples.columns:
+        about["sizes"] = _sizes(samples)
+    if CLIP in samples.columns and samples.columns[CLIP].any():
+        about["clips"] = _clips(samples)
+    count = len(samples) + quarantined(listing.rejected)
+    return about | {"counts": {"samples": count, "no_caption": listing.no_caption}}
 
 
-def _sizes(samples: SampleTable) -> dict[str, Any] | None:
+def _sizes(samples: SampleTable) -> dict[str, Any]:
     """The smallest and the largest image of those whose header was read."""
-    sizes = samples.columns.get("original_size")
-    if sizes is None:
-        return None
+    sizes = samples.columns["original_size"]
     area = np.asarray(sizes).astype(np.int64).prod(axis=1)
     read = np.flatnonzero(area)
     found: dict[str, Any] = {"read": len(read)}
@@ -139,20 +64,19 @@ def _sizes(samples: SampleTable) -> dict[str, Any] | None:
 
 
 def _clips(samples: SampleTable) -> dict[str, int]:
-    clips = samples.columns.get(CLIP)
-    if clips is None or not clips.any():
-        return {}
+    """The number of videos, and their lengths in frames."""
+    clips = samples.columns[CLIP]
     frames = clips[clips[:, 0] > 0, 0]
     return {"samples": len(frames), "shortest": int(frames.min()), "longest": int(frames.max())}
 
 
-def _duplicates(samples: SampleTable) -> tuple[int, str]:
-    """Samples of equal content, and the first one; contents are known as far as files were hashed."""
+def _duplicates(samples: SampleTable) -> dict[str, Any]:
+    """Samples with the content of an earlier one, and the first; contents are known as far as files were hashed."""
     content = np.ascontiguousarray(samples.first_input.content)
     known = np.flatnonzero(content.any(axis=1))
     _, first = np.unique(content[known].view("V16").reshape(-1), return_index=True)
     again = known[np.setdiff1d(np.arange(len(known)), first)]
-    return len(again), samples.names[int(again[0])] if len(again) else ""
+    return {"known": len(again), "first": samples.names[int(again[0])] if len(again) else ""}
 
 
 def _records(listing: Listing) -> dict[str, Any]:
@@ -176,52 +100,51 @@ def _records(listing: Listing) -> dict[str, Any]:
     return found | {"roles": dict(roles), "fields": dict(fields), "looked_at": len(looked)}
 
 
-def shown_samples(listing: Listing, plan: BuildPlan | None) -> tuple[ShownSample, ...]:
+def shown_samples(listing: Listing, plan: BuildPlan | None) -> list[dict[str, Any]]:
     """The first sample, the last, and one between, as they were understood; ``plan`` gives their buckets."""
-    samples = listing.samples if plan is None or plan.listing is None else plan.listing.samples
+    samples = listing.samples
     rows = sorted({0, len(samples) // 2, len(samples) - 1}) if len(samples) else []
     if listing.data_kind == "records":
-        return tuple(
-            ShownSample(path=samples.names[row], turns=_turns(inputs["record"]))
-            for row, inputs in listing.job_inputs(rows[:_SHOWN], ("record",), strict=False)
-        )
-    return tuple(_shown_image(listing, samples, row, plan) for row in rows)
+        return [
+            {**path_json(samples.names[row]), "turns": _turns(inputs["record"])}
+            for row, inputs in listing.job_inputs(rows, ("record",), strict=False)
+        ]
+    return [_shown_image(listing, row, plan) for row in rows]
 
 
-def _turns(record: Record | None) -> tuple[tuple[str, str], ...]:
-    """Roles and beginnings of the texts of a record."""
+def _turns(record: Record | None) -> list[dict[str, str]]:
+    """Roles and beginnings of the texts of a record; the role of a plain text is ``text``."""
     if record is None or record.messages is None:
-        return (("text", _excerpt((record and record.text) or "")),)
-    return tuple((message.role, _excerpt(message.content)) for message in record.messages)
+        return [{"role": "text", "text": _excerpt((record and record.text) or "")}]
+    return [{"role": message.role, "text": _excerpt(message.content)} for message in record.messages]
 
 
-def _excerpt(text: object) -> str:
-    words = text if isinstance(text, str) else str(text)
-    return words if len(words) <= _EXCERPT else f"{words[:_EXCERPT]}..."
+def _excerpt(text: str) -> str:
+    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
 
 
-def _shown_image(listing: Listing, samples: SampleTable, row: int, plan: BuildPlan | None) -> ShownSample:
-    held, caption = samples.inputs, samples.inputs.get("caption")
-    text = None
-    if caption is not None and caption.text is not None:
-        text = _excerpt(caption.text[row].replace(BETWEEN, " | "))
-    places = {name: int(part.file[row]) for name, part in held.items()}
-    files = {name: samples.files.names[number] for name, number in places.items() if number >= 0}
+def _shown_image(listing: Listing, row: int, plan: BuildPlan | None) -> dict[str, Any]:
+    samples, layout = listing.samples, listing.layout
+    assert layout is not None  # of images
+    name = samples.names[row]
+    inside = (part for part in layout.sets if not part.folder or name.startswith(f"{part.folder}/"))
+    owner = max(inside, key=lambda part: len(part.folder), default=None)
+    numbers = {role: int(part.file[row]) for role, part in samples.inputs.items()}
+    files = {role: samples.files.names[number] for role, number in numbers.items() if number >= 0}
     buckets = {}
-    for name, work in plan.fields.items() if plan else ():
+    for field, work in plan.fields.items() if plan else ():
         items = np.flatnonzero(work.plan.sample == row)
         if len(items) and (label := work.plan.groups[int(work.plan.group[items[0]])].label):
-            buckets[name] = label
-    layout, name = listing.layout, samples.names[row]
-    sets = layout.sets if layout is not None else ()
-    inside = (part for part in sets if not part.folder or name.startswith(f"{part.folder}/"))
-    own = max(inside, key=lambda part: len(part.folder), default=None)
-    return ShownSample(
-        path=name,
-        set_name=own.label if own is not None and len(sets) > 1 else "",
-        split=(own.split if own is not None else "") or (layout.split if layout is not None else ""),
-        caption=text,
-        caption_file=files.get("caption", ""),
-        paired={name: file for name, file in files.items() if name not in ("image", "caption")},
-        buckets=buckets,
-    )
+            buckets[field] = label
+    shown: dict[str, Any] = {
+        "set": owner.label if owner is not None and len(layout.sets) > 1 else "",
+        "split": (owner.split if owner is not None else "") or layout.split,
+        "caption_file": files.get("caption", ""),
+        "paired": {role: file for role, file in files.items() if role not in ("image", "caption")},
+        "buckets": buckets,
+    }
+    shown = {key: value for key, value in shown.items() if value}
+    captions = samples.inputs["caption"].text if "caption" in samples.inputs else None
+    if captions is not None:
+        shown["caption"] = _excerpt(captions[row].replace(BETWEEN, " | "))
+    return path_json(name) | shown
