@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -206,6 +206,7 @@ class Notes:
         self._each = each
         self._first: dict[str, list[Rejected]] = defaultdict(list)
         self._more: dict[str, tuple[Rejected, int]] = {}
+        self._counts: dict[tuple[str, str], tuple[str, int]] = {}
 
     def add(self, *items: Rejected) -> None:
         """Further notes."""
@@ -216,13 +217,21 @@ class Notes:
                 first, count = self._more.get(item.reason, (item, 0))
                 self._more[item.reason] = first, count + item.count
 
+    def count(self, cause: str, words: str, names: Iterable[str]) -> None:
+        """Count further files in one note on all files of which the same words are said."""
+        for name in names:
+            first, count = self._counts.get((cause, words), (name, 0))
+            self._counts[cause, words] = first, count + 1
+
     def all(self) -> tuple[Rejected, ...]:
         """In the byte order of names; those that were only counted at the end."""
+        each = [item for kept in self._first.values() for item in kept]
+        each += [counted(first, cause, count, words) for (cause, words), (first, count) in self._counts.items()]
         more = [
             replace(first, detail=f"{count} more, such as {first.label}: {first.detail}", count=count)
             for first, count in self._more.values()
         ]
-        return (*in_order([item for kept in self._first.values() for item in kept]), *more)
+        return (*in_order(each), *more)
 
 
 class Findings:

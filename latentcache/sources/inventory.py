@@ -17,7 +17,6 @@ import re
 import shlex
 import stat
 import struct
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -34,7 +33,7 @@ from numpy.typing import NDArray
 from latentcache.errors import SourceError, count_of
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import cause_of, rejected
+from latentcache.sources.causes import Notes, cause_of, rejected
 from latentcache.sources.formats.files import kind_of
 
 #: Ending of the folders that `latentcache build` makes by default.
@@ -61,7 +60,6 @@ _CACHE_MARKS = frozenset(("CURRENT", "BUILDING", "builder.lock"))
 _HUB = re.compile(r".*?/(?:models|datasets|spaces)--[^/]+(?=/|$)")
 _STATE = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev", "st_mode")
 _PACKED = struct.Struct("QqqQQQ")
-_EXAMPLES = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,34 +145,6 @@ class Inventory:
         """Names below the root of files with these endings in any case, in byte order; not of images and texts."""
         names = [folder.prefix + name for folder in self.below() for name in folder.others]
         return sorted((name for name in names if name.lower().endswith(endings)), key=os.fsencode)
-
-    def spans(self, path: str = "") -> Iterator[tuple[Folder, int, int]]:
-        """(folder, start, stop) of names, so that whole names come in byte order: ``a-b.png``, ``a.png``, ``a/...``.
-
-        A folder with folders in it comes several times; its first span starts at 0, its last one ends at the end.
-        """
-        stack = [self._entered(self.folder(path))]
-        while stack:
-            folder, names, inner, done = stack[-1]
-            key, child = next(inner, (None, ""))
-            order = os.fsencode if isinstance(key, bytes) else str
-            end = len(names) if key is None else bisect_left(names, key, lo=done, key=order)
-            if end > done or key is None or not done:
-                yield folder, done, end
-            stack[-1] = folder, names, inner, end
-            if key is None:
-                stack.pop()
-            else:
-                stack.append(self._entered(self.folder(child)))
-
-    def _entered(self, folder: Folder) -> tuple[Folder, list[str], Iterator[tuple[str | bytes, str]], int]:
-        """A folder, its names, and (where they come among these, path) of the folders in it."""
-        names = folder.names if folder.folders else [""] * len(folder.stats)
-        keys = [name + "/" for name in folder.folders]
-        if not "".join((*keys, *names)).isascii():
-            inner = sorted((os.fsencode(key), folder.prefix + key[:-1]) for key in keys)
-            return folder, names, iter(inner), 0
-        return folder, names, iter(sorted((key, folder.prefix + key[:-1]) for key in keys)), 0
 
     def digest(self, paths: Iterable[str] = ("",)) -> str:
         """Digest over the names and sizes of the files in some folders that may be data, wherever the root lies."""
@@ -319,28 +289,12 @@ class _Odd:
         self._folder.rejected[name] = rejected(self._folder.prefix + name, cause, detail)
 
 
-class Unused:
-    """Files that no reader takes: one note for each extension."""
-
-    def __init__(self) -> None:
-        self.counts, self._examples = Counter[str](), dict[str, list[str]]()
-
-    def add(self, names: Iterable[str]) -> None:
-        """Count some files."""
-        for name in names:
-            extension = extension_of(name)
-            self.counts[extension] += 1
-            if len(examples := self._examples.setdefault(extension, [])) < _EXAMPLES:
-                examples.append(name)
-
-    def notes(self) -> Iterator[Rejected]:
-        """One note for each extension."""
-        for extension, count in self.counts.items():
-            names = self._examples[extension]
-            words = count_of(count, f"files {f'ending in {extension}' if extension else 'without ending'}")
-            detail = f"{words}: {', '.join(names)}{', ...' * (count > len(names))}"
-            reason = "no-frame-count" if extension in CLIP_EXTENSIONS else "unused"
-            yield rejected(names[0], reason, detail, count=count)
+def count_unused(notes: Notes, names: Iterable[str]) -> None:
+    """Count files that no reader takes in one note for each extension."""
+    for name in names:
+        extension = extension_of(name)
+        cause = "no-frame-count" if extension in CLIP_EXTENSIONS else "unused"
+        notes.count(cause, f"files {f'ending in {extension}' if extension else 'without ending'}", (name,))
 
 
 def file_digest(path: Path) -> str:

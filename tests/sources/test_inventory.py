@@ -12,7 +12,7 @@ from latentcache.errors import SourceError
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import Notes, in_order
-from latentcache.sources.inventory import Inventory, Unused
+from latentcache.sources.inventory import Inventory, count_unused
 
 NOBODY = 65534
 
@@ -28,18 +28,16 @@ class WalkResult:
     def __init__(self, root: Path, **options: bool) -> None:
         self.inventory = Inventory(root, **options)
         self.names, self.stats, self.rejected = list[str](), dict[str, list[int]](), list[Rejected]()
-        notes, self.unused = Notes(), Unused()
-        for folder, start, stop in self.inventory.spans():
-            names = [folder.prefix + name for name in folder.names]
-            self.names += names[start:stop]
-            self.stats |= dict(zip(names, folder.stats.tolist(), strict=True))
+        notes = Notes()
         for folder in self.inventory.below():
+            names = [folder.prefix + name for name in folder.names]
+            self.names = sorted([*self.names, *names], key=os.fsencode)
+            self.stats |= dict(zip(names, folder.stats.tolist(), strict=True))
             self.rejected += folder.rejected.values()
             notes.add(*folder.notes)
-            self.unused.add(folder.prefix + name for name in folder.loose)
+            count_unused(notes, (folder.prefix + name for name in folder.loose))
         assert sorted(self.stats) == sorted(self.names)
         self.rejected = in_order(self.rejected)
-        notes.add(*self.unused.notes())
         self.notes = notes.all()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress
 from pathlib import Path
@@ -34,7 +34,7 @@ from latentcache.sources.inventory import (
     TABLE_NAMES,
     Folder,
     Inventory,
-    Unused,
+    count_unused,
     extension_of,
 )
 from latentcache.sources.known import KnownFiles, hash_rows, is_range, match_names, take_rows, with_hashes
@@ -43,7 +43,7 @@ from latentcache.sources.partners import ENDINGS, Partners
 from latentcache.sources.places import SPAN, sizes
 from latentcache.sources.readers.archive import ArchiveImages, read_archives
 from latentcache.sources.readers.balance import balanced
-from latentcache.sources.readers.table import TableImages, read_tables
+from latentcache.sources.readers.table import read_tables
 from latentcache.sources.units import Scan, ScanResult, Units
 
 #: Most repeats of a sample.
@@ -99,74 +99,74 @@ class ImageCounts:
 
 
 class _Files:
-    """The files of an inventory in columns: which are images of sets, and the caption files beside these."""
+    """The files of a layout in columns: which are images of sets, and the caption files beside these."""
 
     def __init__(self, inventory: Inventory, layout: Layout, *, videos: bool) -> None:
-        self._inventory, self._layout, self._count = inventory, layout, 0
+        self._layout, self._count = layout, 0
         texts = {*CAPTION_EXTENSIONS, *(ending for one in layout.sets for ending in one.captions.extensions)}
         self._wanted = (IMAGE_EXTENSIONS if videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | texts
         self._used = layout.used.union(*(one.files | {one.captions.table} for one in layout.sets))
-        self.partners, self._outside = Partners(), list[str]()
-        self.findings, self.unused = Findings(), Unused()
-        self._splits = dict[str, tuple[str, int]]()
+        self.partners, self.findings = Partners(), Findings()
         self.owners = dict[tuple[int, ...], int]()
+        self.is_in_order = True
+        """True if the images are in the byte order of their names: no folder of images is in another one."""
+        self._last: str | None = None
         self._stats, self._rows = bytearray(), [np.empty((4, 0), dtype=np.int32)]
-        self.names = Strings.of(chain.from_iterable(self._listed()))
+        folders = {folder.path: folder for path in layout.folders for folder in inventory.below(path)}
+        in_order = sorted(folders.values(), key=lambda folder: os.fsencode(folder.prefix))
+        self.names = Strings.of(chain.from_iterable(map(self._added, in_order)))
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
-        # Of images in the byte order of their names: positions among the files, those of their captions (-1: none),
-        # extension of the rule that the caption has, sets in ``owners``.
+        # Of images: positions among the files, those of their captions (-1: none), extension of the rule that the
+        # caption has, sets in ``owners``.
         self.images, self.beside, self.which, self.owner = np.concatenate(self._rows, axis=1)
         self._rows.clear()
-        if self._outside:
-            words = "images in folders that the layout does not use"
-            self.findings.notes.add(counted(self._outside[0], "outside-sets", len(self._outside), words))
-        for split, (first, count) in self._splits.items():
-            words = f"files of the split {split}; {layout.split} is read"
-            self.findings.notes.add(counted(first, "split-unused", count, words))
-        self.findings.notes.add(*self.unused.notes())
 
-    def by_set(self) -> dict[int, dict[str, str]]:
-        """Set -> names of the images in its folder -> the caption file beside each one, if any."""
-        found = dict[int, dict[str, str]]()
+    def of_sets(self) -> dict[int, dict[str, tuple[int, str]]]:
+        """Set -> names of the images in its folder -> position of the image, and the caption file beside it."""
+        inside = dict[int, dict[str, tuple[int, str]]]()
         owners = {number: owners for owners, number in self.owners.items()}
-        names, beside = self.names.take(self.images), self.names.take(np.maximum(self.beside, 0))
-        for name, text, file, owner in zip(names, beside, self.beside.tolist(), self.owner.tolist(), strict=True):
+        names, texts = self.names.take(self.images), self.names.take(np.maximum(self.beside, 0))
+        columns = self.images.tolist(), self.beside.tolist(), self.owner.tolist()
+        for name, text, image, file, owner in zip(names, texts, *columns, strict=True):
             for number in owners[owner]:
-                found.setdefault(number, {})[name] = text if file >= 0 else ""
-        return found
+                inside.setdefault(number, {})[name] = image, text if file >= 0 else ""
+        return inside
 
-    def _listed(self) -> Iterator[list[str]]:
-        """The wanted names of each folder; their rows are kept in the byte order of whole names."""
-        entered = dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]()
-        for path in sorted(self._layout.folders, key=lambda folder: os.fsencode(folder + "/")):
-            for folder, start, stop in self._inventory.spans(path):
-                if folder.path not in entered:
-                    size = len(folder.stats)
-                    names, is_wanted = self._taken(folder)
-                    bounds = np.concatenate([[0], np.cumsum(is_wanted)]) if len(names) < size else np.arange(size + 1)
-                    yield [folder.prefix + name for name in names]
-                    entered[folder.path] = self._entered(folder, names, is_wanted), bounds
-                    folder.release()
-                rows, bounds = entered[folder.path] if folder.folders else entered.pop(folder.path)
-                some = rows[:, bounds[start] : bounds[stop]]
-                self._rows.append(some[:, some[0] >= 0])
-
-    def _taken(self, folder: Folder) -> tuple[list[str], NDArray[np.bool_]]:
-        """The names of a folder that may be images or captions, and (n,) True for these; others are noted."""
-        names = folder.names
-        self.findings.notes.add(*folder.notes)
-        self.unused.add(folder.prefix + name for name in folder.loose)
-        if folder.counts.keys() <= self._wanted:
-            return names, np.ones(len(names), dtype=np.bool_)
-        is_wanted = np.array([extension_of(name) in self._wanted for name in names], dtype=np.bool_)
-        others = [folder.prefix + name for name in compress(names, ~is_wanted)]
+    def _added(self, folder: Folder) -> list[str]:
+        """Add the images and caption files of a folder, and note the others; the whole names of what was added."""
+        prefix, names, stats, notes = folder.prefix, folder.names, folder.stats, self.findings.notes
+        folder.release()
+        notes.add(*folder.notes)
+        count_unused(notes, (prefix + name for name in folder.loose))
         if split := self._layout.split_of(folder.path):
-            self._left_to(split, others)
-        else:
-            self._others(others)
-        return list(compress(names, is_wanted)), is_wanted
+            self.findings.rejected += folder.rejected.values()
+            words = f"files of the split {split}; {self._layout.split} is read"
+            notes.count("split-unused", words, (prefix + name for name in names if prefix + name not in self._used))
+            return []
+        endings = list(map(extension_of, names))
+        if not folder.counts.keys() <= self._wanted:
+            is_wanted = [ending in self._wanted for ending in endings]
+            self._note_others(prefix + name for name, wanted in zip(names, is_wanted, strict=True) if not wanted)
+            names, endings = list(compress(names, is_wanted)), list(compress(endings, is_wanted))
+            stats = stats[np.array(is_wanted, dtype=np.bool_)]
+        is_image = np.fromiter(map(IMAGE_EXTENSIONS.__contains__, endings), dtype=np.bool_, count=len(names))
+        owners = self._layout.owners(prefix)
+        role = self._layout.role(prefix) or ("" if owners else "outside")
+        is_sample = self._without_partners(prefix, names, is_image, role)
+        caption, which = self._captions(folder, names, stats, is_image, is_sample, role)
+        memos = np.zeros((len(names), STAT_WIDTH), dtype=np.uint64)
+        memos[:, :5] = stats
+        self._stats += memos.tobytes()
+        rows = np.flatnonzero(is_sample)
+        if len(rows):
+            self.is_in_order &= self._last is None or not prefix.startswith(self._last)
+            self._last = prefix
+        owner = np.full(len(rows), self.owners.setdefault(owners, len(self.owners)))
+        self._rows.append(np.array([rows + self._count, caption[rows], which[rows], owner], dtype=np.int32))
+        self._count += len(names)
+        return [prefix + name for name in names]
 
-    def _others(self, names: Sequence[str]) -> None:
+    def _note_others(self, names: Iterable[str]) -> None:
         """Note files that this layout has no use for."""
         for name in names:
             if name in self._used:
@@ -174,86 +174,67 @@ class _Files:
             if name.rpartition("/")[2] in TABLE_NAMES:
                 self.findings.notes.add(rejected(name, "nested-table", "this layout has no metadata table here"))
             else:
-                self.unused.add((name,))
+                count_unused(self.findings.notes, (name,))
 
-    def _left_to(self, split: str, names: Sequence[str]) -> None:
-        """Count files of a split that is not read."""
-        names = [name for name in names if name not in self._used]
-        if names:
-            first, count = self._splits.get(split, (names[0], 0))
-            self._splits[split] = first, count + len(names)
-
-    def _entered(self, folder: Folder, names: Sequence[str], is_wanted: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """(4, n) columns of the wanted names of a folder, position -1: it is no sample."""
-        prefix, count = folder.prefix, len(names)
-        endings = [name[name.rfind(".") :] for name in names]
-        images = {ending for ending in set(endings) if ending.lower() in IMAGE_EXTENSIONS}
-        is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=count)
-        owners, role = self._layout.owners(prefix), self._layout.role(prefix)
-        split, is_sample = self._layout.split_of(folder.path), is_image
-        if split:
-            role = "split"
-            self._left_to(split, [prefix + name for name in names])
-        elif not role and not owners:
-            role = "outside"
-        if role or _ASIDE in "/".join(names):
-            is_sample = is_image & ~self._set_aside(prefix, names, is_image, role)
-        stats = folder.stats if count == len(folder.stats) else folder.stats[is_wanted]
-        caption, which = np.full(count, -1, dtype=np.int32), np.full(count, -1, dtype=np.int32)
-        lost, replaced = {name: item for name, item in folder.rejected.items() if name}, set[str]()
-        if lost or not is_image.all():
-            rules = (self._layout.sets[number].captions for number in owners)
-            rule = next((rule for rule in rules if not rule.table), _PLAIN_RULE)
-            every, padded = [*names, *lost], np.append(is_sample, np.zeros(len(lost), dtype=np.bool_))
-            others, used = _beside(every, padded, rule, caption, which), is_image.copy()
-            if (is_lost := caption >= count).any():
-                if rule is not _PLAIN_RULE:  # else tables have the captions
-                    is_sample = is_sample & ~is_lost
-                    for number in np.flatnonzero(is_lost).tolist():
-                        text = every[caption[number]]
-                        self._without(prefix + names[number], stats[number], text, lost[text])
-                        replaced.add(text)
-                caption[is_lost] = which[is_lost] = -1
-            used[caption[caption >= 0]] = True
-            for number in np.flatnonzero(~used).tolist():
-                self._unused(prefix + names[number], role, rule, others.get(number, ""))
-            caption[caption >= 0] += self._count
-        self.findings.rejected += (item for name, item in folder.rejected.items() if name not in replaced)
-        memos = np.zeros((count, STAT_WIDTH), dtype=np.uint64)
-        memos[:, :5] = stats
-        self._stats += memos.tobytes()
-        place = np.where(is_sample, np.arange(self._count, self._count + count), -1)
-        self._count += count
-        owner = np.full(count, self.owners.setdefault(owners, len(self.owners)))
-        return np.array([place, caption, which, owner], dtype=np.int32)
-
-    def _set_aside(
+    def _without_partners(
         self, prefix: str, names: Sequence[str], is_image: NDArray[np.bool_], role: str
     ) -> NDArray[np.bool_]:
-        """(n,) True for images that are no samples: masks, control images, those of no set."""
-        found = np.zeros(len(is_image), dtype=np.bool_)
-        for number in np.flatnonzero(is_image).tolist():
+        """(n,) True for samples: images but masks, control images, and those of no set."""
+        is_sample = is_image.copy()
+        for number in np.flatnonzero(is_image).tolist() if role or _ASIDE in "/".join(names) else ():
             name = prefix + names[number]
             ending = "" if role else next((one for one in ENDINGS if name.rpartition(".")[0].endswith(one)), "")
-            found[number] = word = role or ENDINGS.get(ending, "")
-            if word == "outside":
-                self._outside.append(name)
-            elif word not in ("", "split"):  # files of another split are counted
-                self.partners.add(word, name, self._count + number, ending)
-        return found
+            is_sample[number] = not (role or ending)
+            if role == "outside":
+                words = "images in folders that the layout does not use"
+                self.findings.notes.count("outside-sets", words, (name,))
+            elif role or ending:
+                self.partners.add(role or ENDINGS[ending], name, self._count + number, ending)
+        return is_sample
 
-    def _without(self, name: str, stat: NDArray[np.uint64], text: str, item: Rejected) -> None:
-        """Reject an image in place of its caption file, which cannot be used."""
-        memo = (*stat.view(np.int64).tolist(), 0)
-        own = rejected(name, item.reason, f"caption file {text}: {item.detail}")
-        self.findings.rejected.append(replace(own, stat=memo))
+    def _captions(
+        self,
+        folder: Folder,
+        names: Sequence[str],
+        stats: NDArray[np.uint64],
+        is_image: NDArray[np.bool_],
+        is_sample: NDArray[np.bool_],
+        role: str,
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """(n,) the caption file of each sample, -1: none, and which extension of its rule it has.
 
-    def _unused(self, name: str, role: str, rule: CaptionRule, other: str) -> None:
-        """A caption file that belongs to no sample, or to one that has ``other``."""
-        if role == "split" or name in self._layout.used:
+        A sample whose caption file cannot be used is rejected in place of this file: ``is_sample`` is changed.
+        """
+        caption, which = np.full(len(names), -1, dtype=np.int32), np.full(len(names), -1, dtype=np.int32)
+        lost = {name: item for name, item in folder.rejected.items() if name}
+        if not lost and is_image.all():
+            self.findings.rejected += folder.rejected.values()
+            return caption, which
+        rules = [self._layout.sets[number].captions for number in self._layout.owners(folder.prefix)]
+        rule = next((rule for rule in rules if not rule.table), _PLAIN_RULE)
+        every = [*names, *lost]
+        others, is_used = _beside(every, is_sample, rule, caption, which), is_image.copy()
+        for number in np.flatnonzero(caption >= len(names)).tolist():
+            text = every[caption[number]]
+            caption[number] = which[number] = -1
+            if rule is not _PLAIN_RULE:  # else tables have the captions
+                is_sample[number] = False
+                item, stat = folder.rejected[text], (*stats[number].view(np.int64).tolist(), 0)
+                instead = rejected(folder.prefix + names[number], item.reason, f"caption file {text}: {item.detail}")
+                self.findings.rejected.append(replace(instead, stat=stat))
+                lost.pop(text, None)
+        self.findings.rejected += (item for name, item in folder.rejected.items() if not name or name in lost)
+        is_used[caption[caption >= 0]] = True
+        for number in np.flatnonzero(~is_used).tolist():
+            self._note_unused(folder.prefix + names[number], role, rule, others.get(number, ""))
+        return np.where(caption >= 0, caption + self._count, -1), which
+
+    def _note_unused(self, name: str, role: str, rule: CaptionRule, other: str) -> None:
+        """Note a caption file that belongs to no sample, or to one that has ``other``."""
+        if name in self._layout.used:
             return
         if extension_of(name) == ".json":
-            self.unused.add((name,))
+            count_unused(self.findings.notes, (name,))
         elif other:
             self.findings.notes.add(rejected(name, "caption-conflict", f"{other} is used"))
         else:
@@ -268,16 +249,14 @@ class ImageScan(Scan):
 
     def __call__(self, layout: Layout, inventory: Inventory) -> ScanResult:
         """Every image of a layout; raises EmptySourceError, TableError or SourceError as ``scan.scan``."""
-        tables, part = [one.captions.table for one in layout.sets if one.captions.table], self.options.part
-        for one in layout.sets:
-            self._check_repeats(layout, one.label, one.repeats)
+        part = self.options.part
         files = _Files(inventory, layout, videos=self.options.videos)
         findings, root = files.findings, inventory.root
         findings.notes.add(*layout.notes)
         read, units = dict[str, tuple[bytes, StatMemo]](), _of_folders(layout, files)
-        if tables:
-            listed = read_tables(layout, root, files.by_set(), findings)
-            units, read = _with_rows(files, layout.sets, units, listed), listed.tables
+        if any(one.captions.table for one in layout.sets):
+            rows, read = read_tables(layout, root, files.of_sets(), len(files.names), findings)
+            units = _with_tables(files, units, rows)
         if part is not None:
             mine = [part.holds_name(name) for name in files.names.take(units["image"])]
             units = units.take(np.array(mine, dtype=np.bool_))
@@ -295,7 +274,9 @@ class ImageScan(Scan):
         for number, (content, memo) in enumerate(read.values(), start=first - len(read)):
             held.remember(number, content, memo)
         if archives.memos:
-            units = _sorted(names, Units.joined([units, archives.units.behind(first)]))
+            units = Units.joined([units, archives.units.behind(first)])
+        if archives.memos or not files.is_in_order:
+            units = _sorted(names, units)
         captions = CaptionFiles(root, held, rules)
         if len(units):  # sets that share an image add up, and regularization images are as many as the others
             most = int(units["repeats"].argmax())
@@ -309,7 +290,7 @@ class ImageScan(Scan):
         findings.notes.add(*found.notes(), *captions.unused_lines(units, captioned))
         notes, rejections = findings.notes.all(), in_order(findings.rejected)
         if not len(samples) and not rejections and part is None:
-            raise _nothing(root, files.unused.counts, layout, notes)
+            raise _nothing(inventory, layout, notes)
         scanned = ScanResult(samples=samples, rejected=rejections, notes=notes, images=found)
         return self._hashed(root, scanned, held)
 
@@ -370,22 +351,25 @@ class ImageScan(Scan):
 
 def _beside(
     names: Sequence[str],
-    is_image: NDArray[np.bool_],
+    is_sample: NDArray[np.bool_],
     rule: CaptionRule,
     caption: NDArray[np.int32],
     which: NDArray[np.int32],
 ) -> dict[int, str]:
-    """Fill in the caption file of each image, and which extension it has; further files -> the one that is used."""
+    """Fill in the caption file of each sample, and which extension it has; further files -> the one that is used.
+
+    ``names`` may go on behind those of ``is_sample``, with caption files.
+    """
     order, texts = {ending: at for at, ending in enumerate(rule.extensions)}, dict[str, list[tuple[int, int]]]()
     of_names = False
-    for number in np.flatnonzero(~is_image).tolist():
+    for number in (*np.flatnonzero(~is_sample).tolist(), *range(len(is_sample), len(names))):
         stem, dot, ending = names[number].rpartition(".")
         at = order.get(dot + ending.lower(), -1)
         if at >= 0:
             texts.setdefault(stem, []).append((at, -number))  # of a.TXT and a.txt the later one wins
             of_names = of_names or ("." in stem and extension_of(stem) in IMAGE_EXTENSIONS)
     others = dict[int, str]()
-    for number in np.flatnonzero(is_image).tolist() if texts else []:
+    for number in np.flatnonzero(is_sample).tolist() if texts else []:
         name = names[number]
         stem = name[: name.rfind(".")]
         files = sorted(texts[stem]) if stem in texts else []
@@ -446,8 +430,8 @@ def _used_files(
 
 def _sorted(names: Strings, units: Units) -> Units:
     """By the names of files, then by members."""
-    own, at = np.unique(units["image"], return_inverse=True)
-    rank = np.argsort(sorted(range(len(own)), key=list(map(os.fsencode, names.take(own))).__getitem__))
+    number, at = np.unique(units["image"], return_inverse=True)
+    rank = np.argsort(sorted(range(len(number)), key=list(map(os.fsencode, names.take(number))).__getitem__))
     return units.take(np.lexsort((units["member"], rank[at])))
 
 
@@ -470,27 +454,17 @@ def repeats_of(samples: SampleTable) -> NDArray[np.uint16]:
     return np.ones(len(samples), dtype=np.uint16) if held is None else np.asarray(held)
 
 
-def _with_rows(files: _Files, sets: Sequence[ImageSet], folders: Units, listed: TableImages) -> Units:
-    """Samples that are rows of tables beside those of folders; the tables are behind the other files."""
-    places = dict(zip(files.names.take(files.images), files.images.tolist(), strict=True))
-    tables = {table: len(files.names) + at for at, table in enumerate(listed.tables)}
-    taken = [(places[name], *found) for name, found in listed.taken.items()]
-    both = np.isin(folders["image"], [image for image, *_ in taken])
-    again = dict(zip(folders["image"][both].tolist(), folders["repeats"][both].tolist(), strict=True))
-    if again:
+def _with_tables(files: _Files, folders: Units, rows: Units) -> Units:
+    """Samples of folders and of tables; an image of both has the caption of the table, and the repeats of both."""
+    if not len(rows):
+        return folders
+    is_again = np.isin(folders["image"], rows["image"])
+    if is_again.any():
+        repeats = dict(zip(folders["image"][is_again].tolist(), folders["repeats"][is_again].tolist(), strict=True))
+        rows.columns["repeats"] += [repeats.get(image, 0) for image in rows["image"].tolist()]
         words = "images of a folder have the captions of a table, and the repeats of both"
-        files.findings.notes.add(counted(files.names[min(again)], "in-two-sets", len(again), words))
-    captions = [-1 if row.caption is None else tables[sets[one].captions.table] for _, one, row, _ in taken]
-    rows = Units(
-        image=np.array([image for image, *_ in taken], dtype=np.int32),
-        caption=np.array(captions, dtype=np.int32),
-        owner=np.array([one for _, one, *_ in taken], dtype=np.int32),
-        repeats=np.array([times + again.get(image, 0) for image, _, _, times in taken], dtype=np.int64),
-        line=np.array([0 if row.caption is None else row.line for _, _, row, _ in taken], dtype=np.uint32),
-        focus=np.array([row.focus for _, _, row, _ in taken], dtype=np.float32).reshape(-1, 2),
-        text=np.array([row.caption or "" for _, _, row, _ in taken], dtype=object),
-    )
-    units = Units.joined([folders.take(~both), rows])
+        files.findings.notes.add(counted(files.names[min(repeats)], "in-two-sets", len(repeats), words))
+    units = Units.joined([folders.take(~is_again), rows])
     return units.take(np.argsort(units["image"]))
 
 
@@ -531,7 +505,8 @@ def _samples(
     return SampleTable(names=names, files=files, inputs=inputs, columns=columns)
 
 
-def _nothing(root: Path, unused: Mapping[str, int], layout: Layout, notes: Sequence[Rejected]) -> EmptySourceError:
+def _nothing(inventory: Inventory, layout: Layout, notes: Sequence[Rejected]) -> EmptySourceError:
+    root, there = inventory.root, Counter[str]()
     if count := sum(len(one.files) for one in layout.sets):
         return EmptySourceError(
             f"no images in {count_of(count, 'archives')} of {root}",
@@ -539,13 +514,12 @@ def _nothing(root: Path, unused: Mapping[str, int], layout: Layout, notes: Seque
             why="; ".join(note.detail for note in notes[:3]) or "they hold no members or rows",
             fix="say what the images are: --image-column=NAME (of a tar: the end of their names, such as jpg)",
         )
-    others = Counter(unused)
-    for note in notes:
-        others[extension_of(note.name)] += note.count * (note.reason in ("caption-unused", "hidden"))
-    videos = CLIP_EXTENSIONS.intersection(unused)
-    common = sorted(((name, count) for name, count in others.items() if count), key=lambda one: (-one[1], one[0]))[:5]
-    there = ", ".join(f"{count} {extension or 'without ending'}" for extension, count in common)
-    why = f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}; found {there or 'no files'}"
+    for folder in inventory.below():
+        there.update(folder.counts)
+    videos = CLIP_EXTENSIONS.intersection(there)
+    common = sorted(there.items(), key=lambda pair: (-pair[1], pair[0]))[:5]
+    listed = ", ".join(f"{count} {extension or 'without ending'}" for extension, count in common)
+    why = f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}; found {listed or 'no files'}"
     if any(note.reason == "cache-folder" for note in notes) or (root / "CURRENT").is_file():
         why += "; there is a cache in it, which is not read as data"
     fix = "give the folder that holds the images: `latentcache build FOLDER`"

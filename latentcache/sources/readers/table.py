@@ -14,8 +14,11 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from latentcache.errors import TableError, UnusableSampleError
 from latentcache.identity.content import content_hash
@@ -28,6 +31,7 @@ from latentcache.sources.formats.files import listed, read_source, shown
 from latentcache.sources.formats.rows import opened
 from latentcache.sources.formats.text import UTF16_BOMS, parse_json
 from latentcache.sources.layout import CaptionRule, Layout
+from latentcache.sources.units import Units
 
 _QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -48,34 +52,30 @@ class Row(NamedTuple):
     focus: tuple[float, float] = (-1, -1)
 
 
-class TableImages(NamedTuple):
-    """Images that are rows of the tables of a layout."""
-
-    taken: dict[str, tuple[int, Row, int]]
-    """Image -> its set, its row and its repeats."""
-    tables: dict[str, tuple[bytes, StatMemo]]
-    """Table -> content hash and memo."""
-
-
 def read_tables(
     layout: Layout,
     root: Path,
-    images: Mapping[int, Mapping[str, str]],
+    images: Mapping[int, Mapping[str, tuple[int, str]]],
+    first: int,
     findings: Findings,
-) -> TableImages:
+) -> tuple[Units, dict[str, tuple[bytes, StatMemo]]]:
     """Read the tables of a layout, the deepest one first; raises TableError if one of them cannot be read.
 
     Args:
         layout: Its sets name the tables.
         root: Names are below it.
-        images: Set -> names of the images in its folder -> the caption file beside each one, if any.
+        images: Set -> names of the images in its folder -> position of the image, and the caption file beside it.
+        first: Position of the first table; the others are behind it.
         findings: Of the scan; what it names already is not rejected again.
+
+    Returns:
+        The samples, and table -> content hash and memo, in the order of their positions.
     """
     named, notes = findings.names(), findings.notes
-    taken, contents = dict[str, tuple[int, Row, int]](), dict[str, tuple[bytes, StatMemo]]()
+    taken, contents = dict[str, _Taken](), dict[str, tuple[bytes, StatMemo]]()
     unlisted, left = dict[str, str](), set[str]()
     tables = [number for number, image_set in enumerate(layout.sets) if image_set.captions.table]
-    others = {name for number, names in images.items() if number not in tables for name in names}
+    others = {name for number, inside in images.items() if number not in tables for name in inside}
     for number in sorted(tables, key=lambda number: -len(layout.sets[number].prefix)):
         image_set, inside = layout.sets[number], images.get(number, {})
         rule, table = image_set.captions, image_set.captions.table
@@ -87,19 +87,20 @@ def read_tables(
         first_rows = match_rows(table, rows, inside, {*named, *unlisted}, root, findings)
         differing, unread = list[str](), list[tuple[str, int]]()
         for name, row in first_rows.items():
-            if name in inside and row.error is None:
-                if row.caption is not None:
-                    unread += [(table, row.line)] if rule.unused_line(row.caption) else []
-                    row = row._replace(caption=rule.made(row.caption))
-                owner, used, repeats = taken.get(name, (number, row, 0))
-                taken[name] = owner, used, repeats + image_set.repeats
-                differing += [name] if used.caption != row.caption else []
+            if name not in inside or row.error is not None:
+                continue
+            if row.caption is not None:
+                unread += [(table, row.line)] if rule.unused_line(row.caption) else []
+                row = row._replace(caption=rule.made(row.caption))
+            used = taken.setdefault(name, _Taken(inside[name][0], first + len(contents) - 1, number, row))
+            used.repeats += image_set.repeats
+            differing += [name] if used.row.caption != row.caption else []
         notes.add(*unused_lines(unread))
         if differing:
             words = "images have another caption in a deeper table, which counts"
             notes.add(counted(table, "in-two-sets", len(differing), words, first=differing[0]))
         unlisted |= {name: table for name in inside if name not in first_rows}
-        beside = sorted({text for name, text in inside.items() if text and name not in others} - left)
+        beside = sorted({text for name, (_, text) in inside.items() if text and name not in others} - left)
         left.update(beside)
         if beside:
             words = "caption files beside images are not used"
@@ -107,7 +108,32 @@ def read_tables(
     for name, table in unlisted.items():
         if name not in taken and name not in others:
             notes.add(rejected(name, "unlisted", f"{table} has no row for it"))
-    return TableImages(taken, contents)
+    return _units(taken.values()), contents
+
+
+@dataclass(slots=True)
+class _Taken:
+    """An image of a table: its position and that of the table, its set and row, and its repeats in all tables."""
+
+    image: int
+    table: int
+    owner: int
+    row: Row
+    repeats: int = 0
+
+
+def _units(taken: Collection[_Taken]) -> Units:
+    rows = [one.row for one in taken]
+    is_captioned = [row.caption is not None for row in rows]
+    return Units(
+        image=np.array([one.image for one in taken], dtype=np.int32),
+        caption=np.where(is_captioned, np.array([one.table for one in taken], dtype=np.int32), -1),
+        owner=np.array([one.owner for one in taken], dtype=np.int32),
+        repeats=np.array([one.repeats for one in taken], dtype=np.int64),
+        line=np.where(is_captioned, np.array([row.line for row in rows], dtype=np.uint32), 0),
+        focus=np.array([row.focus for row in rows], dtype=np.float32).reshape(-1, 2),
+        text=np.array([row.caption or "" for row in rows], dtype=object),
+    )
 
 
 def match_rows(

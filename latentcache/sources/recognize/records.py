@@ -32,7 +32,7 @@ from latentcache.sources.inventory import (
     PACKED_EXTENSIONS,
     TABLE_NAMES,
     Inventory,
-    Unused,
+    count_unused,
     extension_of,
 )
 from latentcache.sources.layout import RecordFiles
@@ -154,13 +154,12 @@ def _apart(inventory: Inventory) -> Iterator[str]:
 def _leave(records: RecordFiles, inventory: Inventory, known: Collection[str] = ()) -> None:
     """Add what the inventory could not use, and a note on the files that nothing names."""
     used = {*records.names, *known, *(item.name for item in (*records.rejected, *records.notes))}
-    unused, notes = Unused(), Notes()
+    notes = Notes()
     for folder in inventory.below():
         records.rejected += folder.rejected.values()
         notes.add(*folder.notes)
         names = (folder.prefix + name for name in (*folder.names, *folder.loose))
-        unused.add(name for name in names if name not in used)
-    notes.add(*unused.notes())
+        count_unused(notes, (name for name in names if name not in used))
     records.notes += notes.all()
 
 
@@ -225,16 +224,11 @@ def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions
     named = splits_of(readable, options.split)
     splits = for_training(named)
     chosen = which_split(inventory.root, splits or [""], options.split) if readable else ""
-    left = Counter[str]()
-    first = dict[str, str]()
     for name, split in zip(readable, splits, strict=True):
         if split == chosen:
             records.take([name], Way(kind=KINDS[extension_of(name)], text_lines=options.text_lines))
         else:
-            left[split] += 1
-            first.setdefault(split, name)
-    for split, count in left.items():
-        notes.add(counted(first[split], "split-unused", count, f"files of the split {split}; {chosen} is read"))
+            notes.count("split-unused", f"files of the split {split}; {chosen} is read", (name,))
     notes.add(*missing_shards(records.names), *read_as_train(dict.fromkeys(readable, 1), named))
     records.notes += notes.all()
     _leave(records, inventory, readable)

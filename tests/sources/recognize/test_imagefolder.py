@@ -28,7 +28,7 @@ def test_a_table_per_split_folder(tmp_path):
     assert found.samples.inputs["caption"].line.tolist() == [1, 2]
     assert notes(found) == [
         ("data/other/d.jpg", "outside-sets"),
-        ("data/test/metadata.jsonl", "split-unused"),
+        ("data/test/a.jpg", "split-unused"),
         ("data/train/c.jpg", "unlisted"),
         ("data/train/metadata.jsonl", "sidecar-unused"),
     ]

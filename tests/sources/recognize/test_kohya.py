@@ -60,7 +60,7 @@ def test_folders_of_images_and_of_regularization_images(tmp_path):
 @pytest.mark.parametrize(
     ("folders", "what"),
     [
-        (("65536_cat",), "65536_cat: 65536 repeats, more than 65535"),
+        (("65536_cat",), "65536_cat/a.jpg: 65536 repeats, more than 65535"),
         (("65535_cat", "60000_dog", "1_reg"), "reg/1_a/a.jpg: 125535 repeats, more than 65535"),
     ],
 )
