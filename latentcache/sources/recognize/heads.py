@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -18,30 +19,38 @@ from latentcache.sources.records import KINDS, Way
 _LOOKED_AT = 256
 
 
-def shows_images(path: Path, kind: str) -> bool:
-    """True if an archive holds images, by its first members or its columns; raises UnusableSampleError."""
-    if kind != TAR:
+def hold_images(root: Path, names: Iterable[str], *, unread: bool = False) -> bool:
+    """True if one of some archives holds images, by its first members or its columns.
+
+    ``unread``: the answer if none can be read, so that somebody says why.
+    """
+    for name in names:
+        try:
+            if _holds_images(root / name):
+                return True
+            unread = False
+        except ImportError:  # without pyarrow
+            return False
+        except UnusableSampleError:
+            continue
+    return unread
+
+
+def _holds_images(path: Path) -> bool:
+    if (kind := kind_of_archive(path.name)) != TAR:
         with opened(path, kind) as table:
             return bool(table.images())
     with open_source(path) as file:
         return any(extension_of(member.name) in IMAGE_EXTENSIONS for member in islice(tar_members(file), _LOOKED_AT))
 
 
-def rows_show_images(path: Path) -> bool:
-    """True if a parquet or Arrow file can be read and holds images."""
-    try:
-        return shows_images(path, kind_of_archive(path.name))
-    except (UnusableSampleError, ImportError):
-        return False
-
-
 def shows_records(root: Path, name: str) -> bool:
     """True if a file has a usable record."""
-    path, kind = root / name, KINDS[extension_of(name)]
+    kind = KINDS[extension_of(name)]
+    if kind == "parquet" and hold_images(root, [name]):
+        return False
     try:
-        if kind == "parquet" and rows_show_images(path):
-            return False
-        return next(iter(RecordReader(path, name, Way(kind=kind))), None) is not None
+        return next(iter(RecordReader(root / name, name, Way(kind=kind))), None) is not None
     except (UnusableSampleError, ImportError):
         return False
 

@@ -13,16 +13,15 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
-from latentcache.errors import SourceError, TableError, UnusableSampleError, count_of
+from latentcache.errors import TableError, count_of
 from latentcache.sources.formats import ARROW, PACKED, PARQUET, TAR, kind_of_archive
 from latentcache.sources.inventory import TABLE_NAMES, Inventory
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout, unfit
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.recognize.heads import shows_images
-from latentcache.sources.recognize.records import DICT_NAME, INFO_NAME, STATE_NAME, saved_files, saved_splits
+from latentcache.sources.recognize.heads import hold_images
+from latentcache.sources.recognize.records import saved_splits, saved_states
 from latentcache.sources.splits import read_as_train, splits_of
 
 TABLES_WORD = "imagefolder"
@@ -59,7 +58,9 @@ def _tables(inventory: Inventory, options: SourceOptions) -> Layout | None:
 def _tars(inventory: Inventory, options: SourceOptions) -> Layout | None:
     names, packed = inventory.files(".tar"), inventory.files(*PACKED)
     count = sum(len(folder.stats) for folder in inventory.below())
-    if not (_contain_images(inventory.root, names, TAR) or (packed and not names and count == len(packed))):
+    if not (
+        hold_images(inventory.root, names, unread=bool(names)) or (packed and not names and count == len(packed))
+    ):
         return None
     names += packed
     return _layout(inventory, TAR, names, splits_of(names, options.split))
@@ -67,24 +68,20 @@ def _tars(inventory: Inventory, options: SourceOptions) -> Layout | None:
 
 def _rows(inventory: Inventory, options: SourceOptions) -> Layout | None:
     names = [name for name in inventory.files(".parquet") if name.rpartition("/")[2] not in TABLE_NAMES]
-    if not _contain_images(inventory.root, names, PARQUET, unread=not inventory.files(".jsonl", ".ndjson")):
+    if not hold_images(inventory.root, names, unread=bool(names) and not inventory.files(".jsonl", ".ndjson")):
         return None
     return _layout(inventory, PARQUET, names, splits_of(names, options.split))
 
 
 def _saved(inventory: Inventory, _: SourceOptions) -> Layout | None:
     """A data set that ``datasets`` saved, with a column of images."""
-    try:
-        splits = saved_splits(inventory)
-        pairs = [(name, split) for split in splits for name in saved_files(inventory, split)]
-    except SourceError:
-        return None  # who reads it as records says why
-    names = [name for name, _ in pairs]
-    if not _contain_images(inventory.root, names, ARROW):
+    splits = saved_splits(inventory)
+    names = [name for files in splits.values() for name in files]
+    # Who reads it as records says why a split has no files.
+    if not all(splits.values()) or not hold_images(inventory.root, names, unread=bool(names)):
         return None
-    used = {f"{split}/{name}" if split else name for split in ("", *splits) for name in (STATE_NAME, INFO_NAME)}
-    layout = _layout(inventory, ARROW, names, [split for _, split in pairs])
-    return replace(layout, used=frozenset((*used, DICT_NAME)), doubt="")
+    layout = _layout(inventory, ARROW, names, [split for split, files in splits.items() for _ in files])
+    return replace(layout, used=saved_states(splits), doubt="")
 
 
 Recognizer = Callable[[Inventory, SourceOptions], Layout | None]
@@ -96,7 +93,7 @@ FORMS: dict[str, Recognizer] = {TABLES_WORD: _tables, **ARCHIVES}
 def is_of_images(path: Path) -> bool:
     """True if a file is an archive whose head shows images, or cannot be read."""
     kind = kind_of_archive(path.name)
-    return bool(kind) and _contain_images(path.parent, [path.name], kind)
+    return bool(kind) and hold_images(path.parent, [path.name], unread=True)
 
 
 def recognize_file(path: Path, word: str = "") -> Layout:
@@ -107,24 +104,6 @@ def recognize_file(path: Path, word: str = "") -> Layout:
         raise unfit(path, word, f"it is a file of the layout {own}")
     one = ImageSet(folder="", archives=kind, files=frozenset((path.name,)))
     return Layout(word=own, why=f"{path.name} holds images", root=path.parent, sets=(one,), folders=())
-
-
-def _contain_images(root: Path, names: Sequence[str], kind: str, *, unread: bool = True) -> bool:
-    """True if one of the archives does.
-
-    ``unread``: the answer if none can be read, so that somebody says why.
-    """
-    if not names or (kind != TAR and find_spec("pyarrow") is None):
-        return False
-    is_read = False
-    for name in names:
-        try:
-            if shows_images(root / name, kind):
-                return True
-            is_read = True
-        except UnusableSampleError:
-            continue
-    return unread and not is_read
 
 
 def _layout(inventory: Inventory, kind: str, names: Sequence[str], splits: Sequence[str]) -> Layout:

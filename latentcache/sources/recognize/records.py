@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from latentcache.sources.inventory import (
 )
 from latentcache.sources.layout import RecordFiles
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.recognize.heads import rows_show_images, shows_records, shows_settings
+from latentcache.sources.recognize.heads import hold_images, shows_records, shows_settings
 from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
 from latentcache.sources.splits import for_training, missing_shards, read_as_train, splits_of, which_split
 
@@ -134,7 +134,7 @@ def ways_of(root: Path, readings: Sequence[bytes], part: str, *, text_lines: boo
 def holds_records(inventory: Inventory) -> bool:
     """True if a folder describes records, or one of its files begins with one; texts may be captions."""
     if splits := saved_splits(inventory):
-        return not any(rows_show_images(inventory.root / name) for name in saved_files(inventory, splits[0])[:1])
+        return not hold_images(inventory.root, next(iter(splits.values()))[:1])
     if is_dataset_info(inventory):
         return True
     return any(shows_records(inventory.root, name) for name in _apart(inventory))
@@ -163,17 +163,22 @@ def _leave(records: RecordFiles, inventory: Inventory, known: Collection[str] = 
     records.notes += notes.all()
 
 
-def _by_state(records: RecordFiles, inventory: Inventory, splits: Sequence[str], split: str) -> None:
+def _by_state(records: RecordFiles, inventory: Inventory, splits: Mapping[str, list[str]], split: str) -> None:
     """A data set that ``datasets`` saved."""
-    chosen = which_split(inventory.root, splits, split)
-    records.take(saved_files(inventory, chosen), Way(kind="arrow"))
-    used = {f"{its}/{name}" if its else name for its in ("", *splits) for name in (INFO_NAME, STATE_NAME)}
+    chosen, used = which_split(inventory.root, list(splits), split), set(saved_states(splits))
+    if not splits[chosen]:
+        state = f"{chosen}/{STATE_NAME}"
+        fix = "save the data set again with save_to_disk"
+        raise SourceError(
+            f"{state} lists no files", where=str(inventory.root / state), why=f"{DICT_NAME} names it", fix=fix
+        )
+    records.take(splits[chosen], Way(kind="arrow"))
     for its in filter(chosen.__ne__, splits):
         names = [folder.prefix + name for folder in inventory.below(its) for name in folder.names]
         words = f"files of the split {its}; {chosen} is read"
         records.notes.append(counted(f"{its}/", "split-unused", len(names), words))
         used.update(names)
-    _leave(records, inventory, {*used, DICT_NAME})
+    _leave(records, inventory, used)
 
 
 def _by_info(records: RecordFiles, inventory: Inventory, datasets: tuple[str, ...]) -> None:
@@ -281,48 +286,42 @@ def is_dataset_info(inventory: Inventory) -> bool:
     return any(isinstance(entry, dict) and not _ENTRY.isdisjoint(entry) for entry in entries)
 
 
-def saved_splits(inventory: Inventory) -> list[str]:
-    """Splits of a data set that ``datasets`` saved; one without a name if it has none.
+def saved_splits(inventory: Inventory) -> dict[str, list[str]]:
+    """Splits of a data set that ``datasets`` saved -> the Arrow files that ``state.json`` lists, below the root.
 
-    Empty: the folder is another one.
+    Its only split has no name. A split without such a list has no files. Empty: the folder is another one.
     """
-    if STATE_NAME in inventory.top.others and _data_files(inventory, "") is not None:
-        return [""]
-    named = _value(inventory, DICT_NAME, "splits") if DICT_NAME in inventory.top.others else None
-    splits = [str(split) for split in named or ()]
-    return splits if any(_data_files(inventory, f"{split}/") is not None for split in splits) else []
+    if files := _data_files(inventory, ""):
+        return {"": files}
+    splits = {str(split): _data_files(inventory, f"{split}/") for split in _value(inventory, DICT_NAME, "splits")}
+    return splits if any(splits.values()) else {}
 
 
-def saved_files(inventory: Inventory, split: str) -> list[str]:
-    """Names below the root of the Arrow files that the ``state.json`` of a split lists, in its order."""
-    prefix = split and f"{split}/"
-    files = _data_files(inventory, prefix)
-    if files is None:
-        raise SourceError(
-            f"{prefix}{STATE_NAME} lists no files",
-            where=str(inventory.root / f"{prefix}{STATE_NAME}"),
-            why=f"{DICT_NAME} names the split {split}" if split else "",
-            fix="save the data set again with save_to_disk",
-        )
-    return [prefix + Path(name).name for name in files]
+def saved_states(splits: Iterable[str]) -> frozenset[str]:
+    """Files beside the Arrow files of these splits."""
+    folders = ["", *(f"{split}/" for split in splits if split)]
+    return frozenset((DICT_NAME, *(folder + name for folder in folders for name in (STATE_NAME, INFO_NAME))))
 
 
-def _data_files(inventory: Inventory, prefix: str) -> list[str] | None:
-    """The files that a ``state.json`` lists; None: it is the file of another program, or not there."""
+def _data_files(inventory: Inventory, prefix: str) -> list[str]:
+    """Files that a ``state.json`` lists; none: it is the file of another program, or not there."""
     entries = _value(inventory, prefix + STATE_NAME, "_data_files")
-    if entries is None or not all(isinstance(one, dict) and isinstance(one.get("filename"), str) for one in entries):
-        return None
-    return [one["filename"] for one in entries]
+    if not all(isinstance(entry, dict) and isinstance(entry.get("filename"), str) for entry in entries):
+        return []
+    return [prefix + Path(entry["filename"]).name for entry in entries]
 
 
-def _value(inventory: Inventory, name: str, key: str) -> list[Any] | None:
-    """A list in a JSON file below the root; None: there is none."""
+def _value(inventory: Inventory, name: str, key: str) -> list[Any]:
+    """A list in a JSON file below the root; empty if there is none."""
+    folder, _, base = name.rpartition("/")
+    if base not in inventory.folder(folder).others:
+        return []
     try:
         document = read_document(inventory.root / name, "")
     except SourceError:
-        return None
+        return []
     value = document.get(key) if isinstance(document, dict) else None
-    return value if isinstance(value, list) else None
+    return value if isinstance(value, list) else []
 
 
 def _not_usable(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:

@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import sys
 
@@ -9,7 +8,7 @@ from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundErro
 from latentcache.sources.inventory import Inventory
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize import records
-from latentcache.sources.recognize.records import read_dataset_info, saved_files, saved_splits
+from latentcache.sources.recognize.records import read_dataset_info, saved_splits
 from latentcache.sources.scan import scan
 from latentcache.sources.splits import splits_of
 
@@ -76,28 +75,6 @@ def test_a_table_that_is_not_read_is_reported(tmp_path, name):
     (tmp_path / name).write_text("text\none\n")
     found, listing = texts(tmp_path)
     assert (found, reasons(listing.notes)) == (["one"], [(name, "table-unused")])
-
-
-def test_unreadable_files_do_not_stop_the_scan(tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    (tmp_path / "secret.jsonl").write_text(ONE)
-    (data / "a.jsonl").write_bytes(b"\xff\xfe\x00")
-    (data / "b.jsonl").write_text("")
-    (data / "c.jsonl").write_text(ONE)
-    (data / "d.jsonl.gz").write_bytes(b"\x1f\x8b")
-    (data / "e.jsonl").symlink_to("c.jsonl")
-    (data / "f.jsonl").symlink_to(tmp_path / "secret.jsonl")
-    os.mkfifo(data / "g.jsonl")
-    found, listing = texts(data)
-    assert (found, listing.notes) == (["one", "one"], ())
-    assert sorted(reasons(listing.rejected)) == [
-        ("a.jsonl", "not-utf8"),
-        ("b.jsonl", "empty"),
-        ("d.jsonl.gz", "compressed"),
-        ("f.jsonl", "outside-root"),
-        ("g.jsonl", "not-regular"),
-    ]
 
 
 def test_a_single_file_that_cannot_be_read_is_an_error(tmp_path):
@@ -167,17 +144,6 @@ def test_reading_records_imports_nothing_heavy():
     heavy = "{'torch', 'transformers', 'tokenizers', 'pyarrow', 'datasets', 'PIL', 'lmdb'}"
     code = f"import sys, latentcache.sources.scan, latentcache.verify.compare; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("split", [False, True])
-def test_data_that_datasets_saved(tmp_path, split):
-    datasets = pytest.importorskip("datasets")
-    data = datasets.Dataset.from_list([{"text": f"text {n}"} for n in range(10)])
-    (datasets.DatasetDict({"train": data, "test": data}) if split else data).save_to_disk(str(tmp_path / "d"))
-    found, listing = texts(tmp_path / "d")
-    assert found == [f"text {n}" for n in range(10)]
-    assert list(listing.samples.files.names) == [("train/" if split else "") + "data-00000-of-00001.arrow"]
-    assert [(note.name, note.reason) for note in listing.notes] == [("test/", "split-unused")] * split
 
 
 LOCAL = {
@@ -261,15 +227,22 @@ def test_a_missing_file_is_an_error(tmp_path, text):
         read_dataset_info(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"step": 7}', '{"_data_files": [{"name": "a"}]}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"step": 7}', '{"_data_files": [{"name": "a"}]}', ""])
 def test_the_files_that_a_saved_data_set_names(tmp_path, text):
-    assert saved_splits(Inventory(tmp_path)) == []
     names = {"_data_files": [{"filename": "b.arrow"}, {"filename": "a.arrow"}]}
     (tmp_path / "state.json").write_text(json.dumps(names))
-    assert saved_splits(Inventory(tmp_path)) == [""]
-    assert saved_files(Inventory(tmp_path), "") == ["b.arrow", "a.arrow"]
+    assert saved_splits(Inventory(tmp_path)) == {"": ["b.arrow", "a.arrow"]}
     (tmp_path / "state.json").write_text(text)
-    assert saved_splits(Inventory(tmp_path)) == []
+    assert saved_splits(Inventory(tmp_path)) == {}
+
+
+def test_a_saved_split_without_its_files_is_an_error(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    (tmp_path / "test/state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    with pytest.raises(SourceError, match=r"train/state\.json lists no files"):
+        records_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -287,20 +260,6 @@ def test_the_files_that_a_saved_data_set_names(tmp_path, text):
 )
 def test_splits_by_the_names_of_files(names, splits):
     assert splits_of(names.split()) == splits.split(" ")
-
-
-def test_one_of_several_splits_is_read(tmp_path):
-    """``datasets`` would train on the split ``train`` only."""
-    for name in ("train", "test", "more"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
-    found, listing = texts(tmp_path)
-    assert found == ["more", "train"]
-    assert [(note.name, note.reason) for note in listing.notes] == [("test.jsonl", "split-unused")]
-    listing = scan(tmp_path, SourceOptions(split="test"))
-    assert list(listing.samples.files.names) == ["test.jsonl"]
-    for data in (tmp_path, tmp_path / "train.jsonl"):
-        with pytest.raises(UsageError, match="no such split"):
-            scan(data, SourceOptions(split="dev"))
 
 
 def test_shards_that_are_missing_are_noted(tmp_path):
