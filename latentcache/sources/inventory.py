@@ -251,27 +251,21 @@ class _Odd:
             else:  # it could be a folder
                 self._folder.notes.append(rejected(self._folder.prefix + name, cause_of(error), detail))
             return
-        is_folder = stat.S_ISDIR(target.st_mode)
-        if not is_folder and not is_data:
-            self._plain_link(name, path, target)
-        elif not self._may_follow(path):
+        is_folder, may_follow = stat.S_ISDIR(target.st_mode), self._may_follow(path)
+        if not may_follow and (is_folder or is_data):
             self._reject(name, "outside-root", leads_to)
+        elif not is_folder and not stat.S_ISREG(target.st_mode):
+            self._special(name, target.st_mode, is_data)
+        elif not may_follow:
+            self.loose.append(name)
         elif not is_folder:
-            self._plain_link(name, path, target)
+            self.files[name] = target
         elif self._linked:
             self._folder.notes.append(rejected(self._folder.prefix + name, "nested-link", leads_to))
         elif is_inside(self._path, os.path.realpath(path)):
             self._reject(name, "symlink-loop", f"{leads_to}, a folder above it")
         else:
             self._folder.folders[name] = True
-
-    def _plain_link(self, name: str, path: str, target: os.stat_result) -> None:
-        if stat.S_ISREG(target.st_mode) and self._may_follow(path):
-            self.files[name] = target
-        elif stat.S_ISREG(target.st_mode):
-            self.loose.append(name)
-        else:
-            self._special(name, target.st_mode, extension_of(name) in DATA_EXTENSIONS)
 
     def _may_follow(self, path: str) -> bool:
         inventory = self._inventory

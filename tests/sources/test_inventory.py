@@ -151,22 +151,6 @@ def test_a_folder_that_cannot_be_listed_is_rejected_for_another_user(tmp_path):
     assert answer.stdout == repr([["open/a.jpg"], rejected, "Permission denied"])
 
 
-@pytest.mark.parametrize("kind", ["image.jpg", "rows.parquet", "chats.jsonl", "a.tar", "metadata.csv", "notes.txt"])
-def test_links_into_the_blobs_of_the_hub_are_followed(tmp_path, kind):
-    hub = tmp_path / "datasets--me--set"
-    put(hub, "blobs/0123", "snapshots/main/sub/b.jpg")
-    data = hub / "snapshots" / "main"
-    (data / kind).symlink_to("../../blobs/0123")
-    (data / "sub" / kind).symlink_to("../../../blobs/0123")
-    put(tmp_path, "elsewhere")
-    (data / f"out-{kind}").symlink_to(tmp_path / "elsewhere")
-    walk = WalkResult(data)
-    assert [name for name in walk.names if name.endswith(kind)] == [kind, f"sub/{kind}"]
-    assert causes(walk.rejected) == [(f"out-{kind}", "outside-root")]
-    followed = WalkResult(data, follow_links=True)
-    assert (f"out-{kind}" in followed.names, followed.rejected) == (True, ())
-
-
 def test_the_digest_is_of_names_and_sizes_alone(tmp_path):
     for root in ("a", "b"):
         put(tmp_path / root, "x.jpg", "deep/y.txt")

@@ -470,6 +470,13 @@ def test_two_columns_of_captions_need_a_choice(build, captions, data, form):
 
 
 @pytest.mark.parametrize("form", TABLE_FORMS)
+def test_two_columns_of_images_need_a_choice(build, data, form):
+    put(data / "a.png", png(60))
+    put_table(data, form, {"image": "a.png", "path": "a.png", "text": "a cat"})
+    assert build(*IMAGES)["error"]["fix"] == "name it: --image-column=image"
+
+
+@pytest.mark.parametrize("form", TABLE_FORMS)
 def test_the_columns_that_are_named_are_read(build, captions, data, form):
     put(data / "a.png", png(60))
     put_table(data, form, {"file_name": "no.png", "photo": "a.png", "text": "no", "description": "a cat"})

@@ -11,6 +11,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from latentcache.errors import SourceError, SourceNotFoundError, count_of, keywo
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
 from latentcache.sources.formats.text import read_document
-from latentcache.sources.layout import CaptionRule, ImageSet, Layout
+from latentcache.sources.layout import CaptionRule, ImageSet, Layout, above
 from latentcache.sources.partners import ALPHA, INPUTS
 
 Pair = tuple[str, str]
@@ -190,11 +191,7 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
             )
             for part, one in each
         ),
-        folders=tuple(
-            one
-            for one in folders
-            if not any(one != other and (not other or one.startswith(other + "/")) for other in folders)
-        ),
+        folders=tuple(path for path in folders if folders.isdisjoint(islice(above(path), 1, None))),
         aside={
             **{moved(part, folder): role for part in parts for folder, role in part.aside.items()},
             **{

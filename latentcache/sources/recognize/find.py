@@ -22,7 +22,7 @@ from latentcache.errors import (
     option,
 )
 from latentcache.sources.formats import kind_of_archive
-from latentcache.sources.formats.files import kind_of, open_source
+from latentcache.sources.formats.files import kind_of
 from latentcache.sources.inventory import TABLE_NAMES, Inventory, extension_of
 from latentcache.sources.layout import FOLDER, ImageSet, Layout, above, unfit
 from latentcache.sources.options import SourceOptions
@@ -55,10 +55,6 @@ FOLDERS: dict[str, hub.Recognizer] = {kohya.WORD: kohya.recognize, **hub.FORMS, 
 CONFIGS = {one.word: one for one in (OWN, kohya.CONFIG, SIMPLETUNER, ONETRAINER, kohya.METADATA)}
 #: Words of ``--layout``.
 WORDS = (*FOLDERS, *CONFIGS)
-#: Any of these is in the first bytes of a JSON file that is a configuration.
-_MARKS = (b'"instance_data_dir"', b'"dataset_type"', b'"include_subdirectories"', b'"balancing"', b'"subsets"',
-          b'"prompt_source"', b'"tags"', b'"train_resolution"', b'"caption"')  # fmt: skip
-_HEAD = 1 << 16
 
 
 def find_kind(data: Path, inventory: Inventory | None, options: SourceOptions, inputs: Collection[str]) -> str:
@@ -117,9 +113,7 @@ def is_config(data: Path) -> bool:
     if data.suffix not in (".json", ".jsonl") or not data.is_file() or data.stat().st_size > MAX_BYTES:
         return False
     try:
-        with open_source(data) as file:
-            head = file.read(_HEAD)
-        return any(mark in head for mark in _MARKS) and _trainer(read_config(data).value) is not None
+        return _trainer(read_config(data).value) is not None
     except (SourceError, OSError):
         return False  # whoever reads it as something else says why
 
