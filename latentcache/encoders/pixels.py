@@ -1,9 +1,8 @@
-"""Read, hash, decode, resize, crop and flip the images of a job, for every field that is made of pixels.
+"""Decode, resize, crop and flip the images of a job, for every field that is made of pixels.
 
-Guarantee: an image file is read once and decoded once for all its items of a field. The key's content is the hash of
-the bytes that were read. An unusable file becomes a failure with its reason. A mask or control image gets the size,
-the crops and the flips of the image of its sample. Decoding runs in any number of threads: simplejpeg, Pillow and
-torch's resize release the interpreter lock.
+Guarantee: an image file is decoded once for all its items of a field. An unusable file becomes a failure with its
+reason. A mask or control image gets the size, the crops and the flips of the image of its sample. Decoding runs in
+any number of threads: simplejpeg, Pillow and torch's resize release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -19,28 +18,16 @@ from PIL import Image
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.clips import CLIP
 from latentcache.fields.latents import MAX_PIXELS, GeometrySettings, LatentsRecipe, crop_draw
-from latentcache.fields.protocol import (
-    Failure,
-    Finished,
-    Group,
-    Job,
-    Made,
-    Output,
-    Prepared,
-    Producer,
-    ProducerContext,
-    Read,
-)
-from latentcache.fields.table import STAT_WIDTH
+from latentcache.fields.protocol import Group, Job, Made, Output, Prepared, Producer, ProducerContext
 from latentcache.geometry.placement import Placement, flipped, place_in
 from latentcache.geometry.sizes import Size
-from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.identity.content import content_hash
 from latentcache.images.clips import EncodedClip
 from latentcache.images.decode import EncodedImage, cut, encoded_file
 from latentcache.images.resize import pixel_hash, thread_setup
-from latentcache.sources.causes import hint_for
+from latentcache.sources.causes import fault, hint_for
 from latentcache.sources.formats.rows import close_tables
-from latentcache.sources.places import bytes_of, read_image
+from latentcache.sources.places import bytes_of
 
 Pixels = NDArray[np.uint8]
 """RGB pixels, (B, H, W, 3), C-contiguous: the bytes of a channels-last (B, 3, H, W) tensor."""
@@ -58,37 +45,24 @@ class PixelProducer(Producer):
         self._max_pixels = int(context.options.get("max_pixels", MAX_PIXELS))
         self._local, self._encodes = threading.local(), threading.get_ident()
 
-    def prepare(self, job: Job) -> Read | Failure:
+    def prepare(self, job: Job, data: Mapping[str, bytes]) -> list[Prepared]:
         """See :class:`Producer`."""
-        if None in job.inputs.values():
+        if not data:
             return self._without(job)
-        places, images = list(job.inputs.values()), list[EncodedImage | EncodedClip]()
-        contents, content, stat = b"", b"", tuple[int, ...]()
-        reason, items = "", list[Prepared]()
+        images = list[EncodedImage | EncodedClip]()
         try:
-            for place in places:
-                data, memo = read_image(self._context.root, place)
-                contents, stat = contents + content_hash(data), stat + memo
-                if len(contents) == HASH_BYTES * len(places):
-                    content = contents if len(places) == 1 else content_hash(contents)
-                image = encoded_file(data, max_pixels=self._max_pixels)
-                if not images:
-                    _check_size(job, image)
-                images.append(image)
-            if outputs := self._context.missing(job, content):
-                items = self._items(job, images, contents[:HASH_BYTES], outputs)
+            for value in data.values():
+                images.append(encoded_file(value, max_pixels=self._max_pixels))
+                if len(images) == 1:
+                    _check_size(job, images[0])
+            return self._items(job, images, data["image"])
         except UnusableSampleError as error:
-            reason, hint = error.slug, error.fix
-            detail = "; ".join(part for part in (error.what, error.why) if part)
-            number = min(len(images), len(places) - 1)
-            detail = f"{places[number]['path']}: {detail}" if number else detail
-        except MemoryError:
-            reason, hint = "out-of-memory", hint_for("out-of-memory")
-            detail = "there is not enough memory to decode it"
-        whole = contents if content and len(places) > 1 else b""
-        if reason:
-            return Failure(reason=reason, detail=detail, hint=hint, content=content, stat=stat, contents=whole)
-        return Read(content=content, stat=stat, contents=whole, items=items)
+            number = min(len(images), len(data) - 1)
+            if number:
+                error.what = f"{list(job.inputs.values())[number]['path']}: {error.what}"
+            raise
+        except MemoryError as error:
+            raise fault("out-of-memory", "there is not enough memory to decode it") from error
 
     def own_pixels(self, job: Job, image: EncodedImage) -> NDArray[np.uint8]:
         """(H, W, 3) of the image that the items of a job are made of."""
@@ -108,31 +82,29 @@ class PixelProducer(Producer):
         """Close files."""
         close_tables()
 
-    def _without(self, job: Job) -> Read:
-        """White pixels for a sample whose image is not there and not needed; no file is read."""
+    def _without(self, job: Job) -> list[Prepared]:
+        """White pixels for a sample whose image is not there and not needed."""
         items = []
-        for output in self._context.missing(job, job.content):
+        for output in job.outputs:
             bucket = Size(*self._groups[output.group].dims[1:])
             pixels = np.full((bucket.height, bucket.width, 3), 255, dtype=np.uint8)
             items.append(_prepared(output, pixels, place_in(bucket, bucket), scaled=False))
-        contents, stat = bytes(HASH_BYTES * len(job.inputs)), (0,) * STAT_WIDTH * len(job.inputs)
-        return Read(content=job.content, contents=contents, stat=stat, items=items)
+        return items
 
-    def _items(
-        self, job: Job, images: Sequence[EncodedImage | EncodedClip], content: bytes, outputs: Sequence[Output]
-    ) -> list[Prepared]:
+    def _items(self, job: Job, images: Sequence[EncodedImage | EncodedClip], data: bytes) -> list[Prepared]:
         """Decode the last image once, crop once for each group and place, flip the crop where a variant is one."""
         if not hasattr(self._local, "is_set_up"):  # the first image of a thread, unless it also encodes
             if threading.get_ident() != self._encodes:
                 thread_setup()
             self._local.is_set_up = True
         geometry, size, source = self._recipe.geometry, images[0].size, images[-1]
-        places = [_placement(one, self._groups[one.group], size, content, geometry) for one in outputs]
+        content = content_hash(data) if geometry.crop == "random" else b""
+        places = [_placement(one, self._groups[one.group], size, content, geometry) for one in job.outputs]
         own = self.own_pixels(job, source) if isinstance(source, EncodedImage) else None
-        frames = self._groups[outputs[0].group].dims[0]
+        frames = self._groups[job.outputs[0].group].dims[0]
         crops = cut(source, dict.fromkeys(places), frames, self._recipe, own)
         items = []
-        for output, upright in zip(outputs, places, strict=True):
+        for output, upright in zip(job.outputs, places, strict=True):
             pixels, placement = crops[upright], upright
             if geometry.flips(output.variant):
                 pixels, placement = np.ascontiguousarray(pixels[..., ::-1, :]), flipped(upright)
@@ -177,12 +149,12 @@ class MaskProducer(PixelProducer):
         image_itself = len({place["path"] for place in job.inputs.values()}) == 1
         return image.opacity() if image_itself else super().own_pixels(job, image)
 
-    def encode(self, batch: Sequence[Prepared]) -> Finished:
+    def encode(self, batch: Sequence[Prepared]) -> list[Made]:
         """See :class:`Producer`. Items of one group."""
         group = self._groups[batch[0].output.group]
         images = (item.value.reshape(*group.dims[1:], 3) for item in batch)  # a clip of one frame as well
-        made = (cell_means(image, self._recipe.encoder.factor) for image in images)
-        return Finished([Made(array=array.reshape(group.shape)) for array in made])
+        cells = (cell_means(image, self._recipe.encoder.factor) for image in images)
+        return [Made(array=array.reshape(group.shape)) for array in cells]
 
 
 def cell_means(pixels: Pixels, factor: int) -> NDArray[np.uint8]:

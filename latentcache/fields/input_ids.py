@@ -141,15 +141,9 @@ class InputIds(FieldKind):
     recipe = InputIdsRecipe
     packing = "block"
     device = "cpu"
-    makes_jobs = True
     columns = {"control": ("<u4", ()), "not_rendered": ("<u2", ())}  # noqa: RUF012 - never written
     ragged_columns = {"spans": ("<u4", (2,))}  # noqa: RUF012 - never written
-    work = WorkSize(unit_cost=1 << 20, unit_jobs=1024, cost_bytes=320, batch_items=1024)
-    reasons = {  # noqa: RUF012 - never written
-        "memory": "record-too-large",
-        "prepare": "tokenizer-crash",
-        "encode": "tokenizer-crash",
-    }
+    work = WorkSize(unit_cost=1 << 20, unit_jobs=1024, cost_bytes=320, batch_cost=1 << 20, batch_items=1024)
     encoder = "tokenizer"
     describer = "latentcache.encoders.text.describe:describe"
     producer = "latentcache.encoders.text.producer:TokenProducer"

@@ -181,9 +181,9 @@ class Failure(Value):
     hint: str = ""
     field: str = ""
     content: bytes = b""
+    """Content hash of the inputs, which the engine adds if they were read."""
     stat: tuple[int, ...] = ()
-    contents: bytes = b""
-    """As in :class:`Read`."""
+    """Stat memos of their files, which the engine adds."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -192,25 +192,13 @@ class Prepared:
 
     output: Output
     value: Any
-    """Value that the producer encodes: pixels, a record, ..."""
+    """Value that the producer encodes: pixels, the job, ..."""
     same: bytes = b""
     """16-byte hash of what the encoder gets; an entry with an equal one is copied and not encoded. Empty: none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Values of the field's own columns that are known now (crop, resize)."""
     num_bytes: int = 0
     """Host memory that ``value`` holds, in bytes."""
-
-
-class Read(Value):
-    """Result of reading the inputs of a job, with its items."""
-
-    content: bytes
-    """Content hash of the field's inputs (16 bytes)."""
-    stat: tuple[int, ...] = ()
-    """Stat memo of the file that was read, of several files one after the other; empty for records."""
-    contents: bytes = b""
-    """Content hash of each input of a kind with several files, 16 bytes each; zeros for a file that is not there."""
-    items: Sequence[Prepared] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -223,21 +211,13 @@ class Made:
 
 
 class Pending:
-    """A batch that the encoder has been given. ``done`` is true if ``result`` would return at once.
+    """A batch that is on the device. ``done`` is true if ``result`` would return at once.
 
-    ``result`` waits for one :class:`Made` or :class:`Failure` per item, in order. It raises DeviceMemoryError (the
-    engine halves the batch) or DeviceError.
+    ``result`` waits for what :meth:`Producer.encode` returns, and raises as it does.
     """
 
     def __init__(self, result: Callable[[], Any], done: Callable[[], bool] = lambda: True) -> None:
         self.result, self.done = result, done
-
-
-class Finished(Pending):
-    """A batch that was encoded before ``encode`` returned."""
-
-    def __init__(self, results: Any) -> None:
-        super().__init__(lambda: results)
 
 
 class Producer:
@@ -251,20 +231,28 @@ class Producer:
     device: str = "cpu"
     """Device that the encoder runs on, with the name of the card."""
 
+    def __init__(self, producer: Mapping[str, Any], recipe: Recipe, context: ProducerContext) -> None:
+        self.recipe, self.context = recipe, context
+
     def open(self) -> None:
         """Load what encoding needs; set :attr:`noise` and :attr:`device`. Called by the thread that encodes."""
 
-    def prepare(self, job: Job) -> Read | Failure:
-        """Read and decode the inputs of one job. Called from any thread."""
-        raise TypeError(f"{type(self).__name__} lacks prepare")
+    def prepare(self, job: Job, data: Mapping[str, bytes]) -> Sequence[Prepared] | Failure:
+        """Decode the inputs of one job: one item per output. Called from several threads.
 
-    def encode(self, batch: Sequence[Prepared]) -> Pending:
-        """Begin to encode items of one group. Called from one thread."""
+        ``data`` has the bytes of each input that is a file; it is empty if one of them is not there. Without this
+        method :meth:`encode` gets the jobs of texts and records as they are. May raise UnusableSampleError.
+        """
+        return [Prepared(output=output, value=job) for output in job.outputs]
+
+    def encode(self, batch: Sequence[Prepared]) -> Sequence[Made | Failure] | Pending:
+        """Encode items of one group: one result per item, in order, now or later. Called from one thread.
+
+        Raises:
+            DeviceMemoryError, MemoryError: The engine halves the batch.
+            DeviceError: The engine starts another worker.
+        """
         raise TypeError(f"{type(self).__name__} lacks encode")
-
-    def make(self, jobs: Sequence[Job]) -> Sequence[Made | Failure]:
-        """The items of jobs, for a kind with :attr:`FieldKind.makes_jobs`; if it fails, jobs go one by one."""
-        raise TypeError(f"{type(self).__name__} lacks make")
 
     def host_bytes(self, job: Job) -> int:
         """Host memory that :meth:`prepare` takes for one job at its peak; 0: ``WorkSize.cost_bytes`` decides."""
@@ -287,8 +275,6 @@ class ProducerContext(Value):
     warn: Callable[[str], None] = lambda message: None
     cost: int = 0
     """Sum of the job costs that this worker expects; 0 if unknown."""
-    missing: Callable[[Job, bytes], tuple[Output, ...]] = lambda job, content: job.outputs
-    """Outputs of a job that are still to be made, given the content hash of its inputs; only they are prepared."""
 
 
 class Described(Value):
@@ -452,11 +438,6 @@ class FieldKind:
     work: WorkSize = WorkSize()
     sample_columns: tuple[str, ...] = ()
     """Columns that :meth:`plan` and the producer need; ``original_size`` is read from headers before."""
-    makes_jobs: bool = False
-    """True if :meth:`Producer.make` takes many small jobs of known content and one item, in place of ``prepare`` and
-    ``encode``: it saves most of the work on each."""
-    reasons: Mapping[str, str] = {}
-    """Reasons of failures that the engine finds: ``memory``, ``prepare`` and ``encode`` (a worker died there)."""
     encoder: str = "encoder"
     """Word for the maker of the items: ``encoder``, ``tokenizer``."""
     describer: str = ""
@@ -471,10 +452,6 @@ class FieldKind:
     def source_options(self, settings: Any) -> Mapping[str, Any]:
         """Options of the source, as JSON, that settings of this field bring with them: ``{"videos": True}``."""
         return {}
-
-    def recipe_from_json(self, data: Mapping[str, Any]) -> FieldRecipe:
-        """Inverse of ``recipe.as_json()``; raises RecipeError."""
-        return self.recipe.from_json(data)
 
     def plan(self, samples: SampleTable, recipe: Recipe) -> FieldPlan:
         """The items that this recipe makes from these samples: one of each that has the first input."""

@@ -38,7 +38,7 @@ _COST_PER_ELEMENT = 3
 SLICE = 1 << 17
 _JOBS = 1 << 10
 #: Reasons of failures that every build tries again: they depend on flags, the machine or the time.
-AGAIN = frozenset(("too-many-pixels", "out-of-memory", "record-too-large", "entry-lost", "permission", "io-error",
+AGAIN = frozenset(("too-many-pixels", "out-of-memory", "entry-lost", "permission", "io-error",
                    "changing", "not-found", "needs-pyav"))  # fmt: skip
 _UNREAD = bytes(HASH_BYTES)
 

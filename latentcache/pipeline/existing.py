@@ -55,7 +55,7 @@ class Existing(Value):
         """Return the recipe and the provenance that unset settings of a field follow."""
         try:
             stored = self.state["fields"][kind.name]
-            return Cached(recipe=kind.recipe_from_json(stored["recipe"]), provenance=stored["provenance"])
+            return Cached(recipe=kind.recipe.from_json(stored["recipe"]), provenance=stored["provenance"])
         except (RecipeError, KeyError, TypeError):
             return Cached()
 

@@ -278,7 +278,7 @@ def _work(
     """The items of one field that the merged table needs; all are committed, but those of rejected samples."""
     first, kind = snapshots[0].fields[name], kind_of(name)
     label, demo = str(first.provenance.get("label", "")), snapshots[0].demo
-    recipe = kind.recipe_from_json(first.recipe_json)
+    recipe = kind.recipe.from_json(first.recipe_json)
     described = Described(recipe=recipe, label=label, provenance=first.provenance, demo=demo)
     own = [one for one in rejected if one.target == name]
     rows = match_names(Strings.of(one.label for one in own), table.names).tolist()

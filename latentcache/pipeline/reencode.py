@@ -12,21 +12,21 @@ from pathlib import Path
 
 import numpy as np
 
-from latentcache.errors import DeviceMemoryError
 from latentcache.fields.protocol import (
     Described,
     Failure,
-    FieldKind,
     Job,
     Made,
     Output,
+    Pending,
+    Prepared,
     Producer,
     ProducerContext,
 )
 from latentcache.fields.registry import load
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.settings import MAX_PIXELS
-from latentcache.pipeline.workers.batching import attempt, too_large
+from latentcache.pipeline.workers.batching import attempt, read_inputs, too_large
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import listing_of, names_root
 from latentcache.store.snapshot import FieldRows, Snapshot
@@ -66,29 +66,30 @@ def reencode(
                 },
                 outputs=tuple(_output(held, row) for row in items),
             )
-            for row, made in _encoded(producer, kind, job):
+            for row, made in _encoded(producer, str(root), job):
                 yield row, made, producer.device
     finally:
         if producer is not None:
             producer.close()
 
 
-def _encoded(producer: Producer, kind: FieldKind, job: Job) -> Iterator[tuple[int, Made | Failure]]:
+def _encoded(producer: Producer, root: str, job: Job) -> Iterator[tuple[int, Made | Failure]]:
     """The items of a job, or why they cannot be made."""
-    if kind.makes_jobs:
-        yield job.outputs[0].item, attempt(lambda: producer.make([job])[0], kind)
+    items = attempt(lambda: _prepared(producer, root, job))
+    if isinstance(items, Failure):
+        yield from ((output.item, items) for output in job.outputs)
         return
-    read = attempt(lambda: producer.prepare(job), kind)
-    if not isinstance(read, Failure) and read.content != job.content:
-        read = _CHANGED
-    if isinstance(read, Failure):
-        yield from ((output.item, read) for output in job.outputs)
-        return
-    for one in read.items:
+    for item in items:
         try:
-            yield one.output.item, producer.encode([one]).result()[0]
-        except DeviceMemoryError as error:
-            yield one.output.item, too_large(kind, error)
+            made = producer.encode([item])
+            yield item.output.item, (made.result() if isinstance(made, Pending) else made)[0]
+        except MemoryError as error:
+            yield item.output.item, too_large(error)
+
+
+def _prepared(producer: Producer, root: str, job: Job) -> Sequence[Prepared] | Failure:
+    inputs = read_inputs(root, job)
+    return producer.prepare(job, inputs.data) if inputs.content == job.content else _CHANGED
 
 
 def _output(held: FieldRows, row: int) -> Output:

@@ -234,7 +234,7 @@ def _begun(state: Mapping[str, Any]) -> Iterator[tuple[str, FieldReport]]:
             kind, recipe, provenance = field_kind(name), begun["recipe"], begun.get("provenance", {})
             about = None
             with contextlib.suppress(RecipeError):
-                about = None if kind is None else dict(kind.describe(kind.recipe_from_json(recipe), provenance))
+                about = None if kind is None else dict(kind.describe(kind.recipe.from_json(recipe), provenance))
             yield name, FieldReport(installed=kind is not None, recipe=recipe, provenance=provenance, about=about)
 
 

@@ -37,10 +37,10 @@ unsupported kind of file: unused table-unused unread-form compressed arrow-compr
     if you need it, unpack it, or save it as PNG, JPEG, JSON lines or parquet
 size that is not allowed: too-small too-few-pixels extreme-aspect too-many-pixels bomb
     resize or crop it, or change --min-pixels, --max-pixels or --bucket
-too large: too-large caption-too-large line-too-long text-too-large record-too-large png-metadata-too-large
+too large: too-large caption-too-large line-too-long text-too-large png-metadata-too-large
     make it smaller or split it; --text-lines reads each line as a text
 too large for the memory: out-of-memory
-    use smaller images, a smaller --resolution, or more memory with --host-memory
+    use smaller images or records, a smaller --resolution, or more memory with --host-memory
 no regular file, or nothing there: not-regular symlink-loop not-found
     put the file there, or take the name out of DATA
 outside DATA: outside-root
@@ -67,7 +67,7 @@ frames of a video: no-frame-count too-few-frames
     give --frames N to encode videos, or a smaller N; control images are of images only
 values that cannot be stored: non-finite storage-overflow prompt-not-stored
     use --storage-dtype bfloat16 or --compute-dtype float32, or leave the input out
-ends the process that reads it: decoder-crash encoder-crash tokenizer-crash
+ends the process that reads it: decoder-crash encoder-crash
     save it again, or move it elsewhere; --retry-failed tries it once more
 hidden or set aside: hidden cache-folder nested-link
     rename it to use it; names that begin with a dot, and caches, are not data

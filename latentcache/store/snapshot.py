@@ -334,7 +334,7 @@ def _reopened(
         )
     for name, rows in snapshot.fields.items():
         kind = rows.kind or kinds[name]
-        recipe = rows.recipe if kind is None else kind.recipe_from_json(rows.recipe_json)
+        recipe = rows.recipe if kind is None else kind.recipe.from_json(rows.recipe_json)
         fields[name] = replace(rows, kind=kind, recipe=recipe)
     return replace(snapshot, fields=fields, lease=lease)
 
@@ -407,7 +407,7 @@ def _field_rows(
         kind=kind,
         kind_byte=about["kind"],
         packing=about["packing"],
-        recipe=None if kind is None else kind.recipe_from_json(about["recipe"]),
+        recipe=None if kind is None else kind.recipe.from_json(about["recipe"]),
         recipe_json=about["recipe"],
         recipe_id=bytes.fromhex(about["recipe_id"]),
         provenance=about["provenance"],

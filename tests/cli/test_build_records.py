@@ -41,7 +41,7 @@ def test_a_record_too_large_for_memory_is_quarantined_and_retried(run, tmp_path)
     found = done.json
     assert (done.status, found["counts"]["encoded"], found["counts"]["quarantined"]) == (1, 2, 1)
     (item,) = found["items"]
-    assert (item["reason"], item["path"], item["line"]) == ("record-too-large", "a.jsonl", 2)
+    assert (item["reason"], item["path"], item["line"]) == ("out-of-memory", "a.jsonl", 2)
     assert "4,000,00" in item["found"]
     assert "1,073,741,824" in item["found"]
     assert "--host-memory" in item["hint"]

@@ -1,7 +1,8 @@
 """Run the console and Python blocks of a page in one folder and compare their output.
 
 A ``console`` block has commands after ``$``, each followed by its output. ``python`` blocks share one namespace.
-In expected output a number matches any number and ``…`` matches anything.
+A ``python`` block with a name, as in "python edges.py", is
+written to that file. In expected output a number matches any number and ``…`` matches anything.
 """
 
 import io
@@ -19,7 +20,7 @@ from latentcache.cli.app import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.M | re.S)
+_BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", flags=re.M | re.S)
 _NUMBER = re.compile(r"\b[0-9a-f]{8,}\b|\b\d+(?:[.,:]\d+)*\b")
 
 
@@ -29,11 +30,12 @@ class Block:
     text: str
     line: int
     """Line number of the block in its page."""
+    file: str = ""
 
 
 def blocks(page):
     text = page.read_text("utf-8")
-    return [Block(m[1], m[2], text[: m.start(2)].count("\n") + 1) for m in _BLOCK.finditer(text)]
+    return [Block(m[1], m[3], text[: m.start(3)].count("\n") + 1, m[2] or "") for m in _BLOCK.finditer(text)]
 
 
 def run_page(page, folder):
@@ -43,6 +45,8 @@ def run_page(page, folder):
     for block in blocks(page):
         if block.language == "console":
             run_console(block, folder, page.name)
+        elif block.file:
+            (folder / block.file).write_text(block.text, "utf-8")
         elif block.language == "python":
             # padded, so that a traceback names the line of the page
             exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import make_format_vectors
 import numpy as np
@@ -40,7 +41,8 @@ def paths():
 def known(monkeypatch):
     recipes = {kind.name: make_format_vectors.recipe_of(kind, spec) for kind, spec, _ in make_format_vectors.FIELDS}
     for name, kind in KINDS.items():
-        monkeypatch.setattr(kind, "recipe_from_json", lambda data, name=name: recipes[name], raising=False)
+        recipe = SimpleNamespace(from_json=lambda data, name=name: recipes[name])
+        monkeypatch.setattr(kind, "recipe", recipe, raising=False)
     monkeypatch.setattr(registry, "field_kinds", lambda: KINDS)
 
 

@@ -19,7 +19,7 @@ from test_worker_processes import is_running, workers_of
 
 from latentcache.errors import DeviceMemoryError, NotYetEncodedError
 from latentcache.fields import registry
-from latentcache.fields.protocol import Finished, WorkSize
+from latentcache.fields.protocol import Pending, WorkSize
 from latentcache.fields.registry import field_kind, load
 from latentcache.identity.content import checksum
 from latentcache.store.paths import CachePaths
@@ -45,12 +45,10 @@ def few(kind, tmp_path):
 
 
 def change_encoder(kind, monkeypatch, change):
-    """Replace the encoder by ``change(batch, encode)``; ``batch`` has prepared items or jobs."""
+    """Replace the encoder by ``change(batch, encode)``; ``batch`` has prepared items."""
     producer = load(field_kind(kind.field).producer)
-    for name in ("encode", "make"):
-        if real := vars(producer).get(name):
-            changed = lambda self, batch, real=real: change(batch, lambda some: real(self, some))  # noqa: E731
-            monkeypatch.setattr(producer, name, changed)
+    real = producer.encode
+    monkeypatch.setattr(producer, "encode", lambda self, batch: change(batch, lambda some: real(self, some)))
 
 
 def remember_names(kind, monkeypatch):
@@ -58,12 +56,12 @@ def remember_names(kind, monkeypatch):
     producer, names = load(field_kind(kind.field).producer), {}
     prepare = producer.prepare
 
-    def remembered(self, job):
+    def remembered(self, job, data):
         names.update({output.item: job.name for output in job.outputs})
-        return prepare(self, job)
+        return prepare(self, job, data)
 
     monkeypatch.setattr(producer, "prepare", remembered)
-    return lambda batch: [names[one.output.item] if hasattr(one, "output") else one.name for one in batch]
+    return lambda batch: [names[item.output.item] for item in batch]
 
 
 # builds
@@ -131,7 +129,7 @@ def test_a_sample_too_large_for_memory_is_quarantined(kind, tmp_path, monkeypatc
     counts = done.json["counts"]
     assert (done.status, counts["encoded"], counts["quarantined"]) == (1, 5, 1)
     (item,) = [one for one in done.json["items"] if one["category"] == "quarantined"]
-    assert item["reason"] == field_kind(kind.field).reasons.get("memory", "out-of-memory")
+    assert item["reason"] == "out-of-memory"
     assert "003" in item["path"]
 
 
@@ -258,11 +256,8 @@ def test_re_encoding_finds_changed_bytes(kind, few, monkeypatch):
 
     def other(batch, encode):
         made = encode(batch)
-        jobs = isinstance(made, list)
-        wrong = [
-            dataclasses.replace(one, array=np.zeros_like(one.array)) for one in (made if jobs else made.result())
-        ]
-        return wrong if jobs else Finished(wrong)
+        right = made.result() if isinstance(made, Pending) else made
+        return [dataclasses.replace(item, array=np.zeros_like(item.array)) for item in right]
 
     change_encoder(kind, monkeypatch, other)
     done = kind.verify(cache, "--reencode", 6)

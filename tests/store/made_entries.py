@@ -3,6 +3,7 @@
 import contextlib
 import random
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -33,30 +34,24 @@ class Plane(FieldKind):
     """One float16 array per entry, with a pixel hash and a crop."""
 
     name, kind, packing, inputs = "plane", 200, "entry", ("image",)
+    recipe = SimpleNamespace(from_json=lambda data: PLANE_RECIPE)
     columns = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}  # noqa: RUF012
-
-    def recipe_from_json(self, data):
-        return PLANE_RECIPE
 
 
 class Words(FieldKind):
     """Ragged uint16 with spans, many per block."""
 
     name, kind, packing, inputs = "words", 201, "block", ("image",)
+    recipe = SimpleNamespace(from_json=lambda data: WORDS_RECIPE)
     columns = {"control": ("<u4", ())}  # noqa: RUF012
     ragged_columns = {"spans": ("<u4", (2,))}  # noqa: RUF012
-
-    def recipe_from_json(self, data):
-        return WORDS_RECIPE
 
 
 class Vector(FieldKind):
     """One float32 vector each, many per block."""
 
     name, kind, packing, inputs = "vector", 202, "block", ("image",)
-
-    def recipe_from_json(self, data):
-        return VECTOR_RECIPE
+    recipe = SimpleNamespace(from_json=lambda data: VECTOR_RECIPE)
 
 
 PLANE, WORDS, VECTOR = Plane(), Words(), Vector()

@@ -4,6 +4,7 @@ import json
 import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,9 @@ class Made(FieldKind):
     def made_recipe(self, **settings: Any) -> MadeRecipe:
         return MadeRecipe(kind=self.name, spec=self.made_spec, **settings)
 
-    def recipe_from_json(self, data):
-        return self.made_recipe(scale=data["scale"])
+    @property
+    def recipe(self):
+        return SimpleNamespace(from_json=lambda data: self.made_recipe(scale=data["scale"]))
 
     def encode(self, content: bytes, recipe: MadeRecipe) -> np.ndarray:
         raise NotImplementedError

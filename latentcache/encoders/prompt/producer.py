@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from latentcache.encoders.prompt.describe import Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import tokenizer_of
-from latentcache.fields.dtypes import as_floats, is_finite, numpy_dtype, stored
+from latentcache.fields.dtypes import as_floats, is_finite, stored
 from latentcache.fields.noise import EXACT, measured
 from latentcache.fields.prompt_embeds import PromptRecipe
-from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
+from latentcache.fields.protocol import Failure, Made, Prepared, Producer, ProducerContext
 
 #: Tokens of one call of the text encoders, padding included: enough to fill a GPU; on a CPU more is slower.
 _TOKENS, _CPU_TOKENS = 8192, 2048
@@ -57,23 +57,12 @@ class PromptProducer(Producer):
         alone, beside = (as_floats(encoder.encode(texts)[0][0]) for texts in (_PROBES[:1], _PROBES))
         self.noise = {"devices": [self.device], **measured(alone, beside)}
 
-    def prepare(self, job: Job) -> Read | Failure:
-        """See :class:`Producer`. The text is at hand."""
-        outputs = self._context.missing(job, job.content)
-        text = str(job.inputs["caption"]["text"])
-        made = [(one, self._recipe.text(text, one.variant)) for one in outputs]
-        items = [Prepared(output=one, value=own, num_bytes=len(own)) for one, own in made]
-        return Read(content=job.content, items=items)
-
-    def encode(self, batch: Sequence[Prepared]) -> Finished:
+    def encode(self, batch: Sequence[Prepared]) -> list[Made | Failure]:
         """See :class:`Producer`."""
         assert self._encoder is not None
-        made = self._encoder.encode([item.value for item in batch])
-        return Finished([self._made(array, columns) for array, columns in made])
-
-    def host_bytes(self, job: Job) -> int:
-        """The embeddings of one caption, twice: as they come and as they are stored."""
-        return 2 * self._recipe.length * self._recipe.width * numpy_dtype(self._recipe.compute_dtype).itemsize
+        captions = [(str(item.value.inputs["caption"]["text"]), item.output.variant) for item in batch]
+        texts = [self._recipe.text(caption, variant) for caption, variant in captions]
+        return [self._made(array, columns) for array, columns in self._encoder.encode(texts)]
 
     def close(self) -> None:
         """Free the memory of the device."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from latentcache.fields.input_ids import InputIdsRecipe
-from latentcache.fields.protocol import Failure, Job, Made, Producer, ProducerContext
+from latentcache.fields.protocol import Failure, Made, Prepared, Producer, ProducerContext
 from latentcache.identity.content import json_hash
 from latentcache.sources.records import Record
 
@@ -43,9 +43,9 @@ class TokenProducer(Producer):
         self._warn = context.warn
         self._untried = bool(producer["tokenizer"]) and context.cost >= FAST_CHARACTERS
 
-    def make(self, jobs: Sequence[Job]) -> list[Made | Failure]:
+    def encode(self, batch: Sequence[Prepared]) -> list[Made | Failure]:
         """See :class:`Producer`."""
-        records: list[Record] = [job.inputs["record"] for job in jobs]
+        records: list[Record] = [item.value.inputs["record"] for item in batch]
         if self._untried:  # use the fast engine if it gives the same ids
             from latentcache.encoders.text.fast import fast_tokenizer
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from latentcache.fields.dtypes import stored
 from latentcache.fields.latents import EncoderSpec
-from latentcache.fields.protocol import Finished, Pending
+from latentcache.fields.protocol import Pending
 from latentcache.identity.content import json_hash
 
 if TYPE_CHECKING:  # a check that compares recipes decodes no image
@@ -89,7 +89,8 @@ class StubEncoder(Encoder):
             clips = pixels[:, ::FRAME_STEP]
             frames = self._values(np.ascontiguousarray(clips).reshape(-1, *clips.shape[2:]))
             values = np.stack(np.split(frames, len(clips))).swapaxes(1, 2)
-        return Finished(stored(np.ascontiguousarray(values), self.spec.storage_dtype))
+        latents = stored(np.ascontiguousarray(values), self.spec.storage_dtype)
+        return Pending(lambda: latents)
 
     def _values(self, pixels: Pixels) -> NDArray[np.float32]:
         """Block means of (B, H, W, 3) as (B, 4, H/8, W/8), or 8 channels of moments."""

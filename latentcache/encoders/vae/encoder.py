@@ -37,7 +37,7 @@ from latentcache.encoders.vae.families import FAMILIES, GENERIC
 from latentcache.encoders.vae.locate import encoder_tensors, is_encoder
 from latentcache.encoders.weights import Tensors, read_headers, read_json
 from latentcache.errors import DeviceError, EncoderError
-from latentcache.fields.protocol import Finished, Pending
+from latentcache.fields.protocol import Pending
 
 _DECODER_PARTS = ("decoder", "post_quant_conv")
 _OUTPUTS = ("latent_dist", "latent", "latents")
@@ -118,7 +118,8 @@ class VaeEncoder(Encoder):
         kept = latents.float().to(self._storage).contiguous()
         bits = kept.view(torch.uint16) if kept.dtype == torch.bfloat16 else kept  # NumPy lacks it
         if self._device.type != "cuda":
-            return Finished(bits.cpu().numpy())
+            array = bits.cpu().numpy()
+            return Pending(lambda: array)
         bits = _host(bits.shape, bits.dtype, self._device).copy_(bits, non_blocking=True)
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))  # whoever waits sleeps: the core belongs to decoders

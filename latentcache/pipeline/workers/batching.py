@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
@@ -34,39 +34,80 @@ from latentcache.fields.protocol import (
     Pending,
     Prepared,
     Producer,
-    Read,
 )
-from latentcache.identity.content import HASH_BYTES
-from latentcache.pipeline.workers.engine import Committed, key_list
+from latentcache.fields.table import STAT_WIDTH
+from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.pipeline.workers.engine import Committed, Task, key_list
+from latentcache.sources.causes import hint_for
+from latentcache.sources.places import read_image
 from latentcache.store.catalog import Catalog
 
 #: Batches that the device has been given and whose results were not fetched, at most.
 IN_FLIGHT = 2
-#: Words of failures for kinds that have none of their own.
-_REASONS = {"memory": "out-of-memory", "prepare": "decoder-crash", "encode": "encoder-crash"}
 T = TypeVar("T")
 
 
-def reason(kind: FieldKind, stage: str) -> str:
-    """The word of a failure that the engine finds: of ``memory``, ``prepare`` or ``encode``."""
-    return kind.reasons.get(stage) or _REASONS[stage]
+class Inputs(NamedTuple):
+    """The inputs of a job."""
+
+    content: bytes
+    """Content hash that the keys are made from."""
+    contents: bytes = b""
+    """Content hash of each file, 16 bytes each; zeros if it was not read."""
+    stat: tuple[int, ...] = ()
+    """Stat memo of each file, one after the other."""
+    data: Mapping[str, bytes] = {}
+    """Bytes of each file by input name; empty if none was read."""
 
 
-def too_large(kind: FieldKind, error: DeviceMemoryError) -> Failure:
+def read_inputs(root: str, job: Job) -> Inputs:
+    """Read and hash the files of a job. Texts and records are at hand; if one file is not there, none is read.
+
+    Raises:
+        UnusableSampleError: A file cannot be read; ``slug`` is the reason.
+    """
+    files: dict[str, Any] = {
+        name: value
+        for name, value in job.inputs.items()
+        if value is None or (isinstance(value, Mapping) and "path" in value)
+    }
+    if not files or None in files.values():
+        count = len(files)
+        return Inputs(job.content, bytes(HASH_BYTES * count), (0,) * STAT_WIDTH * count)
+    data: dict[str, bytes] = {}
+    contents = b""
+    stat: tuple[int, ...] = ()
+    for name, place in files.items():
+        try:
+            data[name], memo = read_image(root, place)
+        except UnusableSampleError as error:
+            if data:
+                error.what = f"{place['path']}: {error.what}"
+            raise
+        contents += content_hash(data[name])
+        stat += memo
+    return Inputs(contents if len(files) == 1 else content_hash(contents), contents, stat, data)
+
+
+def too_large(error: MemoryError) -> Failure:
     """Return the failure of an item that does not fit alone and so gives no array."""
-    return Failure(reason=reason(kind, "memory"), detail=error.why or error.what)
+    detail = (
+        (error.why or error.what) if isinstance(error, DeviceMemoryError) else "there is not enough memory for it"
+    )
+    return Failure(reason="out-of-memory", detail=detail, hint=hint_for("out-of-memory"))
 
 
-def attempt(make: Callable[[], T], kind: FieldKind, *, bounded: bool = False) -> T | Failure:
+def attempt(make: Callable[[], T], *, bounded: bool = False) -> T | Failure:
     """Return the result of ``make``, or a failure. ``bounded`` raises MemoryError: the job gets all of it then."""
     try:
         return make()
     except UnusableSampleError as error:
-        return Failure(reason=error.slug, detail=error.what, hint=error.fix)
-    except MemoryError:
+        detail = "; ".join(filter(None, (error.what, error.why)))
+        return Failure(reason=error.slug, detail=detail, hint=error.fix)
+    except MemoryError as error:
         if bounded:
             raise
-        return Failure(reason=reason(kind, "memory"), detail="there is not enough memory to prepare it")
+        return too_large(error)
 
 
 def cut(values: Iterable[T], cost_of: Callable[[T], int], most: int, most_cost: int) -> Iterator[list[T]]:
@@ -107,8 +148,6 @@ class TrackedJob:
     """Number of the job in the build."""
     job: Job
     unit: Unit
-    missing: Sequence[Output] | None = None
-    """Outputs that this job makes; None until they are known."""
     content: bytes = b""
     """The content hash that the keys are made from."""
     keys: dict[int, bytes] = field(default_factory=dict)
@@ -117,14 +156,14 @@ class TrackedJob:
     """Keys of this job that were committed before this run."""
     unmade: int = 0
     """Outputs that are not encoded."""
-    read: Read | None = None
-    """Result of reading its inputs; None if it was made together with others."""
+    read: Inputs | None = None
+    """Its inputs without their data; None if they were not read."""
     failure: Failure | None = None
 
     def fail(self, failure: Failure) -> None:
         """Note why it gives no item."""
-        read = self.read or Read(content=self.job.content)
-        self.failure = replace(failure, content=failure.content or read.content, stat=failure.stat or read.stat)
+        read = self.read or Inputs(self.job.content)
+        self.failure = replace(failure, content=read.content, stat=read.stat)
 
 
 class Tracker:
@@ -158,13 +197,12 @@ class Tracker:
             tracked.keys = {output.item: next(each) for output in tracked.job.outputs}
             tracked.there = known.intersection(tracked.keys.values()) if known else frozenset()
 
-    def missing(self, tracked: TrackedJob, content: bytes) -> Sequence[Output]:
+    def missing(self, tracked: TrackedJob, content: bytes) -> list[Output]:
         """Outputs that this job has to make, given the content hash of its inputs."""
         if tracked.content != content:
             self.look_up([tracked], [content])
         done = set() if tracked.unit.probe else tracked.there | self.committed.intersection(tracked.keys.values())
-        tracked.missing = [one for one in tracked.job.outputs if tracked.keys[one.item] not in done]
-        return tracked.missing
+        return [output for output in tracked.job.outputs if tracked.keys[output.item] not in done]
 
     def report(self, keys: Sequence[bytes], jobs: Sequence[TrackedJob], num_bytes: int) -> Committed:
         """The message on item keys and jobs that are durable."""
@@ -173,8 +211,12 @@ class Tracker:
         reported = [one for one in jobs if not one.unit.probe]
         good = [one for one in reported if one.failure is None]
         failed = [(one.index, one.failure) for one in reported if one.failure is not None]
-        read = [(one.index, one.read.stat, one.read.contents or one.read.content) for one in good if one.read]
-        read += [(number, failure.stat, failure.contents) for number, failure in failed if failure.contents]
+        # A rejected sample keeps the content and the stat of a single file with its reason.
+        read = [
+            (tracked.index, tracked.read.stat, tracked.read.contents or tracked.read.content)
+            for tracked in reported
+            if tracked.read is not None and (tracked.failure is None or len(tracked.read.contents) > HASH_BYTES)
+        ]
         copied = sum(key in self.copied for key in new)
         return Committed(
             keys=b"".join(new),
@@ -218,18 +260,21 @@ class Batches:
         self,
         kind: FieldKind,
         spec: FieldSpec,
-        groups: Sequence[Group],
-        batch_size: int | None,
+        task: Task,
         warn: Callable[[str], None],
     ) -> None:
-        self._kind, self._groups, self._batch_size, self._warn = kind, groups, batch_size, warn
+        self._kind, self._groups, self._warn = kind, task.groups, warn
         self._dtype = numpy_dtype(spec.dtype)
-        self.most = most = batch_size or kind.work.batch_items
+        self._bounded = task.bounded
+        most = task.batch_size or kind.work.batch_items
+        self._most_cost = (task.host_memory or 0) // (2 * kind.work.cost_bytes)
+        if task.batch_size is None:
+            self._most_cost = min(self._most_cost, kind.work.batch_cost)
         self.waiting: dict[int, list[PendingItem]] = {}
         self._costs = Counter[int]()
         self._limits = defaultdict[int, int](lambda: most)
         """Items of a batch at most, by group."""
-        self._in_flight: deque[tuple[list[PendingItem], Pending]] = deque()
+        self._in_flight: deque[tuple[list[PendingItem], Sequence[Made | Failure] | Pending]] = deque()
 
     def add(self, item: PendingItem) -> list[PendingItem]:
         """Have an item wait; gives the items of its group once another one would not fit into their batch."""
@@ -238,7 +283,7 @@ class Batches:
         waiting.append(item)
         cost = math.prod(group.dims) if -1 not in group.shape else job.cost // len(job.outputs)
         self._costs[item.group] += cost
-        large = self._batch_size is None and self._costs[item.group] + cost > self._kind.work.batch_cost
+        large = self._costs[item.group] + cost > self._most_cost
         return self.take(item.group) if large or len(waiting) >= self._limits[item.group] else []
 
     def take(self, group: int | None = None) -> list[PendingItem]:
@@ -262,63 +307,49 @@ class Batches:
             while len(self._in_flight) >= IN_FLIGHT:
                 done += self._fetch()
             try:
-                self._in_flight.append((batch, self.producer.encode([one.prepared for one in batch])))
-            except DeviceMemoryError as error:
+                results = self.producer.encode([item.prepared for item in batch])
+            except MemoryError as error:
+                if self._bounded and not isinstance(error, DeviceMemoryError):
+                    raise  # the worker is replaced, and each job gets all of the memory
                 if len(batch) > 1:
                     self._halve(batch[0].group, len(batch))
                 elif self._in_flight:
                     done += self.collect(wait=True)  # the item gets the device to itself before it is given up
                 else:
-                    done.append((waiting.pop(0), too_large(self._kind, error)))
+                    done.append((waiting.pop(0), too_large(error)))
                 continue  # the same items again
+            self._in_flight.append((batch, results))
             del waiting[: len(batch)]
         return done + self.collect(wait=False)
-
-    def make(self, jobs: Sequence[Job]) -> list[Made | Failure]:
-        """The only items of jobs. Raises as the producer does, and EncoderError."""
-        groups, done = [job.outputs[0].group for job in jobs], list[Made | Failure]()
-        while len(done) < len(jobs):
-            group = groups[len(done)]
-            some = jobs[len(done) : len(done) + self._limits[group]]
-            try:
-                made = self.producer.make(some)
-            except DeviceMemoryError:
-                if len(some) == 1:
-                    raise
-                self._halve(group, len(some))
-                continue
-            failpoint("result-received")
-            self._check(zip(groups[len(done) : len(done) + len(some)], made, strict=True))
-            done += made
-        return done
 
     def collect(self, *, wait: bool) -> list[Result]:
         """Results that are there, or all of them."""
         done: list[Result] = []
-        while self._in_flight and (wait or self._in_flight[0][1].done()):
+        while self._in_flight and (wait or _is_done(self._in_flight[0][1])):
             done += self._fetch()
         return done
 
     def _fetch(self) -> list[Result]:
         """The oldest batch, waited for; encoded again in smaller parts if memory ran out."""
-        batch, pending = self._in_flight.popleft()
+        batch, results = self._in_flight.popleft()
         try:
-            made = pending.result()
+            made = results.result() if isinstance(results, Pending) else results
         except DeviceMemoryError as error:
             if len(batch) == 1:
-                return [(batch[0], too_large(self._kind, error))]
+                return [(batch[0], too_large(error))]
             self._halve(batch[0].group, len(batch))
             return self.submit(batch)
         failpoint("result-received")
-        self._check(zip((item.group for item in batch), made, strict=True))
-        return list(zip(batch, made, strict=True))
+        done = list(zip(batch, made, strict=True))
+        self._check(done)
+        return done
 
-    def _check(self, results: Iterable[tuple[int, Made | Failure]]) -> None:
+    def _check(self, results: Sequence[Result]) -> None:
         """Compare shape and type with the field: a difference is a fault of the encoder, not of a sample."""
-        for group, made in results:
+        for item, made in results:
             if isinstance(made, Failure):
                 continue
-            expected, found = self._groups[group].shape, made.array.shape
+            expected, found = self._groups[item.group].shape, made.array.shape
             same = [one in (-1, other) for one, other in zip(expected, found, strict=False)]
             if len(found) != len(expected) or not all(same) or made.array.dtype != self._dtype:
                 raise EncoderError(
@@ -332,6 +363,10 @@ class Batches:
         kept = self._limits[group] = min(self._limits[group], size // 2)
         label = self._groups[group].label
         self._warn(f"out of memory with a batch of {size}{label and f' at {label}'}; the batch size is now {kept}")
+
+
+def _is_done(results: Sequence[Made | Failure] | Pending) -> bool:
+    return not isinstance(results, Pending) or results.done()
 
 
 def num_bytes(items: Sequence[PendingItem]) -> int:

@@ -27,7 +27,7 @@ from latentcache.fields.protocol import Failure, Job
 from latentcache.fields.registry import field_kinds
 from latentcache.identity.key import KEY_BYTES
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.workers.batching import cut, reason
+from latentcache.pipeline.workers.batching import cut
 from latentcache.pipeline.workers.engine import (
     Committed,
     Encoded,
@@ -388,15 +388,15 @@ class Run:
     def _quarantine(self, job: Job, end: Ended, *, encoding: bool) -> None:
         """Reject a job that ends its workers; the detail has their last line on stderr."""
         detail = f"a worker process {end.how} whenever it {'encoded' if encoding else 'prepared'} this sample"
-        why = reason(self._kind, "encode" if encoding else "prepare")
-        failure = Failure(reason=why, detail=detail, content=job.content)
+        reason = "encoder-crash" if encoding else "decoder-crash"
+        failure = Failure(reason=reason, detail=detail, content=job.content)
         self._results.fail(job, self._too_large(job, end.how) if end.out_of_memory else failure)
 
     def _too_large(self, job: Job, cause: str = "") -> Failure:
         needed = job.cost * self._kind.work.cost_bytes
         found = f"a worker {cause}" if cause else f"needs about {needed:,} bytes to be prepared"
         return Failure(
-            reason=reason(self._kind, "memory"),
+            reason="out-of-memory",
             detail=f"its size is {job.cost:,} and it {found}; --host-memory is {self._limit:,}",
             hint="give more memory with --host-memory, or leave the sample out",
             content=job.content,

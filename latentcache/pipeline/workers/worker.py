@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from latentcache.failpoint import failpoint
-from latentcache.fields.protocol import Failure, Job, Made, Producer, ProducerContext, Read
+from latentcache.fields.protocol import Failure, Made, Prepared, Producer, ProducerContext
 from latentcache.fields.registry import field_kinds, load
 from latentcache.pipeline.workers.batching import (
     Batches,
@@ -28,8 +28,8 @@ from latentcache.pipeline.workers.batching import (
     Tracker,
     Unit,
     attempt,
-    cut,
     num_bytes,
+    read_inputs,
 )
 from latentcache.pipeline.workers.engine import Encoded, Opened, Post, Task, Warned, Work, key_list
 from latentcache.pipeline.workers.memory import ByteBudget
@@ -49,7 +49,7 @@ _ENCODER = 0
 #: encoder of one thread: 0.89 of the encoder's own rate instead of 0.79 (medians of five rounds, better in four).
 _NICER = 10
 
-Outcome = Read | Failure | BaseException
+Outcome = Sequence[Prepared] | Failure | BaseException
 """Result of preparing a job."""
 
 
@@ -62,20 +62,18 @@ class WorkerLoop:
     def __init__(self, task: Task, post: Post) -> None:
         self.task, self.post = task, post
         self.kind = field_kinds()[task.field]
-        self.recipe = self.kind.recipe_from_json(task.recipe)
+        self.recipe = self.kind.recipe.from_json(task.recipe)
+        self.producer_class: type[Producer] = load(self.kind.producer)
         self.lookup = open_lookup(Path(task.lookup)) if task.lookup else None
         self.jobs = Tracker(self.kind, self.recipe, task.groups, self.lookup)
         shards, every = CachePaths(Path(task.cache)).shards, task.commit_every
         self.writer = WriterThread(shards, task.shard, self._committed, commit_every=every, rolling=task.stream)
-        memory = task.host_memory or 0
-        self.budget = ByteBudget(memory)
-        self.batches = Batches(self.kind, self.recipe.spec, task.groups, task.batch_size, self._warn)
-        self._most_cost = min(memory // (2 * self.kind.work.cost_bytes), self.kind.work.batch_cost)
+        self.budget = ByteBudget(task.host_memory or 0)
+        self.batches = Batches(self.kind, self.recipe.spec, task, self._warn)
         self.stopping = threading.Event()
         self.waits: dict[str, float] = defaultdict(float)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._to_prepare: queue.SimpleQueue[TrackedJob | None] = queue.SimpleQueue()
-        self._preparing: dict[int, TrackedJob] = {}
         self._remaining = 0
         self._units: dict[int, Unit] = {}
         self._flushed = self._opened = False
@@ -93,9 +91,8 @@ class WorkerLoop:
                     options=self.task.options,
                     warn=self._warn,
                     cost=self.task.cost,
-                    missing=self._missing,
                 )
-                producer = load(self.kind.producer)(self.task.producer, self.recipe, context)
+                producer = self.producer_class(self.task.producer, self.recipe, context)
                 self.batches.producer = producer
             for number in range(self.task.decode_threads or 1):
                 arguments = (producer, _ENCODER + 1 + number)
@@ -117,12 +114,11 @@ class WorkerLoop:
         self._inbox.put(unit)
         hashed = [one for one in tracked if one.job.content]
         self.jobs.look_up(hashed, [one.job.content for one in hashed])
-        if not self.kind.makes_jobs:
-            for one in tracked:
-                self._to_prepare.put(one)
-            return
-        for part in cut(tracked, lambda one: one.job.cost, self.batches.most, self._most_cost):
-            self._inbox.put(part)
+        if self.producer_class.prepare is Producer.prepare and len(hashed) == len(tracked):
+            self._inbox.put(tracked)
+        else:
+            for job in tracked:
+                self._to_prepare.put(job)
 
     def stop(self) -> None:
         """End the loop at once."""
@@ -152,7 +148,7 @@ class WorkerLoop:
                 self._units[found.number] = found
                 self._remaining += found.unmade
             elif isinstance(found, list):
-                self._make(found)
+                self._take_all(found)
             elif found is not None:
                 self._remaining -= 1
                 self._take(*found)
@@ -203,18 +199,20 @@ class WorkerLoop:
             tracked.fail(outcome)
             self._made([tracked])
             return
-        wanted = self.jobs.missing(tracked, outcome.content) if tracked.missing is None else tracked.missing
-        missing = {output.item for output in wanted}
-        items = [PendingItem(tracked, one) for one in outcome.items if one.output.item in missing]
-        self.budget.release(sum(one.num_bytes for one in outcome.items) - num_bytes(items))
-        if len(items) != len(missing):
-            raise RuntimeError(f"{self.kind.name}: {tracked.job.name} was prepared without some of its outputs")
-        tracked.unmade = len(items)
-        tracked.read = dataclasses.replace(outcome, items=())
-        for one in items:
-            self._queue(one)
-        if not items:
+        tracked.unmade = len(outcome)
+        for prepared in outcome:
+            self._queue(PendingItem(tracked, prepared))
+        if not outcome:
             self._made([tracked])
+
+    def _take_all(self, unit: Sequence[TrackedJob]) -> None:
+        """Queue the items of jobs that need no preparing."""
+        failpoint("decoding")
+        self._remaining -= len(unit)
+        for tracked in unit:
+            if self.stopping.is_set():
+                return
+            self._take(tracked, self._prepared(tracked, tracked.job.content, {}))
 
     def _queue(self, item: PendingItem) -> None:
         """Copy a committed item that was made from exactly the same encoder input, or wait for a batch."""
@@ -228,30 +226,6 @@ class WorkerLoop:
         self._open()
         if batch := self.batches.add(item):
             self._encode(batch)
-
-    def _make(self, every: Sequence[TrackedJob]) -> None:
-        """Make the only items of jobs in one call; one by one if that fails."""
-        wanted = [one for one in every if self.jobs.missing(one, one.job.content)]
-        jobs, made = [one.job for one in wanted], list[Made | Failure]()
-        if wanted:
-            self._open()
-            with self._encoding(wanted):
-                failpoint("decoding")
-                failpoint("encoding")
-                found = attempt(lambda: self.batches.make(jobs), self.kind, bounded=self.task.bounded)
-            if isinstance(found, Failure) and len(jobs) > 1:
-                for one in every:
-                    self._inbox.put([one])
-                return
-            made = [found] if isinstance(found, Failure) else found
-        for one, item in zip(wanted, made, strict=True):
-            if isinstance(item, Failure):
-                one.fail(item)
-            elif not one.unit.probe:
-                ((number, key),) = one.keys.items()
-                one.unit.items.append((number, Item(key=key, array=item.array, columns=item.columns)))
-        self._remaining -= len(every)
-        self._made(every)
 
     def _encode(self, items: Sequence[PendingItem]) -> None:
         with self._encoding([item.owner for item in items]):
@@ -336,10 +310,25 @@ class WorkerLoop:
 
     # -- preparing
 
-    def _missing(self, job: Job, content: bytes) -> tuple[Any, ...]:
-        """As in :class:`ProducerContext`, for a job that is being prepared."""
-        tracked = self._preparing.get(id(job))
-        return job.outputs if tracked is None else tuple(self.jobs.missing(tracked, content))
+    def _prepared(
+        self, tracked: TrackedJob, content: bytes, data: Mapping[str, bytes]
+    ) -> Sequence[Prepared] | Failure:
+        """The items of a job that are still to be made, given the content hash of its inputs."""
+        outputs = tuple(self.jobs.missing(tracked, content))
+        if not outputs:
+            return []
+        items = self.batches.producer.prepare(
+            dataclasses.replace(tracked.job, content=content, outputs=outputs), data
+        )
+        if not isinstance(items, Failure) and [item.output for item in items] != list(outputs):
+            raise RuntimeError(f"{self.kind.name}: {tracked.job.name} was prepared without some of its outputs")
+        return items
+
+    def _read(self, tracked: TrackedJob) -> Sequence[Prepared] | Failure:
+        """Read and prepare a job."""
+        inputs = read_inputs(self.task.root, tracked.job)
+        tracked.read = inputs._replace(data={})
+        return self._prepared(tracked, inputs.content, inputs.data)
 
     def _prepare_all(self, producer: Producer, number: int) -> None:
         """One preparing thread; ends at its first error, which the loop raises."""
@@ -359,17 +348,15 @@ class WorkerLoop:
             if outcome is None or isinstance(outcome, BaseException):
                 return
 
-    def _prepare(self, producer: Producer, tracked: TrackedJob, thread: int) -> Read | Failure | None:
+    def _prepare(self, producer: Producer, tracked: TrackedJob, thread: int) -> Sequence[Prepared] | Failure | None:
         """Prepare a job while holding the bytes it needs; None if the worker is ending."""
         needed = producer.host_bytes(tracked.job) or self.kind.work.cost_bytes * tracked.job.cost
         if not self.budget.acquire(needed):
             return None
         with self._step(thread, PREPARING, tracked.index):
-            self._preparing[id(tracked.job)] = tracked
             failpoint("decoding")
-            outcome = attempt(lambda: producer.prepare(tracked.job), self.kind, bounded=self.task.bounded)
-            del self._preparing[id(tracked.job)]
-        kept = sum(item.num_bytes for item in outcome.items) if isinstance(outcome, Read) else 0
+            outcome = attempt(lambda: self._read(tracked), bounded=self.task.bounded)
+        kept = 0 if isinstance(outcome, Failure) else sum(item.num_bytes for item in outcome)
         self.budget.release(needed - kept)
         return outcome
 

@@ -14,7 +14,7 @@ from latentcache.encoders.prompt.producer import PromptProducer, call_default
 from latentcache.errors import EncoderError
 from latentcache.fields.dtypes import as_floats
 from latentcache.fields.prompt_embeds import PromptSettings
-from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Output, ProducerContext
+from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Output, Prepared, ProducerContext
 
 OUTPUTS = [(name, output) for name, row in PIPELINES.items() for output in row]
 TEXTS = ["a red fox", "", "a caption about a dog and a cat, " * 3, "word " * 300]
@@ -31,7 +31,7 @@ def encoded(found, texts=TEXTS):
     producer.open()
     jobs = [Job(sample=n, name="", inputs={"caption": {"text": t}}, outputs=(Output(item=n, group=0),)) for n, t in
             enumerate(texts)]  # fmt: skip
-    made = producer.encode([item for job in jobs for item in producer.prepare(job).items]).result()
+    made = producer.encode([item for job in jobs for item in producer.prepare(job, {})])
     producer.close()
     return made
 
@@ -103,7 +103,9 @@ def test_values_that_storage_cannot_hold_are_a_failure(pipelines, monkeypatch):
     producer = PromptProducer(found.producer, found.recipe, ProducerContext(root=""))
     producer.open()
     monkeypatch.setattr(producer._encoder, "encode", lambda texts: [(np.full((77, 16), np.inf, np.float32), {})])
-    (made,) = producer.encode([type("Item", (), {"value": "a"})()]).result()
+    output = Output(item=0, group=0)
+    job = Job(sample=0, name="", inputs={"caption": {"text": "a"}}, outputs=(output,))
+    (made,) = producer.encode([Prepared(output=output, value=job)])
     assert isinstance(made, Failure)
     assert made.reason == "non-finite"
     assert "--text-compute-dtype" in made.hint

@@ -23,7 +23,7 @@ def job(record, number=0):
 
 
 def produce(tokens, *records):
-    return tokens.make([job(record) for record in records])
+    return tokens.encode([item for record in records for item in tokens.prepare(job(record), {})])
 
 
 def test_a_record_becomes_ids_with_its_columns():

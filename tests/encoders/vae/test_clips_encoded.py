@@ -41,8 +41,8 @@ def latents(root, name, model, count, bucket=BUCKET, **changes):
     producer = VaeProducer(json.loads(json.dumps(found.producer)), found.recipe, context)
     producer.open()
     job = Job(sample=0, name=name, inputs={"image": {"path": name}}, outputs=(Output(item=0, group=0),))
-    read = producer.prepare(job)
-    (made,) = producer.encode(read.items).result()
+    items = producer.prepare(job, {"image": (root / name).read_bytes()})
+    (made,) = producer.encode(items).result()
     return made.array, group, found.recipe
 
 

@@ -15,14 +15,14 @@ from latentcache.encoders.vae.producer import VaeProducer, checked_noise, open_e
 from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
 from latentcache.fields.dtypes import is_finite
 from latentcache.fields.latents import Latents, LatentsSettings
-from latentcache.fields.protocol import Cached, DescribeContext, Failure, Finished, Job, Output, ProducerContext, Read
+from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Output, Pending, ProducerContext
 from latentcache.geometry.placement import flipped, place_in
 from latentcache.geometry.sizes import Size
-from latentcache.identity.content import content_hash
 from latentcache.images import decode as decode_module
 from latentcache.images.decode import decode
 from latentcache.images.resize import pixel_hash, resize_crop
 from latentcache.pipeline.diff import AGAIN
+from latentcache.pipeline.workers.batching import attempt, read_inputs
 
 KIND = Latents()
 
@@ -33,13 +33,12 @@ def draw(path, seed=1, height=80, width=70, **options):
     return path
 
 
-def opened(root, buckets=((64, 64),), *, options=None, missing=None, **settings):
+def opened(root, buckets=((64, 64),), *, options=None, **settings):
     settings = {"model": "stub", "buckets": tuple(Size(*bucket) for bucket in buckets)} | settings
     described = describe(LatentsSettings(**settings), Cached(), DescribeContext(device="cpu"))
     groups = tuple(described.recipe.group(Size(*bucket)) for bucket in buckets)
-    context = {} if missing is None else {"missing": missing}
-    made = ProducerContext(root=str(root), device="cpu", groups=groups, options=options or {}, **context)
-    producer = VaeProducer(json.loads(json.dumps(described.producer)), described.recipe, made)
+    context = ProducerContext(root=str(root), device="cpu", groups=groups, options=options or {})
+    producer = VaeProducer(json.loads(json.dumps(described.producer)), described.recipe, context)
     producer.open()
     return producer
 
@@ -50,8 +49,9 @@ def job(name, *outputs, size=None):
     return Job(sample=0, name=name, inputs={"image": {"path": name}}, sample_columns=columns, outputs=outputs)
 
 
-def encode(producer, *reads):
-    return producer.encode([item for read in reads for item in read.items]).result()
+def prepare(producer, job):
+    """Read and prepare the image of a job as the engine does."""
+    return attempt(lambda: producer.prepare(job, read_inputs(producer._context.root, job).data))
 
 
 def test_an_image_is_read_and_decoded_once_for_all_its_outputs(tmp_path, monkeypatch):
@@ -63,12 +63,10 @@ def test_an_image_is_read_and_decoded_once_for_all_its_outputs(tmp_path, monkeyp
     monkeypatch.setattr(decode_module, "check_png", lambda data: decodes.append(1) or check(data))
     outputs = [Output(item=n, group=g, variant=v) for n, (g, v) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)])]
     producer = opened(tmp_path, ((64, 64), (32, 64)), flip=True)
-    read = producer.prepare(job("a.png", *outputs, size=(80, 70)))
+    items = prepare(producer, job("a.png", *outputs, size=(80, 70)))
     assert (len(opens), len(decodes)) == (1, 1)
-    data = path.read_bytes()
-    assert (read.content, read.stat[0]) == (content_hash(data), len(data))
-    pixels = decode(data, producer._recipe.pixels)
-    for item, output in zip(read.items, outputs, strict=True):
+    pixels = decode(path.read_bytes(), producer._recipe.pixels)
+    for item, output in zip(items, outputs, strict=True):
         upright = place_in(Size(80, 70), Size(*((64, 64), (32, 64))[output.group]))
         expected = resize_crop(pixels, upright, "lanczos-pil")
         expected = expected[:, ::-1] if output.variant else expected
@@ -80,23 +78,6 @@ def test_an_image_is_read_and_decoded_once_for_all_its_outputs(tmp_path, monkeyp
         assert (item.output, item.num_bytes) == (output, expected.nbytes)
 
 
-def test_only_missing_outputs_are_decoded(tmp_path, monkeypatch):
-    draw(tmp_path / "a.png")
-    calls = []
-
-    def missing(one, content):
-        calls.append((one.name, content))
-        return one.outputs[1:]
-
-    outputs = (Output(item=0, group=0), Output(item=1, group=0, variant=1))
-    read = opened(tmp_path, missing=missing, flip=True).prepare(job("a.png", *outputs))
-    assert [item.output for item in read.items] == [outputs[1]]
-    assert calls == [("a.png", content_hash((tmp_path / "a.png").read_bytes()))]
-    monkeypatch.setattr(decode_module.EncodedImage, "pixels", None)
-    read = opened(tmp_path, missing=lambda one, content: ()).prepare(job("a.png", *outputs))
-    assert read.items == []
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -105,19 +86,18 @@ def test_only_missing_outputs_are_decoded(tmp_path, monkeypatch):
         (lambda data: b"<!doctype html><html>not found</html>", "html"),
     ],
 )
-def test_an_unusable_file_is_a_failure_with_reason_and_content(tmp_path, change, reason):
+def test_an_unusable_file_is_a_failure_with_a_reason(tmp_path, change, reason):
     path = draw(tmp_path / "a.jpg")
     path.write_bytes(change(path.read_bytes()))
-    failure = opened(tmp_path).prepare(job("a.jpg"))
+    failure = prepare(opened(tmp_path), job("a.jpg"))
     assert isinstance(failure, Failure)
     assert failure.reason == reason
     assert failure.hint
-    assert failure.content == (content_hash(path.read_bytes()) if path.stat().st_size else b"")
 
 
 def test_a_changed_file_size_is_a_failure(tmp_path):
     draw(tmp_path / "a.png", height=200)
-    failure = opened(tmp_path).prepare(job("a.png", size=(80, 70)))
+    failure = prepare(opened(tmp_path), job("a.png", size=(80, 70)))
     assert failure.reason == "changing"
     assert failure.detail == "it was 80x70 when the build was planned and is 200x70 now"
     assert "changing" in AGAIN
@@ -125,8 +105,8 @@ def test_a_changed_file_size_is_a_failure(tmp_path):
 
 def test_missing_files_and_too_many_pixels(tmp_path):
     draw(tmp_path / "a.png")
-    assert opened(tmp_path).prepare(job("b.png")).reason == "not-found"
-    assert opened(tmp_path, options={"max_pixels": 100}).prepare(job("a.png")).reason == "too-many-pixels"
+    assert prepare(opened(tmp_path), job("b.png")).reason == "not-found"
+    assert prepare(opened(tmp_path, options={"max_pixels": 100}), job("a.png")).reason == "too-many-pixels"
 
 
 def test_an_image_too_large_for_memory_is_a_failure(tmp_path, monkeypatch):
@@ -136,9 +116,8 @@ def test_an_image_too_large_for_memory_is_a_failure(tmp_path, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(decode_module, "resize_crop", no_memory)
-    failure = opened(tmp_path).prepare(job("a.png"))
+    failure = prepare(opened(tmp_path), job("a.png"))
     assert failure.reason == "out-of-memory"
-    assert failure.content
 
 
 def test_items_keep_their_pixels_when_the_next_image_is_decoded(tmp_path):
@@ -146,7 +125,7 @@ def test_items_keep_their_pixels_when_the_next_image_is_decoded(tmp_path):
     producer = opened(tmp_path)
     for number in range(4):
         draw(tmp_path / f"{number}.jpg", number, height=64, width=64)
-    items = [item for number in range(4) for item in producer.prepare(job(f"{number}.jpg")).items]
+    items = [item for number in range(4) for item in prepare(producer, job(f"{number}.jpg"))]
     assert len({item.same for item in items}) == 4
     assert [pixel_hash(item.value) for item in items] == [item.same for item in items]
 
@@ -155,15 +134,16 @@ def test_re_encoding_uses_the_stored_crop(tmp_path):
     draw(tmp_path / "a.png", height=80, width=128)
     producer = opened(tmp_path, flip=True)
     columns = {"crop": [3, 20], "resize": [70, 112]}
-    read = producer.prepare(
-        job("a.png", Output(item=0, group=0, columns=columns), Output(item=1, group=0, variant=1, columns=columns))
+    items = prepare(
+        producer,
+        job("a.png", Output(item=0, group=0, columns=columns), Output(item=1, group=0, variant=1, columns=columns)),
     )
     pixels = decode((tmp_path / "a.png").read_bytes(), producer._recipe.pixels)
     whole = np.asarray(Image.fromarray(pixels).resize((112, 70), Image.Resampling.LANCZOS))
-    upright, flipped = (item.value for item in read.items)
+    upright, flipped = (item.value for item in items)
     assert np.array_equal(upright, whole[3:67, 20:84])
     assert np.array_equal(flipped, whole[:, ::-1][3:67, 20:84])
-    assert [item.columns["crop"] for item in read.items] == [(3, 20), (3, 20)]
+    assert [item.columns["crop"] for item in items] == [(3, 20), (3, 20)]
 
 
 class Faulty(Encoder):
@@ -183,7 +163,7 @@ class Faulty(Encoder):
         for number, image in enumerate(images):
             if image.tobytes() in self.broken and not (precise and self.mends):
                 latents[number, 0, 0, 0] = self.value
-        return Finished(latents)
+        return Pending(lambda: latents)
 
 
 @pytest.fixture
@@ -193,7 +173,7 @@ def four(tmp_path):
 
     def make(**settings):
         producer = opened(tmp_path, **settings)
-        return producer, [producer.prepare(job(f"{number}.png")).items[0] for number in range(4)]
+        return producer, [prepare(producer, job(f"{number}.png"))[0] for number in range(4)]
 
     return make
 
@@ -228,10 +208,10 @@ def test_a_real_model_is_checked_and_measured_when_it_is_opened(tiny, tmp_path):
     producer = opened(tmp_path, model=str(tiny("AutoencoderKL")), compute_dtype="float32")
     assert producer.noise["devices"] == ["cpu"]
     assert 0 <= producer.noise["mean"] <= producer.noise["largest"] < 0.05
-    (made,) = encode(producer, producer.prepare(job("a.png")))
+    (made,) = producer.encode(prepare(producer, job("a.png"))).result()
     assert made.array.shape == (4, 32, 32)
     producer.close()
-    assert isinstance(producer.prepare(job("a.png")), Read)
+    assert len(prepare(producer, job("a.png"))) == 1
 
 
 def test_a_machine_that_cannot_resize_as_the_recipe_does_is_an_error(tmp_path, monkeypatch):

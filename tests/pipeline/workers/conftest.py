@@ -47,11 +47,11 @@ class Toy:
         made = []
         for number, text in enumerate(texts):
             outputs = tuple(Output(item=variants * number + one, group=0, variant=one) for one in range(variants))
-            inputs: dict[str, Any] = {"text": text}
+            inputs: dict[str, Any] = {"record": {"text": text}}
             if self.name == "squares":
-                inputs = {"path": f"{number:03}.txt"}
+                inputs = {"image": {"path": f"{number:03}.txt"}}
                 (self.folder / "data").mkdir(exist_ok=True)
-                (self.folder / "data" / inputs["path"]).write_text(text)
+                (self.folder / "data" / f"{number:03}.txt").write_text(text)
             content = b"" if self.name == "squares" else content_hash(text.encode())
             cost = (costs or {}).get(number, len(text))
             made.append(Job(sample=number, name=text, inputs=inputs, content=content, outputs=outputs, cost=cost))
@@ -62,7 +62,7 @@ class Toy:
         self.paths.shards.mkdir(parents=True, exist_ok=True)
         given: dict[str, Any] = {
             "field": self.name,
-            "recipe": self.kind.recipe_from_json({}).as_json(),
+            "recipe": self.kind.recipe().as_json(),
             "producer": {"marks": str(self.folder / "marks"), **changes.pop("producer", {})},
             "groups": self.kind.groups,
             "root": str(self.folder / "data"),

@@ -1,4 +1,4 @@
-"""``Producer.make``: one call per unit of small jobs, and failures of that call."""
+"""A producer without ``prepare`` encodes jobs in lists; failures of such a call."""
 
 import pytest
 
@@ -33,13 +33,11 @@ def test_a_job_that_fails_in_the_call_is_reported_with_its_content(lines):
     assert (sample, failure.reason, failure.content, result.encoded) == (1, "bad-toy", job.content, 2)
 
 
-@pytest.mark.parametrize("order", ["memory", "unusable"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_jobs_of_a_call_that_fails_are_made_one_by_one(lines, order, workers):
+def test_a_batch_without_memory_is_halved(lines, workers):
     """Only the failing job is lost; a worker with a memory limit is replaced."""
-    result = lines.run(["a", f"b {order}-make {order}-prepare", "c"], workers=workers)
-    reason = {"memory": "record-too-large", "unusable": "truncated"}[order]
-    assert [(sample, failure.reason) for sample, failure in result.failed] == [(1, reason)]
+    result = lines.run(["a", "b memory-make", "c"], workers=workers)
+    assert [(sample, failure.reason) for sample, failure in result.failed] == [(1, "out-of-memory")]
     assert result.encoded == 2
 
 

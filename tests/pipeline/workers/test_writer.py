@@ -16,7 +16,7 @@ from latentcache.store.shard import ShardWriter
 
 def entries(count, name="squares", shape=(8, 8), dtype=np.float32):
     kind = field_kinds()[name]
-    recipe = kind.recipe_from_json({})
+    recipe = kind.recipe()
     contents = np.array([list(content_hash(bytes([seed]))) for seed in range(count)], dtype=np.uint8)
     zeros = np.zeros(count, dtype=np.int32)
     keys = kind.keys(contents, zeros, zeros.astype(np.uint8), kind.groups, recipe)

@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,80 +21,65 @@ from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError, Unu
 from latentcache.fields.protocol import (
     Failure,
     FieldKind,
+    FieldRecipe,
     FieldSpec,
-    Finished,
     Group,
     Job,
     Made,
     Output,
-    Pending,
     Prepared,
     Producer,
     ProducerContext,
-    Read,
-    ReadSpec,
     WorkSize,
 )
-from latentcache.identity.content import content_hash, json_hash
+from latentcache.identity.content import content_hash
 
 #: Items that fit into the device's memory; seconds per item of ``sleep``.
 ROOM = 4
 SIDE = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToyRecipe:
-    spec: FieldSpec
-    read_time = ReadSpec()
-
-    def identity(self) -> dict[str, Any]:
-        return {"toy": self.spec.dtype}
-
-    as_json = identity
-
-    @property
-    def recipe_id(self) -> bytes:
-        return json_hash({"toy": self.identity()})
+class SquareRecipe(FieldRecipe):
+    id_name = "square"
+    spec = FieldSpec(dtype="float32", dims=("h", "w"), variants=2)
 
 
-class _Toy(FieldKind):
-    spec: FieldSpec
-    producer = "tests.pipeline.workers.toy_kinds:ToyProducer"
-
-    def recipe_from_json(self, data: Mapping[str, Any]) -> ToyRecipe:
-        return ToyRecipe(spec=self.spec)
+class WordRecipe(FieldRecipe):
+    id_name = "word"
+    spec = FieldSpec(dtype="uint16", dims=("tokens",), ragged=True, collate="pack")
 
 
-class Squares(_Toy):
+class Squares(FieldKind):
     """One (8, 8) entry per variant of a file; content is known after reading."""
 
-    name, kind, inputs = "squares", 201, ("image",)
+    name, kind, inputs, recipe = "squares", 201, ("image",), SquareRecipe
+    producer = "tests.pipeline.workers.toy_kinds:ToyProducer"
     columns = {"first": ("<u4", ())}
-    spec = FieldSpec(dtype="float32", dims=("h", "w"), variants=2)
     work = WorkSize(unit_cost=1 << 20, cost_bytes=4, batch_items=8)
     groups = (Group(label="8x8", shape=(SIDE, SIDE), dims=(1, SIDE, SIDE)),)
 
 
-class Words(_Toy):
+class Words(FieldKind):
     """A ragged row per text, packed in blocks; content is known before reading."""
 
-    name, kind, inputs, packing, device = "words", 202, ("record",), "block", "cpu"
+    name, kind, inputs, packing, device, recipe = "words", 202, ("record",), "block", "cpu", WordRecipe
+    producer = "tests.pipeline.workers.toy_kinds:ToyProducer"
     ragged_columns = {"marks": ("<u4", ())}
-    spec = FieldSpec(dtype="uint16", dims=("tokens",), ragged=True, collate="pack")
     work = WorkSize(unit_cost=1 << 20, unit_jobs=16, cost_bytes=64, worker_cost=1 << 12, batch_items=8)
-    reasons = {"memory": "record-too-large", "prepare": "words-crash", "encode": "words-crash"}
     groups = (Group(label="", shape=(-1,)),)
 
 
 class Lines(Words):
-    """Ragged rows, many per call."""
+    """Ragged rows of jobs that are not prepared."""
 
-    name, kind, makes_jobs = "lines", 203, True
+    name, kind = "lines", 203
+    producer = "tests.pipeline.workers.toy_kinds:LineProducer"
 
 
 class ToyProducer(Producer):
-    def __init__(self, producer: Mapping[str, Any], recipe: ToyRecipe, context: ProducerContext) -> None:
-        self.context, self.recipe, self.marks = context, recipe, Path(producer["marks"])
+    def __init__(self, producer: Mapping[str, Any], recipe: FieldRecipe, context: ProducerContext) -> None:
+        super().__init__(producer, recipe, context)
+        self.marks = Path(producer["marks"])
         self.dead = producer.get("dead", 1 << 30)
         """Items after which every encoder dies."""
         self.alive = self.dead + producer.get("trouble", 1 << 30)
@@ -147,36 +131,23 @@ class ToyProducer(Producer):
                 raise DeviceError("the device failed")
         return None
 
-    def prepare(self, job: Job) -> Read | Failure:
-        source = job.inputs.get("text")
-        data = source.encode() if source is not None else (Path(self.context.root) / job.inputs["path"]).read_bytes()
-        content = content_hash(data)
-        wanted = self.context.missing(job, content)
-        if not wanted and job.outputs:
-            return Read(content=content)
-        words = data.decode().split()
+    def prepare(self, job: Job, data: Mapping[str, bytes]) -> Sequence[Prepared] | Failure:
+        words = data["image"].decode().split() if data else job.inputs["record"]["text"].split()
         failure = self.act("prepare", words)
         if failure is not None:
             return failure
-        same = content_hash(words[0].encode()) if source is None else b""
-        items = [
-            Prepared(output=one, value=words, same=same and flipped(same, one), num_bytes=64 * len(data))
-            for one in wanted
+        same = content_hash(words[0].encode()) if data else b""
+        return [
+            Prepared(output=output, value=words, same=same and flipped(same, output), num_bytes=64 * len(words[0]))
+            for output in job.outputs
         ]
-        stat = (len(data), 1, 2, 3, 4, 5) if source is None else ()
-        return Read(content=content, stat=stat, items=items)
 
-    def encode(self, batch: Sequence[Prepared]) -> Pending:
-        if len(batch) > ROOM and any("large" in one.value for one in batch):
+    def encode(self, batch: Sequence[Prepared]) -> Sequence[Made | Failure]:
+        if len(batch) > ROOM and any("large" in item.value for item in batch):
             raise DeviceMemoryError("the device is full")
-        if any("huge" in one.value for one in batch):
+        if any("huge" in item.value for item in batch):
             raise DeviceMemoryError("the device is full")
-        return Finished([self.act("encode", one.value) or self.made(one) for one in batch])
-
-    def make(self, jobs: Sequence[Job]) -> list[Made | Failure]:
-        words = [job.inputs["text"].split() for job in jobs]
-        self.log("make", str(len(words)))
-        return [self.act("make", one) or self.made_of(one[0].encode()) for one in words]
+        return [self.act("encode", item.value) or self.made(item) for item in batch]
 
     def made(self, one: Prepared) -> Made:
         return self.made_of(one.value[0].encode(), one.output.variant)
@@ -187,6 +158,15 @@ class ToyProducer(Producer):
             return Made(array=array, columns={"marks": np.arange(len(word) % 3, dtype=np.uint32)})
         values = np.frombuffer((word * SIDE * SIDE)[: SIDE * SIDE], dtype=np.uint8).astype(np.float32) + variant
         return Made(array=values.reshape(SIDE, SIDE), columns={"first": word[0]})
+
+
+class LineProducer(ToyProducer):
+    prepare = Producer.prepare
+
+    def encode(self, batch: Sequence[Prepared]) -> list[Made | Failure]:
+        words = [item.value.inputs["record"]["text"].split() for item in batch]
+        self.log("make", str(len(words)))
+        return [self.act("make", line) or self.made_of(line[0].encode()) for line in words]
 
 
 def flipped(same: bytes, output: Output) -> bytes:
