@@ -31,7 +31,7 @@ from latentcache.identity.key import entry_key
 from latentcache.store.atomic_io import write_json
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items, read_header
-from latentcache.store.paths import CachePaths
+from latentcache.store.paths import FORMAT_VERSION, CachePaths
 from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
 
@@ -177,7 +177,7 @@ def make_vectors(folder: Path) -> dict[str, Any]:
         entries += packed
     _publish(paths)
     expected = {
-        "format": 1,
+        "format": FORMAT_VERSION,
         "entries": [
             {"key": entry.key.hex(), "head": bytes(entry.value[: read_header(entry.value).head_bytes]).hex()}
             for entry in entries

@@ -22,7 +22,7 @@ from latentcache.fields.protocol import Cached, DescribeContext, Described, Fiel
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.geometry.sizes import Size
-from latentcache.identity.key import split_keys
+from latentcache.identity.key import CONTENT_SLICE
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.sources.inventory import Inventory
 from latentcache.sources.layout import ImageSet
@@ -234,10 +234,9 @@ def stretch_index(shard: Path, keys: NDArray[np.uint8]) -> None:
     """Write an index with the first entry of the shard under each of these keys."""
     file, count = ColumnFile(shard / "index.safetensors"), len(keys)
     old = {name: np.asarray(file[name]) for name in file}
-    keys = keys[np.lexsort(keys[:, 8:24].copy().view(">u8").astype(np.uint64).T[::-1])]
+    keys = keys[np.lexsort(keys[:, CONTENT_SLICE].copy().view(">u8").astype(np.uint64).T[::-1])]
     columns: dict[str, Any] = {name: np.repeat(v, count, axis=0) if len(v) == 1 else v for name, v in old.items()}
-    columns["content"], columns["frames"], columns["frame"] = split_keys(keys)
-    columns["same"] = columns["content"]
+    columns["key"], columns["same"] = keys, keys[:, CONTENT_SLICE]
     columns["offset"] = old["offset"][0] + np.arange(count, dtype=np.uint64) * np.uint64(12 << 10)
     columns["checksum"] = np.random.default_rng(1).integers(0, 1 << 63, count).astype(np.uint64)
     (shard / "index.safetensors").chmod(0o644)

@@ -23,7 +23,7 @@ from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.dtypes import Limit, finite_limit
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash, json_hash
-from latentcache.identity.key import CONTENT_AT, KEY_BYTES, RECIPE_BYTES, entry_key
+from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES, RECIPE_BYTES, entry_key
 from latentcache.value import Value, parsed
 
 Array = NDArray[Any]
@@ -479,7 +479,7 @@ class FieldKind:
         prefixes = [entry_key(variant=n, dims=one.dims, **about) for one in groups for n in range(variants)]
         table = np.frombuffer(b"".join(prefixes), dtype=np.uint8).reshape(-1, KEY_BYTES)
         keys = table[group.astype(np.intp) * variants + variant]
-        keys[:, CONTENT_AT : CONTENT_AT + HASH_BYTES] = content = self.key_content(content, variant, recipe)
+        keys[:, CONTENT_SLICE] = content = self.key_content(content, variant, recipe)
         halves = np.ascontiguousarray(content).view(np.uint64)
         keys[halves[:, 0] | halves[:, 1] == 0] = 0
         return keys

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
-from latentcache.identity.content import checksum
-from latentcache.identity.key import Keys, split_keys
+from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES
 from latentcache.store.atomic_io import make_folder, opened, raise_unreadable, reading, writing
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_head, checked_index, load_index, open_shard_index, whole_entry
@@ -31,6 +29,8 @@ from latentcache.store.snapshot import removed_entries
 
 _TOGETHER = 1 << 17
 _KEY, _SAME = "key", "same"
+#: 2**64 divided by the golden ratio: spreads the few kinds and sizes of keys over all bits.
+_ODD = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 Table = tuple[NDArray[np.uint64], NDArray[np.uint32]]
 """Sorted numbers, and the item of each."""
@@ -70,28 +70,19 @@ class Catalog:
         self.shards = tuple(one.name for one in folders)
         self._tables = {} if tables is None else tables
 
-    @cached_property
-    def frames(self) -> NDArray[np.uint8]:
-        """(F, 16) frames of all keys, in memcmp order."""
-        known = [np.asarray(self._index(number).columns["frames"]) for number in range(len(self.shards))]
-        # With an index, which loads no numpy.ma.
-        return np.unique(np.concatenate([np.zeros((0, 16), np.uint8), *known]), axis=0, return_index=True)[0]
-
-    @cached_property
-    def frame_numbers(self) -> dict[bytes, int]:
-        """Position of each frame in :attr:`frames`."""
-        return {frame.tobytes(): number for number, frame in enumerate(self.frames)}
-
     def count(self, kind: int, recipe: bytes) -> int:
         """Number of items of one kind whose keys end in these bytes of a recipe."""
-        own, found = np.frombuffer(recipe, dtype=np.uint8), 0
+        count, ending = 0, np.frombuffer(recipe, dtype=np.uint8)
         for number in range(len(self.shards)):
             index = self._index(number)
-            frames = np.asarray(index.columns["frames"])
-            mine = (frames[:, 0] == kind) & (frames[:, -len(own) :] == own).all(axis=1)
-            held = mine[np.asarray(index.of_items("frame"))]
-            found += int(np.count_nonzero(held if index.left_out is None else held & ~index.left_out))
-        return found
+            for start in range(0, index.items, _TOGETHER):
+                part = slice(start, start + _TOGETHER)
+                keys = index.keys(part)
+                chosen = (keys[:, 0] == kind) & (keys[:, -len(ending) :] == ending).all(axis=1)
+                if index.left_out is not None:
+                    chosen &= ~index.left_out[part]
+                count += int(np.count_nonzero(chosen))
+        return count
 
     def __len__(self) -> int:
         return len(self._table(_KEY)[0])
@@ -103,29 +94,27 @@ class Catalog:
     def keys(self, place: NDArray[np.integer] | None = None) -> NDArray[np.uint8]:
         """(n, 32) item keys, of all distinct items if no places are given."""
         place = self.all_places() if place is None else place
-        found = np.empty((len(place), 32), dtype=np.uint8)
+        found = np.empty((len(place), KEY_BYTES), dtype=np.uint8)
         for at, _, index, item in self._parts(place):
             found[at] = index.keys(item)
         return found
 
     def find(self, keys: NDArray[np.uint8]) -> NDArray[np.int64]:
         """(n,) place of each item key (n, 32); -1 if it is not committed."""
-        content, frames, frame = split_keys(np.ascontiguousarray(keys).reshape(-1, 32))
-        return self._search(_KEY, _mixed(content, frames, frame), lambda at, row: (self.keys(at) == keys[row]).all(1))
+        return self._search(_KEY, _mixed(keys), lambda items, rows: (self.keys(items) == keys[rows]).all(axis=1))
 
     def find_same(self, same: NDArray[np.uint8], keys: NDArray[np.uint8]) -> NDArray[np.int64]:
         """(n,) place of an item with the same-hash (n, 16) whose key differs from the key (n, 32) in content only."""
-        _, frames, frame = split_keys(keys)
 
         def right(at: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.bool_]:
             stored, wanted = self.keys(at), keys[row].copy()
-            wanted[:, 8:24] = stored[:, 8:24]
+            wanted[:, CONTENT_SLICE] = stored[:, CONTENT_SLICE]
             held: NDArray[np.bool_] = (stored == wanted).all(axis=1)
             for some, _, index, item in self._parts(at):
                 held[some] &= (index.of_items("same")[item] == same[row][some]).all(axis=1)
             return held
 
-        return self._search(_SAME, _mixed(same, frames, frame), right)
+        return self._search(_SAME, _mixed(keys, same), right)
 
     def forget(self) -> None:
         """Give the memory back; what is needed again is made again."""
@@ -143,17 +132,13 @@ class Catalog:
                 rows[name][at] = getattr(index, name)[entry]
         return rows
 
-    def entry_keys(self, rows: Any) -> Keys:
+    def entry_keys(self, rows: Any) -> NDArray[np.uint8]:
         """(n, 32) keys of the entries that hold items."""
-        content = np.empty((len(rows.shard), 16), dtype=np.uint8)
-        frame = np.empty(len(rows.shard), dtype=np.uint32)
+        keys = np.empty((len(rows.shard), KEY_BYTES), dtype=np.uint8)
         for number in np.unique(rows.shard).tolist():
-            at: Any = slice(None) if (rows.shard == number).all() else np.flatnonzero(rows.shard == number)
-            columns, entry = self._index(number).columns, rows.entry[at]
-            theirs = [self.frame_numbers[one.tobytes()] for one in np.asarray(columns["frames"])]
-            content[at] = columns["content"][entry]
-            frame[at] = np.array(theirs, dtype=frame.dtype)[columns["frame"][entry]]
-        return Keys(content, frame, self.frames)
+            at = rows.shard == number
+            keys[at] = self._index(number).entry_keys(rows.entry[at])
+        return keys
 
     def headers(self, place: NDArray[np.integer]) -> Iterator[HeaderOf]:
         """The heads of the entries that hold these items, each read once."""
@@ -272,17 +257,15 @@ class Catalog:
         """Numbers of the keys or same-hashes of items, and the items; those without a same-hash are left out."""
         for number, base in enumerate(self._bases[:-1].tolist()):
             index = self._index(number)
-            frames, frame = np.asarray(index.columns["frames"]), index.of_items("frame")
-            source = index.of_items("content" if name == _KEY else "same")
             for start in range(0, index.items, _TOGETHER):
-                part = slice(start, start + _TOGETHER)
-                hashes = source[part]
-                mixed = _mixed(hashes, frames, frame[part])
-                items = np.arange(base + start, base + start + len(hashes), dtype=np.uint32)
-                there: Any = slice(None) if name == _KEY else hashes.any(axis=1)
+                part = slice(start, min(start + _TOGETHER, index.items))
+                keys = index.keys(part)
+                items = np.arange(base + part.start, base + part.stop, dtype=np.uint32)
+                same = None if name == _KEY else index.of_items("same")[part]
+                chosen = np.ones(len(items), dtype=np.bool_) if same is None else same.any(axis=1)
                 if index.left_out is not None:
-                    there = ~index.left_out[part] & (name == _KEY or there)
-                yield mixed[there], items[there]
+                    chosen &= ~index.left_out[part]
+                yield _mixed(keys[chosen], None if same is None else same[chosen]), items[chosen]
 
     def _index(self, shard: int) -> ShardIndex:
         if shard not in self._indexes:
@@ -348,10 +331,14 @@ def _mapped(path: Path, dtype: type) -> Any:
     return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
 
 
-def _mixed(hashes: NDArray[np.uint8], frames: NDArray[np.uint8], frame: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """(n,) the first 8 bytes of hashes (n, 16), mixed with the frame (F, 16) of each."""
-    mixtures = np.array([checksum(one.tobytes()) for one in frames], dtype=np.uint64)
-    mixed: NDArray[np.uint64] = np.ascontiguousarray(hashes).view(">u8")[:, 0] ^ mixtures[frame]
+def _mixed(keys: NDArray[np.uint8], hashes: NDArray[np.uint8] | None = None) -> NDArray[np.uint64]:
+    """(n,) 8 bytes of hashes (n, 16), or of the contents of keys (n, 32), mixed with the rest of the keys.
+
+    Keys that differ in their content only keep their order in ranges, so neighbors are near each other in an index.
+    """
+    words = np.ascontiguousarray(keys).view(">u8").astype(np.uint64)
+    first = words[:, 1] if hashes is None else np.ascontiguousarray(hashes).view(">u8")[:, 0]
+    mixed: NDArray[np.uint64] = first ^ (words[:, 0] * _ODD + words[:, 3])
     return mixed
 
 

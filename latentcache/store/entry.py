@@ -9,7 +9,6 @@ gets one of its own. The same items in the same order give the same blocks.
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,16 +17,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
-from latentcache.errors import CacheFormatError, CorruptEntryError
+from latentcache.errors import CorruptEntryError
 from latentcache.fields.dtypes import DTYPES, numpy_dtype
 from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec
 from latentcache.identity.content import HASH_BYTES, checksum, content_hash
-from latentcache.identity.key import CONTENT_AT, KEY_BYTES
+from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES
 from latentcache.store.atomic_io import Buffer
+from latentcache.store.paths import FORMAT_VERSION, other_format
 
-#: The last byte is the version.
-MAGIC = b"LCE1"
+#: The last byte is the version of the format.
+MAGIC = b"LCE%d" % FORMAT_VERSION
 MAX_DIMENSIONS = 8
 PACKED, RAGGED = 1, 2
 #: Bytes of the fixed part and of the checksum at the end of a head; what a head's length leaves when divided by 64.
@@ -40,13 +42,10 @@ COUNT_SUFFIX = "#"
 #: Magic, kind, dtype, ndim, flags, head_bytes, items, payload_bytes, payload_checksum, key, recipe_id, same.
 FIXED = struct.Struct(f"<4sBBBBIIQQ{KEY_BYTES}s{HASH_BYTES}s{HASH_BYTES}s")
 _DTYPE_NAMES = {code: name for name, (code, _) in DTYPES.items()}
-_COLUMN_CODES = {"u1": 1, "f2": 2, "f4": 4, "u2": 5, "i4": 6, "u4": 7, "i8": 8, "u8": 9, "f8": 10}
-_COLUMN_TYPES = {code: np.dtype(f"<{text}") for text, code in _COLUMN_CODES.items()}
 #: Bytes of a block's value at most: 64 pages of LMDB, whose first 16 bytes are its own.
 BLOCK_BYTES = 64 * 4096 - 16
-#: Bytes of a block beside its items and columns, at most.
-_HEAD_BYTES, _COLUMN_BYTES = 256, 48
-_CONTENT = slice(CONTENT_AT, CONTENT_AT + HASH_BYTES)
+#: Bytes of a head beside the values of its columns, at most: with the format's own columns, and of each other one.
+_HEAD_BYTES, _COLUMN_BYTES = 512, 96
 
 
 class EntryHeader(NamedTuple):
@@ -74,14 +73,14 @@ class EntryHeader(NamedTuple):
     length: NDArray[np.uint32]
     """(N,) elements of each; zeros if items are not ragged."""
     columns: Mapping[str, NDArray[Any]]
-    """(N, ...) the kind's own columns, in the type they are stored in."""
+    """(N, ...) the kind's own columns."""
     ragged_columns: Mapping[str, tuple[NDArray[np.int64], NDArray[Any]]]
     """Those with several values per item: where the values of each end (N,), and all values."""
 
     def item_keys(self) -> NDArray[np.uint8]:
         """(N, 32) keys of the items."""
         keys = np.tile(np.frombuffer(self.key, dtype=np.uint8), (self.items, 1))
-        keys[:, _CONTENT] = self.content
+        keys[:, CONTENT_SLICE] = self.content
         return keys
 
     def item(self, payload: memoryview, position: int) -> NDArray[Any]:
@@ -136,11 +135,12 @@ def _blocks(items: Sequence[Item], spec: FieldSpec, kind: FieldKind) -> Iterator
     row_bytes = (
         HASH_BYTES + 4 + sum(np.dtype(one).itemsize * math.prod(shape) for one, shape in kind.columns.values())
     )
-    head_bytes = _HEAD_BYTES + _COLUMN_BYTES * (len(kind.columns) + 2 * len(kind.ragged_columns))
+    names = (*kind.columns, *kind.ragged_columns, *kind.ragged_columns)
+    head_bytes = _HEAD_BYTES + sum(_COLUMN_BYTES + len(name) for name in names)
     block: list[Item] = []
     size, group = 0, None
     for item in items:
-        own = item.key[:CONTENT_AT], item.key[_CONTENT.stop :], item.array.shape[spec.ragged :]
+        own = item.key[: CONTENT_SLICE.start], item.key[CONTENT_SLICE.stop :], item.array.shape[spec.ragged :]
         more = item.array.nbytes + row_bytes + len(item.same)
         for name in kind.ragged_columns:
             if name in item.columns:
@@ -165,8 +165,8 @@ def _entry(items: Sequence[Item], recipe: FieldRecipe, kind: FieldKind, *, packe
     if packed:
         if len(items) > 1 or not ragged:
             array = (np.concatenate if ragged else np.stack)([item.array for item in items])
-        contents, same = b"".join(item.key[_CONTENT] for item in items), b""
-        key = first.key[:CONTENT_AT] + content_hash(contents) + first.key[_CONTENT.stop :]
+        contents, same = b"".join(item.key[CONTENT_SLICE] for item in items), b""
+        key = first.key[: CONTENT_SLICE.start] + content_hash(contents) + first.key[CONTENT_SLICE.stop :]
         columns[CONTENT] = np.frombuffer(contents, dtype=np.uint8).reshape(-1, HASH_BYTES)
         if any(item.same for item in items):
             same_hashes = b"".join(item.same or bytes(HASH_BYTES) for item in items)
@@ -174,14 +174,14 @@ def _entry(items: Sequence[Item], recipe: FieldRecipe, kind: FieldKind, *, packe
         if ragged:
             columns[LENGTH] = np.array([len(item.array) for item in items], dtype=np.uint32)
     payload = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    table = struct.pack(f"<{array.ndim}I", *array.shape) + _pack_table(columns | _own_columns(items, kind))
-    used = FIXED_BYTES + len(table) + CHECKSUM_BYTES
-    head_bytes = used + (_REST - used) % 64
+    shape = struct.pack(f"<{array.ndim}I", *array.shape)
+    table = shape + _pack_table(columns | _own_columns(items, kind), FIXED_BYTES + len(shape))
+    head_bytes = FIXED_BYTES + len(table) + CHECKSUM_BYTES
     front = MAGIC, key[0], DTYPES[dtype][0], array.ndim, PACKED * packed | RAGGED * ragged, head_bytes
     sizes, hashes = (len(items), len(payload), checksum(payload)), (key, recipe.recipe_id, same or bytes(HASH_BYTES))
     value = bytearray(head_bytes + len(payload))
     FIXED.pack_into(value, 0, *front, *sizes, *hashes)
-    value[FIXED_BYTES : FIXED_BYTES + len(table)] = table
+    value[FIXED_BYTES : head_bytes - CHECKSUM_BYTES] = table
     with memoryview(value) as memory:
         struct.pack_into("<Q", value, head_bytes - CHECKSUM_BYTES, checksum(memory[: head_bytes - CHECKSUM_BYTES]))
     value[head_bytes:] = payload
@@ -209,12 +209,12 @@ def read_header(data: Buffer, key: bytes | None = None) -> EntryHeader:
     """Parse a head, which more bytes may follow, and believe nothing that it does not prove.
 
     ``key`` is the key that it must have; None: any is right. Raises CorruptEntryError, or CacheFormatError for a
-    version that this release does not know.
+    another version of the format.
     """
     hexed = (bytes(data[KEY_AT : KEY_AT + KEY_BYTES]) if key is None else key).hex()
     try:
         return _parsed(memoryview(data), key)
-    except (ValueError, struct.error, LookupError) as error:
+    except (ValueError, struct.error, LookupError, SafetensorError) as error:
         raise CorruptEntryError("the head of an entry is damaged", key=hexed, why=str(error)) from error
 
 
@@ -230,11 +230,7 @@ def _parsed(data: memoryview, key: bytes | None) -> EntryHeader:
     if expected != found:
         raise ValueError(f"header checksum: expected {expected:016x}, found {found:016x}")
     if data[3] != MAGIC[3]:
-        raise CacheFormatError(
-            f"entry version {bytes(data[3:4])!r} is newer than this version reads ({MAGIC[3:]!r})",
-            where=f"entry {own.hex()}",
-            fix="upgrade with `pip install -U latentcache`",
-        )
+        raise other_format(data[3] - ord("0"), f"entry {own.hex()}")
     if key is not None and own != key:
         raise ValueError(f"it is that of {own.hex()}")
     if kind != own[0] or code not in _DTYPE_NAMES or not 1 <= ndim <= MAX_DIMENSIONS or not items:
@@ -274,10 +270,10 @@ def _items(
     if not flags & PACKED:
         if items != 1 or {CONTENT, SAME, LENGTH} & table.keys():
             raise ValueError(f"{items} items in an entry that is no block")
-        content = np.frombuffer(key[_CONTENT], dtype=np.uint8)[None]
+        content = np.frombuffer(key[CONTENT_SLICE], dtype=np.uint8)[None]
         return content, nothing, nothing + np.uint32(shape[0]) if flags & RAGGED else nothing
     content = _shaped(table.pop(CONTENT), items)
-    if content_hash(content.tobytes()) != key[_CONTENT]:
+    if content_hash(content.tobytes()) != key[CONTENT_SLICE]:
         raise ValueError("its items are not those that it is named by")
     if not flags & RAGGED:
         if shape[0] != items:
@@ -312,55 +308,18 @@ def _split_columns(
     return table, ragged
 
 
-def _pack_table(columns: Mapping[str, NDArray[Any]]) -> bytes:
-    """Number of columns, the description of each, then their values; whole numbers in the narrowest type."""
-    if len(columns) > 255:
-        raise ValueError(f"{len(columns)} columns")
-    described, data = bytearray([len(columns)]), bytearray()
-    for name, values in columns.items():
-        narrow = _narrowed(values)
-        described += _description(name, narrow.dtype.str[1:], narrow.shape)
-        data += narrow.tobytes()
-    return bytes(described + data)
-
-
-@functools.lru_cache(maxsize=1024)
-def _description(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
-    text = name.encode("ascii")
-    if not 0 < len(text) < 256:
-        raise ValueError(f"a column's name has 1 to 255 letters, got {name!r}")
-    front = bytes([len(text)]) + text + bytes([_COLUMN_CODES[dtype], len(shape)])
-    return front + struct.pack(f"<{len(shape)}I", *shape)
-
-
-def _narrowed(values: NDArray[Any]) -> NDArray[Any]:
-    if values.dtype.kind not in "ui" or values.itemsize == 1 or not values.size:
-        return values.astype(np.uint8) if values.dtype == np.bool_ else np.ascontiguousarray(values)
-    low, high = int(values.min()), int(values.max())
-    if low < 0:
-        return values.astype("<i4" if low >= -(1 << 31) and high < 1 << 31 else "<i8")
-    return values.astype(np.min_scalar_type(high).newbyteorder("<"))
+def _pack_table(columns: Mapping[str, NDArray[Any]], front_bytes: int) -> bytes:
+    """Columns as safetensors; spaces in its header bring the head, which has other bytes in front, to its length."""
+    data: bytes = save({name: np.ascontiguousarray(values) for name, values in columns.items()})
+    stop = 8 + int.from_bytes(data[:8], "little")
+    spaces = (_REST - front_bytes - len(data) - CHECKSUM_BYTES) % 64
+    return (stop - 8 + spaces).to_bytes(8, "little") + data[8:stop] + b" " * spaces + data[stop:]
 
 
 def _read_table(data: memoryview) -> dict[str, NDArray[Any]]:
-    """Inverse of :func:`_pack_table`; the rest must be zeros of less than 64 bytes."""
-    at, shapes = 1, []
-    for _ in range(data[0]):
-        size = data[at]
-        name = bytes(data[at + 1 : at + 1 + size]).decode("ascii")
-        code, ndim = data[at + 1 + size], data[at + 2 + size]
-        if not 1 <= ndim <= MAX_DIMENSIONS:
-            raise ValueError(f"column {name} has {ndim} dimensions")
-        at += 3 + size
-        shapes.append((name, _COLUMN_TYPES[code], struct.unpack_from(f"<{ndim}I", data, at)))
-        at += 4 * ndim
-    table: dict[str, NDArray[Any]] = {}
-    for name, dtype, shape in shapes:
-        count = math.prod(shape)
-        if at + count * dtype.itemsize > len(data) or name in table:
-            raise ValueError(f"column {name} of {dtype} {shape} leaves the head")
-        table[name] = np.frombuffer(data, dtype=dtype, count=count, offset=at).reshape(shape)
-        at += count * dtype.itemsize
-    if len(data) - at >= 64 or any(data[at:]):
-        raise ValueError("bytes behind the columns")
+    """Inverse of :func:`_pack_table`."""
+    table: dict[str, NDArray[Any]] = load(bytes(data))
+    for name, values in table.items():
+        if not values.ndim:
+            raise ValueError(f"column {name} has no rows")
     return table

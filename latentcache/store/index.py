@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CacheFormatError, CorruptEntryError
 from latentcache.identity.content import HASH_BYTES, checksum
-from latentcache.identity.key import KEY_BYTES, Keys, split_keys
+from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES
 from latentcache.store.atomic_io import open_file, opened
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import EntryHeader, read_header
 from latentcache.store.gather import read_at
+from latentcache.store.paths import FORMAT_VERSION, other_format
 
 INDEX = "index.safetensors"
 #: Bytes of a page's header; a value with pages of its own begins behind it.
@@ -145,14 +146,18 @@ class ShardIndex:
 
     def entry_keys(self, entries: Any = slice(None)) -> NDArray[np.uint8]:
         """(n, 32) keys of entries."""
-        return Keys(self.columns["content"], self.columns["frame"], self.columns["frames"])[entries]
+        return np.asarray(self.columns["key"][entries])
 
     def keys(self, items: Any = slice(None)) -> NDArray[np.uint8]:
         """(n, 32) keys of items."""
-        return Keys(self.of_items("content"), self.of_items("frame"), self.columns["frames"])[items]
+        if not self.has_blocks:
+            return self.entry_keys(items)
+        keys = self.entry_keys(self._expanded["entry"][items])
+        keys[:, CONTENT_SLICE] = self._expanded["content"][items]
+        return keys
 
     def of_items(self, name: str) -> Any:
-        """(I, ...) ``content``, ``frame``, ``same`` or ``length`` of all items."""
+        """(I, ...) ``same`` or ``length`` of all items."""
         return self._expanded[name] if self.has_blocks else self.columns[name]
 
     def places(self, items: NDArray[np.integer]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -174,9 +179,11 @@ class ShardIndex:
         times = np.maximum(counts, 1)
         entry = np.repeat(np.arange(self.entries, dtype=np.uint32), times)
         in_block, first = counts[entry] > 0, np.cumsum(times) - times
-        found = {"entry": entry, "first": first, "frame": np.asarray(self.columns["frame"])[entry]}
-        for name in ("content", "same", "length"):
-            both = np.asarray(self.columns[name]), np.asarray(self.columns[f"item.{name}"])
+        found = {"entry": entry, "first": first}
+        of_entries = {name: np.asarray(self.columns[name]) for name in ("key", "same", "length")}
+        of_entries["content"] = of_entries.pop("key")[:, CONTENT_SLICE]
+        for name, values in of_entries.items():
+            both = values, np.asarray(self.columns[f"item.{name}"])
             if not any(one.any() for one in both):
                 found[name] = np.broadcast_to(both[0][:1], (len(entry), *both[0].shape[1:]))
                 continue
@@ -202,10 +209,7 @@ def collect_index(data: Path) -> dict[str, NDArray[Any]]:
         if isinstance(error, CacheDamagedError | CacheFormatError):
             raise
         raise CacheDamagedError("the pages of a shard are damaged", where=str(data), why=str(error)) from error
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    keys = columns.pop("key").view(np.uint8).reshape(-1, KEY_BYTES)
-    columns["content"], columns["frames"], columns["frame"] = split_keys(keys)
-    return columns
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _indexed(descriptor: int, values: Sequence[Place]) -> dict[str, NDArray[Any]]:
@@ -220,6 +224,7 @@ def _indexed(descriptor: int, values: Sequence[Place]) -> dict[str, NDArray[Any]
         rows.append((key, offset + header.head_bytes, *sizes, *of_item))
     table = np.array(rows, dtype=_ROW_TYPES)
     columns: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(table[name]) for name in _ROW_TYPES.names or ()}
+    columns["key"] = columns["key"].view(np.uint8).reshape(-1, KEY_BYTES)
     columns["same"] = columns["same"].view(np.uint8).reshape(-1, HASH_BYTES)
     empty = np.zeros((0, HASH_BYTES), dtype=np.uint8)
     columns["item.content"] = np.concatenate([empty, *(header.content for header in blocks)])
@@ -262,13 +267,19 @@ def whole_entry(
 def write_index(folder: Path, name: str) -> int:
     """Index a closed shard of this final name; return the number of entries."""
     columns = collect_index(folder / "data.mdb")
-    write_columns(folder / INDEX, columns, {"shard": name})
+    write_columns(folder / INDEX, columns, {"shard": name, "format": str(FORMAT_VERSION)})
     return len(columns["offset"])
 
 
 def load_index(folder: Path) -> ShardIndex:
-    """Open the index of a sealed shard; CacheDamagedError if it is damaged, or that of another shard."""
+    """Open the index of a sealed shard; CacheDamagedError if it is damaged, or that of another shard.
+
+    CacheFormatError for another version of the format.
+    """
     file = ColumnFile(folder / INDEX)
+    version = file.metadata.get("format", "1")
+    if version != str(FORMAT_VERSION):
+        raise other_format(int(version), folder, folder.parent.parent)
     if file.metadata.get("shard") != folder.name:
         why = f"it is the index of shard {file.metadata.get('shard')}"
         raise CacheDamagedError("a shard has the index of another one", where=str(folder), why=why)

@@ -8,9 +8,11 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
-from latentcache.errors import CacheDamagedError, CacheNotFoundError, StoreError
+from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, StoreError
 from latentcache.store.atomic_io import raise_unreadable, read_file, unreadable
 
+#: The only version that this release reads and writes.
+FORMAT_VERSION = 2
 OPEN_SUFFIX = ".open"
 _CURRENT = re.compile(rb"[0-9]{6,}\n")
 
@@ -103,6 +105,29 @@ class CachePaths:
         """Numbers of the snapshots that were written whole, current or not, upwards."""
         folders = [path for path in _listed(self.snapshots_folder) if path.name.isdecimal()]
         return sorted(int(path.name) for path in folders if (path / "manifest.json").exists())
+
+
+def other_format(
+    version: int, where: Path | str, cache: Path | str = "CACHE", data: str = "DATA"
+) -> CacheFormatError:
+    """The error for a cache that another release wrote; ``data`` is what it was built from."""
+    what = f"this cache has format {version}; this version of latentcache reads format {FORMAT_VERSION}"
+    if version > FORMAT_VERSION:
+        return CacheFormatError(
+            what,
+            where=str(where),
+            why="it was written by a newer version",
+            fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
+            fix_python="upgrade with `pip install -U latentcache`, or build into another folder with out=",
+        )
+    old, new = (shlex.quote(f"{cache}{ending}") for ending in (f".format-{version}", ""))
+    return CacheFormatError(
+        what,
+        where=str(where),
+        why="it was written by an older version",
+        fix=f"build it again, with the options of the first build: mv {new} {old} && latentcache build"
+        f" {shlex.quote(data)} --out {new}",
+    )
 
 
 def _listed(folder: Path, *, only_folders: bool = False) -> list[Path]:

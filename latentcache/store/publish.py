@@ -20,15 +20,13 @@ from numpy.typing import NDArray
 from latentcache.fields.protocol import FieldKind, FieldRecipe
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import checksum
-from latentcache.identity.key import Keys, split_keys
 from latentcache.store.atomic_io import make_folder, sync_folder, write_atomically, write_json, writing
 from latentcache.store.catalog import Catalog
 from latentcache.store.columns import Mended, are_equal, write_columns
-from latentcache.store.paths import CachePaths
+from latentcache.store.paths import FORMAT_VERSION, CachePaths
 from latentcache.store.snapshot import (
     COLUMNS,
     ENTRY_TYPES,
-    FORMAT_VERSION,
     MANIFEST,
     REJECTED,
     ROW_TYPES,
@@ -122,7 +120,7 @@ def new_field(
     rows = catalog.places(new_place)
     entry, first = _in_order(_entry_numbers(rows))
     new = rows[first]
-    key = catalog.entry_keys(new)
+    key: Any = catalog.entry_keys(new)
     of_entries = {name: new[name] for name in ENTRY_TYPES}
     plain, ragged = _own_columns(kind, catalog, new_place)
     of_rows: dict[str, Any] = {"start": rows.start, "length": rows.length}
@@ -135,12 +133,7 @@ def new_field(
         entry, first = _in_order(entry_of_row)
         source = entry_of_row[first]
         shards = shard_numbers(catalog, known)
-        frames = np.array([catalog.frame_numbers.get(bytes(one), 0) for one in np.asarray(known.key.frames)])
-        key = Keys(
-            Mended(known.key.content, key.content, source),
-            Mended(known.key.frame, key.frame, source, frames.astype(key.frame.dtype)),
-            key.frames,
-        )
+        key = Mended(known.key, key, source)
         of_entries = {
             name: Mended(getattr(known, name), values, source, shards if name == "shard" else None)
             for name, values in of_entries.items()
@@ -375,8 +368,7 @@ def _described(one: FieldRows) -> dict[str, Any]:
 
 
 def _field_columns(one: FieldRows) -> dict[str, Any]:
-    content, frames, frame = split_keys(one.key)
-    columns: dict[str, Any] = {"key.content": content, "key.frame": frame, "key.frames": frames}
+    columns: dict[str, Any] = {"key": one.key}
     columns |= {name: _typed(getattr(one, name), dtype) for name, dtype in {**ENTRY_TYPES, **ROW_TYPES}.items()}
     columns |= {f"columns/{name}": values for name, values in one.columns.items()}
     for name, (ends, values) in one.ragged_columns.items():

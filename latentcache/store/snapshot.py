@@ -25,15 +25,13 @@ from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import canonical_json, checksum
-from latentcache.identity.key import Keys, equal_hashes
+from latentcache.identity.key import CONTENT_SLICE, equal_hashes
 from latentcache.store.atomic_io import read_file, read_json, unreadable
 from latentcache.store.columns import ColumnFile
 from latentcache.store.lock import Lease, builder_name
-from latentcache.store.paths import CachePaths
+from latentcache.store.paths import FORMAT_VERSION, CachePaths, other_format
 from latentcache.value import Value, parsed
 
-#: The newest version this release reads. Raised when an older reader could misread a newer cache.
-FORMAT_VERSION = 1
 MANIFEST, COLUMNS, REJECTED = "manifest.json", "columns.safetensors", "rejected.jsonl"
 #: Columns of the entries and of the rows of a field, with their types.
 ENTRY_TYPES = {"shard": "i4", "offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8"}
@@ -100,7 +98,7 @@ class FieldRows(Value, eq=False):
             return keys
         content = self._content(np.asarray(self.sample[rows]))
         if self.kind is None or self.recipe is None:
-            keys[:, 8:24] = content
+            keys[:, CONTENT_SLICE] = content
             return keys
         group, variant = np.asarray(self.group[rows]), np.asarray(self.variant[rows])
         return self.kind.keys(content, group, variant, self.groups, self.recipe)
@@ -143,7 +141,7 @@ class FieldRows(Value, eq=False):
             same &= self.group[at] == group_of[plan.group[part]]
             same &= self.variant[at] == plan.variant[part]
             if self.packing != "block":
-                same &= equal_hashes(self.key.content[self.entry[at]], content[sample])
+                same &= equal_hashes(self.key[self.entry[at]][:, CONTENT_SLICE], content[sample])
             elif samples is not self.samples:  # else both are read from one column
                 same &= equal_hashes(self._content(mine[at]), content[sample])
             np.copyto(found[part], rows, where=same, casting="same_kind")
@@ -346,20 +344,16 @@ def current_or_none(cache: Path) -> Snapshot | None:
 
 
 def load_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a snapshot. The version is checked first, so that a newer rule is not taken for damage."""
+    """The manifest of a snapshot. The version is checked first, so that another rule is not taken for damage."""
     manifest = read_json(path := folder / MANIFEST)
     form = manifest.get("format")
     version = form.get("version") if isinstance(form, dict) else None
     if not isinstance(version, int):
         raise CacheFormatError("not a latentcache manifest", where=str(folder), fix="check the path")
-    if version > FORMAT_VERSION:
-        raise CacheFormatError(
-            f"this cache has format {version}; this version of latentcache reads up to {FORMAT_VERSION}",
-            where=str(folder),
-            why="it was written by a newer version",
-            fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
-            fix_python="upgrade with `pip install -U latentcache`, or build into another folder with out=",
-        )
+    if version != FORMAT_VERSION:
+        source = manifest.get("source")
+        data = str(source.get("root", "DATA")) if isinstance(source, dict) else "DATA"
+        raise other_format(version, folder, folder.parent.parent, data)
     if manifest.get("checksum") != own_checksum(manifest):
         raise CacheDamagedError("the manifest is damaged", where=str(path), why="checksum")
     return manifest
@@ -394,8 +388,7 @@ def _field_rows(
     file: ColumnFile, name: str, about: Mapping[str, Any], samples: SampleTable, shards: Sequence[str]
 ) -> FieldRows:
     at = f"fields/{name}"
-    columns: dict[str, Any] = {one: file[f"{at}/{one}"] for one in (*ENTRY_TYPES, *ROW_TYPES)}
-    columns["key"] = Keys(*(file[f"{at}/key.{part}"] for part in ("content", "frame", "frames")))
+    columns: dict[str, Any] = {one: file[f"{at}/{one}"] for one in ("key", *ENTRY_TYPES, *ROW_TYPES)}
     for one, values in columns.items():
         if len(values) != about["counts"]["rows" if one in ROW_TYPES else "entries"]:
             raise ValueError(f"column {one} of {name} has {len(values)} rows")

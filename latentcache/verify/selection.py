@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.identity.key import CONTENT_AT
+from latentcache.identity.key import CONTENT_SLICE
 from latentcache.store.snapshot import Snapshot
 from latentcache.value import Value
 
@@ -104,7 +104,7 @@ def choose(snapshot: Snapshot, selection: Selection | None) -> Chosen:
 
 def _slice(keys: NDArray[np.uint8], selection: Selection) -> NDArray[np.bool_]:
     """(E,) entries in the slice: by the first half of the content hash, so variants of one input stay together."""
-    numbers = np.ascontiguousarray(keys[:, CONTENT_AT : CONTENT_AT + 8]).view("<u8").ravel()
+    numbers = np.ascontiguousarray(keys[:, CONTENT_SLICE][:, :8]).view("<u8").ravel()
     chosen: NDArray[np.bool_] = numbers % np.uint64(selection.slices) == np.uint64(selection.amount - 1)
     return chosen
 

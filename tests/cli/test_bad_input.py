@@ -87,23 +87,41 @@ def test_a_cache_folder_that_cannot_be_written(open_folder, tmp_path):
     )
 
 
-def test_a_cache_of_a_newer_format(run, cache, data):
+def with_version(cache, version):
     manifest = cache / "snapshots" / "000001" / "manifest.json"
     value = json.loads(manifest.read_text())
-    value["format"]["version"] = 4
+    value["format"]["version"] = version
     manifest.write_text(json.dumps(value))
+    return str(manifest.parent)
+
+
+def test_a_cache_of_a_newer_format(run, cache, data):
+    folder = with_version(cache, 4)
     for words in (["build", data, "--out", cache], ["verify", cache], ["info", cache]):
         done = run(*words, "--json")
         assert (done.status, done.error) == (
             3,
             error(
                 "cache-format",
-                "this cache has format 4; this version of latentcache reads up to 1",
-                str(manifest.parent),
+                "this cache has format 4; this version of latentcache reads format 2",
+                folder,
                 "it was written by a newer version",
                 "upgrade with `pip install -U latentcache`, or build into another folder with --out",
             ),
         )
+
+
+def test_a_cache_of_an_older_format_is_built_again(run, cache, data):
+    with_version(cache, 1)
+    for words in (["build", data, "--out", cache], ["verify", cache], ["info", cache]):
+        done = run(*words, "--json")
+        assert (done.status, done.error["slug"]) == (3, "cache-format")
+        assert done.error["why"] == "it was written by an older version"
+    moved, build = done.error["fix"].split(": ", 1)[1].split(" && ")
+    assert moved == f"mv {cache} {cache}.format-1"
+    cache.rename(f"{cache}.format-1")
+    assert run(*build.split()[1:], *SMALL).status == 0
+    assert run("verify", cache).status == 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.identity.key import CONTENT_AT, MAX_DIM, entry_key
+from latentcache.identity.key import CONTENT_SLICE, MAX_DIM, entry_key
 
 side = st.integers(1, MAX_DIM)
 numbers = {"kind": st.integers(0, 255), "variant": st.integers(0, 255), "dims": st.tuples(side, side, side)}
@@ -19,7 +19,7 @@ def test_the_order_of_bytes_is_the_order_of_the_fields(first, second):
 
 def test_the_layout_is_pinned():
     key = entry_key(kind=1, content=bytes(range(16)), dims=(1, 0x0102, 0x0304), recipe=b"recipe-8")
-    assert key[CONTENT_AT : CONTENT_AT + 16] == bytes(range(16))
+    assert key[CONTENT_SLICE] == bytes(range(16))
     assert key == bytes.fromhex("01 00 0001 0102 0304") + bytes(range(16)) + b"recipe-8"
 
 

@@ -103,11 +103,12 @@ def test_a_crafted_head_is_rejected_or_harmless(name, data):
             header.item_columns(position)
 
 
-def test_a_newer_entry_is_not_called_damaged():
+@pytest.mark.parametrize(("version", "why"), [(b"1", "older"), (b"3", "newer")])
+def test_an_entry_of_another_version_is_not_called_damaged(version, why):
     (entry,) = pack_items([item_of("plane", 1)], PLANE_RECIPE, PLANE)
     value, size = bytearray(entry.value), read_header(entry.value).head_bytes
-    value[3:4] = b"2"
-    with pytest.raises(CacheFormatError, match="newer"):
+    value[3:4] = version
+    with pytest.raises(CacheFormatError, match=why):
         read_header(resigned(value, size))
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from made_entries import entries_of, flat_entry, items_of, make_shard, open_shard
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
-from latentcache.identity.key import Keys, split_keys
 from latentcache.store.index import INDEX, collect_index, load_index, read_meta, walk
 
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -116,19 +115,6 @@ def test_an_index_of_another_shard_is_rejected(tmp_path):
     (one / INDEX).write_bytes((two / INDEX).read_bytes())
     with pytest.raises(CacheDamagedError, match="the index of shard b"):
         load_index(one)
-
-
-@given(st.integers(0, 2**32), st.integers(1, 400))
-def test_keys_are_split_and_joined(seed, count):
-    rng = np.random.default_rng(seed)
-    keys = rng.integers(0, 3, (count, 32), dtype=np.uint8)
-    content, frames, frame = split_keys(keys)
-    assert len(np.unique(frames, axis=0)) == len(frames)
-    joined = Keys(content, frame, frames)
-    np.testing.assert_array_equal(np.asarray(joined), keys)
-    np.testing.assert_array_equal(joined[::2], keys[::2])
-    again = split_keys(joined)
-    np.testing.assert_array_equal(np.asarray(Keys(again[0], again[2], again[1])), keys)
 
 
 def test_a_damaged_head_is_named(tmp_path):

@@ -163,8 +163,8 @@ def test_a_manifest_that_contradicts_itself_is_one_error(paths, change):
 
 def test_a_newer_cache_is_not_called_damaged(paths):
     path = paths.snapshot(1) / "manifest.json"
-    write_json(path, {"format": {"name": "latentcache", "version": 2}, "anything": 1})
-    with pytest.raises(CacheFormatError, match="format 2"):
+    write_json(path, {"format": {"name": "latentcache", "version": 3}, "anything": 1})
+    with pytest.raises(CacheFormatError, match="format 3"):
         open_snapshot(paths.root)
     write_json(path, {"something": "else"})
     with pytest.raises(CacheFormatError, match="not a latentcache manifest"):

@@ -45,7 +45,7 @@ def test_links_pipes_and_huge_files_are_rejected(case):
 def test_a_crafted_snapshot_is_an_error_without_a_traceback(case):
     manifest = case.paths.snapshot(1) / "manifest.json"
     manifest.chmod(0o644)
-    manifest.write_text('{"format": {"name": "latentcache", "version": 1}}')
+    manifest.write_text('{"format": {"name": "latentcache", "version": 2}}')
     with pytest.raises(CacheDamagedError):
         check(case)
     (case.cache / "CURRENT").unlink()
