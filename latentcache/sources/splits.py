@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from latentcache.errors import SourceAmbiguousError, UsageError, count_of, keyword, option
+from latentcache.errors import SourceAmbiguousError, UsageError, keyword, option
 from latentcache.fields.table import Rejected
-from latentcache.sources.causes import counted, rejected
+from latentcache.sources.causes import Notes, counted
 from latentcache.sources.layout import Layout
 
 TRAIN = "train"
@@ -126,25 +126,18 @@ def choose_split(layout: Layout, split: str) -> Layout:
     """The sets of one split: the one that is asked for, else ``train``; archives of other splits are noted."""
     splits = for_training([one.split for one in layout.sets])
     chosen = which_split(layout.root, splits or [""], split)
-    others = [(one, its) for one, its in zip(layout.sets, splits, strict=True) if its != chosen]
-    notes = [
-        rejected(min(one.files), "split-unused", f"{_counted_files(one.files)} of the split {its}; {chosen} is read",
-                 count=len(one.files))
-        for one, its in others if one.files and not one.folder
-    ]  # fmt: skip
-    folders = [
-        (one.folder, its) for one, its in zip(layout.sets, splits, strict=True) if one.folder or not one.archives
-    ]
-    used = layout.used.union(*(one.files for one, _ in others if not one.folder))
+    pairs = list(zip(layout.sets, splits, strict=True))
+    left, notes = set[str](), Notes()
+    for one, its in pairs:
+        if its != chosen and not one.folder:
+            notes.count("split-unused", f"files of the split {its}; {chosen} is read", sorted(one.files))
+            left |= one.files
+    folders = [(one.folder, its) for one, its in pairs if one.folder or not one.archives]
     layout = replace(
         layout,
-        sets=tuple(one for one, its in zip(layout.sets, splits, strict=True) if its == chosen),
+        sets=tuple(one for one, its in pairs if its == chosen),
         split=chosen,
         unread=_unread(folders, chosen),
-        notes=(*layout.notes, *notes),
+        notes=(*layout.notes, *notes.all()),
     )
-    return replace(layout, used=frozenset(name for name in used if not layout.split_of(name)))
-
-
-def _counted_files(files: Collection[str]) -> str:
-    return count_of(len(files), "files")
+    return replace(layout, used=frozenset(name for name in layout.used | left if not layout.split_of(name)))

@@ -24,7 +24,7 @@ from typing import Any
 
 from latentcache.errors import EmptySourceError, SourceError, UsageError
 from latentcache.fields.table import Rejected
-from latentcache.sources.causes import Notes, counted, hint_for, rejected
+from latentcache.sources.causes import Notes, hint_for, rejected
 from latentcache.sources.formats.files import listed, shown
 from latentcache.sources.formats.text import read_document
 from latentcache.sources.inventory import (
@@ -173,11 +173,12 @@ def _by_state(records: RecordFiles, inventory: Inventory, splits: Mapping[str, l
             f"{state} lists no files", where=str(inventory.root / state), why=f"{DICT_NAME} names it", fix=fix
         )
     records.take(splits[chosen], Way(kind="arrow"))
+    notes = Notes()
     for its in filter(chosen.__ne__, splits):
         names = [folder.prefix + name for folder in inventory.below(its) for name in folder.names]
-        words = f"files of the split {its}; {chosen} is read"
-        records.notes.append(counted(f"{its}/", "split-unused", len(names), words))
+        notes.count("split-unused", f"files of the split {its}; {chosen} is read", names)
         used.update(names)
+    records.notes += notes.all()
     _leave(records, inventory, used)
 
 
