@@ -195,8 +195,8 @@ def as_rejected(name: str, error: UnusableSampleError, **more: Any) -> Rejected:
 
 
 def in_order(items: Sequence[Rejected]) -> tuple[Rejected, ...]:
-    """In the byte order of names."""
-    return tuple(sorted(items, key=lambda item: os.fsencode(item.name)))
+    """In the byte order of names, then by line."""
+    return tuple(sorted(items, key=lambda item: (os.fsencode(item.name), item.line)))
 
 
 class Notes:

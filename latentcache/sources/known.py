@@ -28,11 +28,6 @@ _SLICE = 1 << 14
 _MOST_LEFT_OUT = 1 << 12
 
 
-def above(name: str) -> list[str]:
-    """A name, and those of the folders or archives that it is in."""
-    return [name[:end] for end, letter in enumerate(name + "/") if letter == "/"]
-
-
 def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
     """(n,) position of each of ``names`` in ``others``; -1 if it is absent. Each should be there once.
 

@@ -241,7 +241,7 @@ class Layout(Value):
 
 
 def above(path: str) -> Iterator[str]:
-    """A folder, by its name or prefix, and the folders that it is in; the root is last."""
+    """A name, or the prefix of a folder, and the folders or archives that it is in; the root is last."""
     path = path.removesuffix("/")
     while path:
         yield path

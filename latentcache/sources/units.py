@@ -14,7 +14,8 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.sources.causes import as_rejected
-from latentcache.sources.known import KnownFiles, above, files_of, take_rows
+from latentcache.sources.known import KnownFiles, files_of, take_rows
+from latentcache.sources.layout import above
 from latentcache.sources.options import SourceOptions
 from latentcache.value import Value
 

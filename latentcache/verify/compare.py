@@ -24,7 +24,8 @@ from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.key import equal_hashes
 from latentcache.sources.causes import hint_for
-from latentcache.sources.known import above, hash_rows, match_names
+from latentcache.sources.known import hash_rows, match_names
+from latentcache.sources.layout import above
 from latentcache.sources.places import places, sizes
 from latentcache.sources.readers.folder import repeats_of
 from latentcache.sources.scan import Listing
@@ -346,7 +347,7 @@ def _pairs(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> tuple[NDArra
 
 def _absent(name: str, reasons: Mapping[str, Rejected]) -> tuple[State, tuple[str, str]]:
     """Find the state of a sample that is not in the listing; ``reasons`` is what the listing says of names."""
-    folders = above(name)[:-1]
+    folders = [*above(name)][1:-1]
     named = (name, name.rpartition(":")[0], *folders, *(folder + "/" for folder in folders))
     now = next((reasons[one] for one in named if one in reasons), None)
     if now is None:

@@ -31,8 +31,8 @@ from latentcache.sources.formats.files import MAX_SOURCE_BYTES, check_not_packed
 from latentcache.sources.formats.rows import Rows, opened
 from latentcache.sources.formats.tar import Member, tar_members
 from latentcache.sources.inventory import IMAGE_EXTENSIONS
-from latentcache.sources.known import KnownFiles, above, hash_rows
-from latentcache.sources.layout import ImageSet, Layout
+from latentcache.sources.known import KnownFiles, hash_rows
+from latentcache.sources.layout import ImageSet, Layout, above
 from latentcache.sources.places import SPAN
 from latentcache.sources.splits import missing_shards
 from latentcache.sources.units import Scan, Units

@@ -104,15 +104,15 @@ class RecordScan(Scan):
         if table is None:
             new = np.frombuffer(rows, dtype=_ROW)
             table = _table(held, reading, np.concatenate([_known(held.table, *held.rows_in("record", known)), new]))
-        rejected = [*in_order(files.rejected), *_in_order(rejected, files.names)]
+        rejections = in_order([*files.rejected, *rejected])
         if self.options.part is None:  # else they may be in other parts
             is_none = np.bincount(np.asarray(table.inputs["record"].file), minlength=len(files.names)) == 0
-            named = {item.name for item in rejected}
+            named = {item.name for item in rejections}
             names = held.names.take(np.flatnonzero(is_none))
             notes += [note(name, "unused", "it holds no records") for name in names if name not in named]
-            if not len(table) and not rejected and not self.stopping():
+            if not len(table) and not rejections and not self.stopping():
                 raise _nothing(files)
-        return ScanResult(samples=table, rejected=tuple(rejected), notes=tuple(notes))
+        return ScanResult(samples=table, rejected=rejections, notes=tuple(notes))
 
     def _read(
         self, file: int, files: RecordFiles, held: KnownFiles, rows: bytearray, rejected: list[Rejected]
@@ -138,12 +138,6 @@ class RecordScan(Scan):
         assert reader.stat is not None
         rejected += reader.rejected.all()
         held.remember(file, reader.content, reader.stat)
-
-
-def _in_order(rejected: Iterable[Rejected], names: Sequence[str]) -> list[Rejected]:
-    """By file and line."""
-    order = {name: number for number, name in enumerate(names)}
-    return sorted(rejected, key=lambda item: (order[item.name], item.line))
 
 
 def _nothing(files: RecordFiles) -> EmptySourceError:
