@@ -51,31 +51,6 @@ def test_a_record_too_large_for_memory_is_quarantined_and_retried(run, tmp_path)
     assert (found["exit_code"], found["counts"]["encoded"], found["counts"]["cached"]) == (0, 1, 2)
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_a_list_that_is_broken_in_the_middle(run, tmp_path, beside):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "b.json").write_text('[{"text": "one"},\n {"text": "two"},\n {"text": },\n {"text": "four"}]')
-    if beside:
-        write_texts(folder / "a.jsonl", ["five"])
-    words = "build", folder if beside else folder / "b.json", "--out", tmp_path / "c", "--tokenizer", "stub", "--json"
-    for encoded in 2 + beside, 0:
-        found = run(*words)
-        assert (found.status, found.json["counts"]["encoded"], found.json["counts"]["samples"]) == (
-            1,
-            encoded,
-            3 + beside,
-        )
-        (item,) = found.json["items"]
-        assert (item["path"], item["line"], item["reason"]) == ("b.json", 3, "no-json")
-        assert item["found"] == "rest unread: no JSON: Expecting value at line 3, column 11"
-    checked = run("verify", tmp_path / "c", "--full", "--json").json["counts"]
-    assert (checked["ok"], checked["quarantined"]) == (2 + beside, 1)
-    (folder / "b.json").write_text('[{"text": "one"},\n {"text": "two"},\n {"text": "three"},\n {"text": "four"}]')
-    mended = run(*words)
-    assert (mended.status, mended.json["counts"]["encoded"], mended.json["counts"]["cached"]) == (0, 2, 2 + beside)
-
-
 def test_rejected_records_that_are_only_counted(run, tmp_path, monkeypatch):
     monkeypatch.setattr("latentcache.sources.record_file._LISTED", 3)
     data, cache = tmp_path / "a.jsonl", tmp_path / "c"

@@ -540,6 +540,9 @@ def test_a_list_is_read_up_to_a_broken_item(build, data, tmp_path, text, line, c
     assert all(words in item["found"] for words in (f"line {line}", f"column {column}", "rest unread"))
     assert "LINE" not in item["hint"] + item.get("fix", "")
     assert build()["items"] == report["items"]
+    put(data / "a.json", [{"text": text} for text in ("one", "two", "three")])
+    mended = build()
+    assert (samples_of(mended), mended["counts"]["encoded"]) == ((4, 0, 0), 1)
 
 
 def test_a_well_formed_list_loses_only_an_item_that_is_no_record(build, data, tmp_path):

@@ -405,36 +405,36 @@ def test_values_of_another_kind_are_an_error_with_the_file(tmp_path, name, text)
     assert error.value.why
 
 
+def of_simpletuner(**asked):
+    return "multidatabackend.json", [{"id": "a", "instance_data_dir": "a", **asked}]
+
+
+def of_onetrainer(**asked):
+    return "concepts.json", [{"path": "a", "text": {}, "image": {"resolution_override": "768", **asked}}]
+
+
+def of_kohya(value):
+    lines = ["[general]", f"resolution = {value}", "[[datasets]]", "[[datasets.subsets]]", 'image_dir = "a"']
+    return "dataset.toml", "\n".join(lines)
+
+
 @pytest.mark.parametrize(
-    ("asked", "resolutions"),
+    ("config", "resolutions", "is_noted"),
     [
-        ({"resolution": 1024, "resolution_type": "pixel_area"}, (1024,)),
-        ({"resolution": 1.0, "resolution_type": "area"}, ()),
-        ({"resolution": 1024, "resolution_type": "pixel"}, ()),
-        ({"resolution": 1024}, ()),
+        (of_simpletuner(resolution=1024, resolution_type="pixel_area"), (1024,), False),
+        (of_simpletuner(resolution=1.0, resolution_type="area"), (), True),
+        (of_simpletuner(resolution=1024, resolution_type="pixel"), (), True),
+        (of_simpletuner(resolution=1024), (), True),
+        (of_onetrainer(enable_resolution_override=True), (768,), False),
+        (of_onetrainer(), (), False),
+        (of_kohya("1024"), (1024,), False),
+        (of_kohya("[768, 768]"), (768,), False),
+        (of_kohya("[512, 768]"), (), True),
     ],
 )
-def test_a_resolution_of_simpletuner_is_followed_if_it_is_an_area_in_pixels(tmp_path, asked, resolutions):
-    put(tmp_path, {"a/x.jpg": "x", "multidatabackend.json": [{"id": "a", "instance_data_dir": "a", **asked}]})
+def test_a_resolution_is_followed_if_it_is_an_area_in_pixels(tmp_path, config, resolutions, is_noted):
+    name, value = config
+    put(tmp_path, {"a/x.jpg": "x", name: value})
     found = scan(tmp_path)
     assert found.layout.resolutions == resolutions
-    assert ("config-asks" in {note.reason for note in found.notes}) == (not resolutions)
-
-
-def test_the_resolution_of_a_concept_is_followed(tmp_path):
-    image = {"enable_resolution_override": True, "resolution_override": "768"}
-    concepts = [
-        {"path": "a", "text": {}, "image": image},
-        {"path": "b", "text": {}, "image": {"resolution_override": "512"}},
-    ]
-    put(tmp_path, {"a/x.jpg": "x", "b/y.jpg": "x", "concepts.json": concepts})
-    assert scan(tmp_path).layout.resolutions == (768,)
-
-
-@pytest.mark.parametrize(("value", "resolutions"), [("1024", (1024,)), ("[768, 768]", (768,)), ("[512, 768]", ())])
-def test_a_resolution_of_kohya_is_followed_if_it_is_one_number(tmp_path, value, resolutions):
-    text = f'[general]\nresolution = {value}\n[[datasets]]\n[[datasets.subsets]]\nimage_dir = "a"\n'
-    put(tmp_path, {"a/x.jpg": "x", "dataset.toml": text})
-    found = scan(tmp_path)
-    assert found.layout.resolutions == resolutions
-    assert ("config-asks" in {note.reason for note in found.notes}) == (not resolutions)
+    assert ("config-asks" in {note.reason for note in found.notes}) == is_noted
