@@ -22,10 +22,10 @@ from latentcache.fields.protocol import (
     Array,
     Difference,
     Differences,
+    Failure,
     FieldKind,
     FieldRecipe,
     FieldSpec,
-    Group,
     Recipe,
     Settings,
     WorkSize,
@@ -152,22 +152,12 @@ class InputIds(FieldKind):
         """Ids of the vocabulary."""
         return Limit(0xFFFF if recipe.dtype == "uint16" else 0xFFFF_FFFF, recipe.num_ids)
 
-    def check(self, group: Group, payload: Array, recipe: InputIdsRecipe) -> str:
+    def check(self, array: Array, recipe: InputIdsRecipe) -> Failure | None:
         """Ids outside the vocabulary."""
-        if self.limit(recipe).holds(payload):
-            return ""
-        return f"token id {int(payload.max())} is outside the vocabulary of {recipe.num_ids}"
-
-    def wrong_rows(self, length: Array, columns: Mapping[str, Any]) -> NDArray[np.bool_]:
-        """Loss spans that are empty, touch each other, or end behind the tokens."""
-        wrong = super().wrong_rows(length, columns)
-        ends, spans = (np.asarray(one, dtype=np.int64) for one in columns["spans"])
-        row = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-        begin, end = spans[:, 0], spans.sum(axis=1)
-        bad = (spans[:, 1] < 1) | (end > length[row])
-        bad[1:] |= (row[1:] == row[:-1]) & (begin[1:] <= end[:-1])
-        wrong[row[bad]] = True
-        return wrong
+        if self.limit(recipe).holds(array):
+            return None
+        detail = f"token id {int(array.max())} is outside the vocabulary of {recipe.num_ids}"
+        return Failure(reason="storage-overflow", detail=detail)
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: InputIdsRecipe) -> Difference:
         """Exact; says where two documents begin to differ."""

@@ -519,16 +519,13 @@ class FieldKind:
         own = type(self).check is not FieldKind.check
         return None if own else finite_limit(recipe.spec.dtype)
 
-    def check(self, group: Group, payload: Array, recipe: Recipe) -> str:
-        """Say why payloads with correct checksums are wrong all the same (not finite, id out of range); empty: right.
+    def check(self, array: Array, recipe: Recipe) -> Failure | None:
+        """Say why values must not be stored (not finite, id out of range), though their checksum may be correct.
 
-        ``payload`` is (n, ...) of n entries of one item; of blocks their items, of ragged items their elements.
+        ``array`` is an item, or (n, ...) of n entries of one item; of ragged items their elements.
         """
-        return "" if finite_limit(recipe.spec.dtype).holds(payload) else "not finite"
-
-    def wrong_rows(self, length: Array, columns: Mapping[str, Any]) -> NDArray[np.bool_]:
-        """(R,) rows whose own columns do not fit their ``length`` (R,); a ragged column is (ends (R,), values)."""
-        return np.zeros(len(length), dtype=np.bool_)
+        holds = finite_limit(recipe.spec.dtype).holds(array)
+        return None if holds else Failure(reason="non-finite", detail="it has values that are not finite")
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: Recipe) -> Difference:
         """Compare a stored item with the same item made again, both in the storage type.

@@ -35,8 +35,6 @@ Wrong = tuple[str, str, str]
 
 def scan_payloads(check: Check, chosen: Mapping[str, NDArray[np.bool_]]) -> None:
     """Read the chosen entries, and note what is wrong with them."""
-    for view in check.views.values():
-        _check_columns(check, view, chosen[view.name])
     with ThreadPoolExecutor(_THREADS) as pool:
         for number in check.readable:
             parts = [(view, view.in_shard(number, chosen[view.name])) for view in check.views.values()]
@@ -57,16 +55,6 @@ def _scan_field(check: Check, view: View, entries: NDArray[np.intp], descriptor:
         check.payload_bytes += int(view.bytes[some].sum())
         for entry, (category, reason, text) in wrong.items():
             check.note(view, category, reason, np.array([entry]), found=text, intact=reason == "values")
-
-
-def _check_columns(check: Check, view: View, chosen: NDArray[np.bool_]) -> None:
-    """Note entries with a row whose own columns its kind does not accept, such as loss spans behind its tokens."""
-    if view.rows.kind is not None:
-        columns = {**view.rows.columns, **view.rows.ragged_columns}
-        wrong = view.rows.kind.wrong_rows(np.asarray(view.rows.length), columns)
-        for entry in np.unique(view.entry[wrong & chosen[view.entry]]) if wrong.any() else ():
-            text = "its columns do not fit its length"
-            check.note(view, "corrupt", "values", np.array([entry]), found=text, intact=True)
 
 
 def _batches(view: View, entries: NDArray[np.intp], size: int) -> list[NDArray[np.intp]]:
@@ -142,7 +130,8 @@ def _why_wrong(view: View, row: int, payload: memoryview) -> str:
         values = values.reshape(-1, *(group.shape[1:] if spec.ragged else group.shape))
     except ValueError:
         return f"{len(payload)} bytes are no {spec.dtype} of shape {list(group.shape)}"
-    return kind.check(group, values, recipe)
+    failure = kind.check(values, recipe)
+    return "" if failure is None else failure.detail
 
 
 def _bytes_at(memory: NDArray[np.uint8], starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:

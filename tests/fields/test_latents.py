@@ -242,9 +242,9 @@ def test_the_grid_fits_the_model():
 def test_values_that_are_not_finite_fail_the_check(dtype):
     recipe, group = encoded(storage_dtype=dtype), RECIPE.group(Size(64, 64))
     payload = np.zeros(group.shape, dtype=np.uint16 if dtype == "bfloat16" else dtype)
-    assert KIND.check(group, payload, recipe) == ""
+    assert KIND.check(payload, recipe) is None
     payload[0, 0, 0] = 0x7F80 if dtype == "bfloat16" else np.inf
-    assert KIND.check(group, payload, recipe) == "not finite"
+    assert KIND.check(payload, recipe).reason == "non-finite"
 
 
 EXACT = {"devices": ["cpu"], "largest": 0.0, "mean": 0.0, "device": "cpu"}

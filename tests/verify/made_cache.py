@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latentcache.fields.protocol import FieldKind, FieldSpec, ReadSpec
+from latentcache.fields.protocol import Failure, FieldKind, FieldSpec, ReadSpec
 from latentcache.fields.registry import field_kind
 from latentcache.identity.content import json_hash
 from latentcache.sources.options import SourceOptions
@@ -98,8 +98,8 @@ class Texts(Made):
     def encode(self, content, recipe):
         return np.random.default_rng(list(content)).integers(0, 999, 1000 + content[0]).astype(np.uint16)
 
-    def check(self, group, payload, recipe):
-        return "an id is out of range" if payload.size and int(payload.max()) >= 1000 else ""
+    def check(self, array, recipe):
+        return Failure(reason="id", detail="an id is out of range") if array.max(initial=0) >= 1000 else None
 
 
 KINDS = ("flat", "lines", "texts")

@@ -77,16 +77,9 @@ def test_values_that_the_kind_does_not_accept_are_corrupt_though_their_checksum_
     monkeypatch.setattr(made_cache.Flat, "encode", encode)
     case = make(tmp_path, "flat")
     report = check(case)
-    assert [(one.category, one.reason, one.found) for one in report.findings] == [("corrupt", "values", "not finite")]
-
-
-def test_columns_that_a_kind_does_not_accept_are_corrupt(tmp_path, monkeypatch):
-    import made_cache
-
-    case = make(tmp_path, "texts")
-    monkeypatch.setattr(made_cache.Texts, "wrong_rows", lambda self, length, columns: np.arange(len(length)) == 2)
-    assert counts(check(case, Depth())) == {"ok": 8}
-    assert counts(check(case))["corrupt"] == case.sharing(2)
+    assert [(one.category, one.reason, one.found) for one in report.findings] == [
+        ("corrupt", "values", "it has values that are not finite")
+    ]
 
 
 @DEPTHS

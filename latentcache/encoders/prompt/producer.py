@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from latentcache.encoders.prompt.describe import Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import tokenizer_of
-from latentcache.fields.dtypes import as_floats, is_finite, stored
+from latentcache.fields.dtypes import as_floats, stored
 from latentcache.fields.noise import EXACT, measured
 from latentcache.fields.prompt_embeds import PromptRecipe
-from latentcache.fields.protocol import Failure, Made, Prepared, Producer, ProducerContext
+from latentcache.fields.protocol import Made, Prepared, Producer, ProducerContext
 
 #: Tokens of one call of the text encoders, padding included: enough to fill a GPU; on a CPU more is slower.
 _TOKENS, _CPU_TOKENS = 8192, 2048
@@ -57,28 +57,18 @@ class PromptProducer(Producer):
         alone, beside = (as_floats(encoder.encode(texts)[0][0]) for texts in (_PROBES[:1], _PROBES))
         self.noise = {"devices": [self.device], **measured(alone, beside)}
 
-    def encode(self, batch: Sequence[Prepared]) -> list[Made | Failure]:
+    def encode(self, batch: Sequence[Prepared]) -> list[Made]:
         """See :class:`Producer`."""
         assert self._encoder is not None
         captions = [(str(item.value.inputs["caption"]["text"]), item.output.variant) for item in batch]
         texts = [self._recipe.text(caption, variant) for caption, variant in captions]
-        return [self._made(array, columns) for array, columns in self._encoder.encode(texts)]
+        return [Made(array=array, columns=columns) for array, columns in self._encoder.encode(texts)]
 
     def close(self) -> None:
         """Free the memory of the device."""
         if self._encoder is not None:
             self._encoder.close()
             self._encoder = None
-
-    def _made(self, array: NDArray[Any], columns: dict[str, Any]) -> Made | Failure:
-        if is_finite(array):
-            return Made(array=array, columns=columns)
-        storage, compute = self._recipe.storage_dtype, self._recipe.compute_dtype
-        return Failure(
-            reason="non-finite",
-            detail=f"the text encoder gives NaN or infinity for it, computed in {compute}, stored as {storage}",
-            hint="build with --text-compute-dtype float32 or --text-storage-dtype bfloat16",
-        )
 
 
 class _Stub:

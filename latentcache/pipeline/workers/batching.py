@@ -163,7 +163,8 @@ class TrackedJob:
     def fail(self, failure: Failure) -> None:
         """Note why it gives no item."""
         read = self.read or Inputs(self.job.content)
-        self.failure = replace(failure, content=read.content, stat=read.stat)
+        hint = failure.hint or hint_for(failure.reason)
+        self.failure = replace(failure, hint=hint, content=read.content, stat=read.stat)
 
 
 class Tracker:

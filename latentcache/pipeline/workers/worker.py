@@ -261,9 +261,10 @@ class WorkerLoop:
         for item, made in results:
             tracked, prepared = item.owner, item.prepared
             self.budget.release(prepared.num_bytes)
-            if isinstance(made, Failure):
-                tracked.fail(made)
-            elif not tracked.unit.probe:
+            failure = made if isinstance(made, Failure) else self.kind.check(made.array, self.recipe)
+            if failure is not None:
+                tracked.fail(failure)
+            elif isinstance(made, Made) and not tracked.unit.probe:
                 columns = {**made.columns, **prepared.columns}
                 stored = Item(key=item.key, array=made.array, same=prepared.same, columns=columns)
                 tracked.unit.items.append((prepared.output.item, stored))

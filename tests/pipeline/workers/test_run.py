@@ -17,6 +17,7 @@ from latentcache.pipeline.workers.results import EventLog
 from latentcache.pipeline.workers.scheduler import Run
 from latentcache.store.catalog import load_catalog
 from latentcache.store.index import load_index
+from tests.pipeline.workers import toy_kinds
 
 TEXTS = [f"word{number}" for number in range(40)]
 
@@ -269,3 +270,19 @@ def test_an_event_file_that_fails_ends_the_build_in_order(toy, workers):
     with EventLog(Path("/dev/full")) as events, pytest.raises(DiskFullError):
         toy.run(TEXTS, events=events, workers=workers, device="cpu*1" if workers else "cpu")
     assert not toy.paths.open_shards()
+
+
+def test_values_that_the_kind_rejects_are_not_stored(squares, monkeypatch):
+    made_of = toy_kinds.ToyProducer.made_of
+
+    def made(self, word, variant=0):
+        item = made_of(self, word, variant)
+        item.array[0, 0] = float("nan") if word == b"bad" else 1
+        return item
+
+    monkeypatch.setattr(toy_kinds.ToyProducer, "made_of", made)
+    result = squares.run(["a", "bad", "c"], workers=0, device="cpu")
+    ((sample, failure),) = result.failed
+    assert (sample, failure.reason, failure.content) == (1, "non-finite", content_hash(b"bad"))
+    assert "--compute-dtype float32" in failure.hint
+    assert len(squares.stored()) == 4
