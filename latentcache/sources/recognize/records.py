@@ -64,7 +64,23 @@ def find_records(
 
     Only ``.json`` files are opened, to see if they hold records; not those that are ``known`` to do so.
     """
-    records = _alone(data, options) if inventory is None else _in_folder(inventory, options, known)
+    splits = saved_splits(inventory) if inventory is not None else {}
+    is_info = inventory is not None and not splits and is_dataset_info(inventory)
+    if options.datasets and not is_info:
+        fix = f"name no data set, or put {INFO_NAME} there"
+        raise UsageError(f"{data} has no {INFO_NAME}", where=str(data), fix=fix)
+    if inventory is None or is_info:
+        which_split(data, [""], options.split)
+    if inventory is None:
+        records = _alone(data, options)
+    elif splits:
+        records = _by_state(inventory, splits, options.split)
+    elif is_info:
+        records = _by_info(inventory, options.datasets)
+    else:
+        records = _by_names(inventory, options, known)
+    if inventory is not None and not records.names and not records.rejected:
+        raise _nothing(inventory)
     if any(way.kind in ("parquet", "arrow") for way in records.ways) and find_spec("pyarrow") is None:
         raise SourceError(
             "pyarrow is not installed, and these files need it",
@@ -76,11 +92,20 @@ def find_records(
     return records
 
 
+def _nothing(inventory: Inventory) -> EmptySourceError:
+    there = Counter[str]()
+    for folder in inventory.below():
+        there.update(folder.counts)
+    counts = ", ".join(f"{count} {extension or 'no extension'}" for extension, count in there.most_common(5))
+    return EmptySourceError(
+        "the data folder holds no records",
+        where=str(inventory.root),
+        why=f"expected one of {', '.join(KINDS)}; found {counts or 'no files'}",
+        fix="give the file or folder that holds the texts or conversations",
+    )
+
+
 def _alone(data: Path, options: SourceOptions) -> RecordFiles:
-    if options.datasets:
-        fix = f"name no data set, or put {INFO_NAME} there"
-        raise UsageError(f"{data} has no {INFO_NAME}", where=str(data), fix=fix)
-    which_split(data, [""], options.split)
     kind, packed = KINDS.get(extension_of(data.name)), extension_of(data.name) in PACKED_EXTENSIONS
     if kind is None:
         why = "it is packed" if packed else f"expected one of {', '.join(KINDS)}"
@@ -88,33 +113,6 @@ def _alone(data: Path, options: SourceOptions) -> RecordFiles:
         raise UsageError(f"{data.name} is not a supported file of records", where=str(data), why=why, fix=fix)
     records = RecordFiles(data.parent, alone=True)
     records.take([data.name], Way(kind=kind, text_lines=options.text_lines))
-    return records
-
-
-def _in_folder(inventory: Inventory, options: SourceOptions, known: Collection[str]) -> RecordFiles:
-    root = inventory.root
-    if options.datasets and not is_dataset_info(inventory):
-        fix = f"name no data set, or put {INFO_NAME} there"
-        raise UsageError(f"{root} has no {INFO_NAME}", where=str(root), fix=fix)
-    records = RecordFiles(root)
-    if splits := saved_splits(inventory):
-        _by_state(records, inventory, splits, options.split)
-    elif is_dataset_info(inventory):
-        which_split(root, [""], options.split)
-        _by_info(records, inventory, options.datasets)
-    else:
-        _by_names(records, inventory, options, known)
-    if not records.names and not records.rejected:
-        there = Counter[str]()
-        for folder in inventory.below():
-            there.update(folder.counts)
-        counts = ", ".join(f"{count} {extension or 'no extension'}" for extension, count in there.most_common(5))
-        raise EmptySourceError(
-            "the data folder holds no records",
-            where=str(root),
-            why=f"expected one of {', '.join(KINDS)}; found {counts or 'no files'}",
-            fix="give the file or folder that holds the texts or conversations",
-        )
     return records
 
 
@@ -151,8 +149,8 @@ def _apart(inventory: Inventory) -> Iterator[str]:
                 yield folder.prefix + name
 
 
-def _leave(records: RecordFiles, inventory: Inventory, known: Collection[str] = ()) -> None:
-    """Add what the inventory could not use, and a note on the files that nothing names."""
+def _with_others(records: RecordFiles, inventory: Inventory, known: Collection[str]) -> RecordFiles:
+    """With what the inventory could not use, and a note on the files that nothing names."""
     used = {*records.names, *known, *(item.name for item in (*records.rejected, *records.notes))}
     notes = Notes()
     for folder in inventory.below():
@@ -161,9 +159,10 @@ def _leave(records: RecordFiles, inventory: Inventory, known: Collection[str] = 
         names = (folder.prefix + name for name in (*folder.names, *folder.loose))
         count_unused(notes, (name for name in names if name not in used))
     records.notes += notes.all()
+    return records
 
 
-def _by_state(records: RecordFiles, inventory: Inventory, splits: Mapping[str, list[str]], split: str) -> None:
+def _by_state(inventory: Inventory, splits: Mapping[str, list[str]], split: str) -> RecordFiles:
     """A data set that ``datasets`` saved."""
     chosen, used = which_split(inventory.root, list(splits), split), set(saved_states(splits))
     if not splits[chosen]:
@@ -172,20 +171,19 @@ def _by_state(records: RecordFiles, inventory: Inventory, splits: Mapping[str, l
         raise SourceError(
             f"{state} lists no files", where=str(inventory.root / state), why=f"{DICT_NAME} names it", fix=fix
         )
+    records, notes = RecordFiles(inventory.root), Notes()
     records.take(splits[chosen], Way(kind="arrow"))
-    notes = Notes()
     for its in filter(chosen.__ne__, splits):
         names = [folder.prefix + name for folder in inventory.below(its) for name in folder.names]
         notes.count("split-unused", f"files of the split {its}; {chosen} is read", names)
         used.update(names)
     records.notes += notes.all()
-    _leave(records, inventory, used)
+    return _with_others(records, inventory, used)
 
 
-def _by_info(records: RecordFiles, inventory: Inventory, datasets: tuple[str, ...]) -> None:
+def _by_info(inventory: Inventory, datasets: tuple[str, ...]) -> RecordFiles:
     entries, bad, notes = read_dataset_info(inventory.root, datasets)
-    records.rejected += bad
-    records.notes += notes
+    records = RecordFiles(inventory.root, rejected=bad, notes=notes)
     for file, form in entries:
         path = os.path.normpath(file)
         is_folder = (inventory.root / path).is_dir()
@@ -202,16 +200,16 @@ def _by_info(records: RecordFiles, inventory: Inventory, datasets: tuple[str, ..
                     why = f"it holds texts, whose one column is text, and its entry in {INFO_NAME} names others"
                 item = rejected(name, "table-unused" if is_folder else "unread-form", f"{name}: {why}")
                 (records.notes if is_folder else records.rejected).append(item)
-    _leave(records, inventory, {INFO_NAME})
+    return _with_others(records, inventory, {INFO_NAME})
 
 
-def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions, known: Collection[str]) -> None:
+def _by_names(inventory: Inventory, options: SourceOptions, known: Collection[str]) -> RecordFiles:
     """All files of records of one split; text files only if there are none."""
     names = [folder.prefix + name for folder in inventory.below() for name in folder.names]
     names = sorted((name for name in names if extension_of(name) in _WANTED), key=os.fsencode)
-    records.rejected += [
-        rejected(name, "compressed", f"{name} is packed") for name in names if extension_of(name) in PACKED_EXTENSIONS
-    ]
+    packed = [name for name in names if extension_of(name) in PACKED_EXTENSIONS]
+    records, notes = RecordFiles(inventory.root), Notes()
+    records.rejected += [rejected(name, "compressed", f"{name} is packed") for name in packed]
     readable = [name for name in names if extension_of(name) in KINDS]
     texts = [name for name in readable if KINDS[extension_of(name)] == "text"]
     tables = [
@@ -219,7 +217,6 @@ def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions
         for name in readable
         if KINDS[extension_of(name)] != "text" and (name in known or not shows_settings(inventory.root, name))
     ]
-    notes = Notes()
     for name in names:
         extension = extension_of(name)
         if extension in _UNREAD:
@@ -237,7 +234,7 @@ def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions
             notes.count("split-unused", f"files of the split {split}; {chosen} is read", (name,))
     notes.add(*missing_shards(records.names), *read_as_train(dict.fromkeys(readable, 1), named))
     records.notes += notes.all()
-    _leave(records, inventory, readable)
+    return _with_others(records, inventory, readable)
 
 
 def read_dataset_info(
