@@ -14,6 +14,8 @@ from latentcache.value import Value
 
 #: Width of the stat column: size, mtime_ns, ctime_ns, inode, device, seen_ns (see ``identity.stat``).
 STAT_WIDTH = 6
+#: Prefix of the columns that a metadata table of DATA has beside file names and captions; see :func:`table_column`.
+OF_TABLE = "table."
 #: What a column that a table lacks means for each of its samples.
 ABSENT: Mapping[str, int] = {"repeats": 1, "focus": -1, "span": 0, "clip": 0, "altered": 0}
 
@@ -151,8 +153,33 @@ def join_tables(
     )
 
 
+def table_column(values: Sequence[str | float | None]) -> NDArray[Any]:
+    """Numbers as int64 or float64, or texts as (n, W) UTF-8 with zeros behind; None is NaN, or an empty text."""
+    if any(isinstance(value, str) for value in values):
+        texts = np.array([str(value or "").encode() for value in values])
+        return texts.view(np.uint8).reshape(len(texts), -1)
+    if all(isinstance(value, int) for value in values):
+        return np.array(values, dtype=np.int64)
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def table_values(column: Any) -> list[str] | NDArray[Any]:
+    """The texts in (n, W) UTF-8, or (n,) the numbers, of :func:`table_column`."""
+    values = np.ascontiguousarray(column)
+    if values.ndim == 1:
+        return values
+    return [text.decode() for text in values.view(f"S{values.shape[1]}")[:, 0].tolist()]
+
+
 def _filled(name: str, tables: Sequence[SampleTable]) -> list[NDArray[Any]]:
     """A sample column of all parts; in a part without it every sample has the value of ``ABSENT``."""
+    if name.startswith(OF_TABLE):
+        each = [table.columns.get(name, np.full(len(table), np.nan)) for table in tables]
+        values = table_column([
+            None if value != value else value  # NaN
+            for column in each for value in np.array(table_values(column), dtype=object).tolist()
+        ])  # fmt: skip
+        return np.split(values, np.cumsum([len(table) for table in tables])[:-1])
     held = next(np.asarray(table.columns[name]) for table in tables if name in table.columns)
     return [
         np.asarray(table.columns.get(name, np.full((len(table), *held.shape[1:]), ABSENT.get(name, 1), held.dtype)))

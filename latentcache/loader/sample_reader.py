@@ -24,9 +24,21 @@ from latentcache.fields.captions import BETWEEN, CaptionVariants
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import ReadSpec
 from latentcache.fields.strings import Strings
+from latentcache.fields.table import OF_TABLE, table_values
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import Batch, check_embeddings, check_sample_format, sample_format
-from latentcache.loader.samples import CAPTION, METADATA, SAMPLES, TEXTS, Draw, Joined, Part, Selection, prompt_row
+from latentcache.loader.samples import (
+    CAPTION,
+    METADATA,
+    SAMPLES,
+    TABLE,
+    TEXTS,
+    Draw,
+    Joined,
+    Part,
+    Selection,
+    prompt_row,
+)
 from latentcache.loader.values import Affine, posterior, without_team
 from latentcache.plan.documents import Ints
 from latentcache.plan.samples import BatchIndex
@@ -251,6 +263,8 @@ class SampleReader:
                 found[SAMPLES, name] = self._texts(source, column, sample, variants, again, epoch)
             elif holder == SAMPLES or holder in rows:
                 found[SAMPLES, name] = source.column(holder, column)[rows.get(holder, sample)].astype(np.int64)
+            elif holder == TABLE:
+                found[SAMPLES, name] = table_values(source.column(SAMPLES, OF_TABLE + name)[sample])
         return rows, found
 
     def _items(self, source: _Source, name: str, local: Ints, variants: Variants) -> Ints:

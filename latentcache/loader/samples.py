@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.fields.protocol import Group
+from latentcache.fields.table import OF_TABLE
 from latentcache.identity.content import content_hash
 from latentcache.plan.batching import Bucket, size_rank
 from latentcache.plan.documents import Ints, spread
@@ -34,8 +35,8 @@ Split = list[tuple[int, Ints, Ints]]
 #: Names of metadata in a batch, and the columns that they come from.
 CAPTION = "caption"
 METADATA = {"captions": CAPTION, "original_size": "original_size", "crop_top_left": "crop", "target_size": "dims"}
-#: What has metadata, beside the names of fields: the samples, the texts of their inputs, their bucket.
-SAMPLES, TEXTS, BUCKET = "", "texts of inputs", "bucket"
+#: What has metadata, beside the names of fields: the samples, the texts of their inputs, their bucket, their table.
+SAMPLES, TEXTS, BUCKET, TABLE = "", "texts of inputs", "bucket", "metadata table"
 
 
 class ReadSettings(Value):
@@ -121,7 +122,7 @@ class Selection:
     ) -> None:
         self._given = tuple(parts), requested, settings, mixture
         self.parts, self.settings, self.requested = tuple(parts), settings, requested
-        self.fields, self.metadata = _requested(parts[0].snapshot, requested)
+        self.fields, self.metadata = _requested([part.snapshot for part in parts], requested)
         """Fields of a batch, and its metadata by name: what has each."""
         _check_texts(parts[0].snapshot, self.fields)
         self.joined = [join(part, self.fields, repeats=settings.repeats) for part in parts]
@@ -354,8 +355,11 @@ def prompt_row(field: FieldRows, text: str) -> int:
     return int(found[0]) if len(found) else -1
 
 
-def _requested(snapshot: Snapshot, requested: Sequence[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
+def _requested(
+    snapshots: Sequence[Snapshot], requested: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """Fields of a batch, by default all that are not documents, and its metadata with what has it."""
+    snapshot = snapshots[0]
     names = list(dict.fromkeys([requested] if isinstance(requested, str) else requested or ()))
     wanted = [name for name in snapshot.fields if requested is None or name in names]
     fields = tuple(name for name in wanted if snapshot.fields[name].spec.collate != "pack")
@@ -366,6 +370,7 @@ def _requested(snapshot: Snapshot, requested: Sequence[str] | None) -> tuple[tup
         )
     found = {name: _holder(snapshot, fields, column) for name, column in METADATA.items()}
     possible = {name: holder for name, holder in found.items() if holder is not None} | {"keys": BUCKET}
+    possible = _of_tables(snapshots) | possible
     if requested is None:
         return fields, {"names": TEXTS} | possible
     known = [*snapshot.fields, "names", "keys", "meta", *possible]
@@ -373,6 +378,24 @@ def _requested(snapshot: Snapshot, requested: Sequence[str] | None) -> tuple[tup
     if unknown:
         raise UsageError(f"fields: {unknown[0]!r} is unknown", fix=f"use some of {', '.join(dict.fromkeys(known))}")
     return fields, {"names": TEXTS} | {name: possible[name] for name in names if name in possible}
+
+
+def _of_tables(snapshots: Sequence[Snapshot]) -> dict[str, str]:
+    """Columns of metadata tables that all snapshots have, but for those with the name of something else."""
+    each = [
+        {(name.removeprefix(OF_TABLE), column.ndim) for name, column in snapshot.samples.columns.items()
+         if name.startswith(OF_TABLE)}
+        for snapshot in snapshots
+    ]  # fmt: skip
+    taken = {
+        "names",
+        "keys",
+        "meta",
+        *METADATA,
+        *snapshots[0].fields,
+        *(f"{name}_mask" for name in snapshots[0].fields),
+    }
+    return {name: TABLE for name, _ in sorted(set.intersection(*each)) if name not in taken}
 
 
 def _holder(snapshot: Snapshot, fields: Sequence[str], column: str) -> str | None:

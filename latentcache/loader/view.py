@@ -131,10 +131,10 @@ class View:
                 ``pad`` or ``error``. With ``pad`` a ``plain`` batch has ``is_pad`` (B,) bool, one of rows
                 ``is_pad_row``, and padding rows have no label but -100.
             fields: Fields of a batch, and metadata: ``captions``, ``original_size``, ``crop_top_left``,
-                ``target_size``, ``keys``, ``meta`` (``epoch``, ``step_in_epoch``). By default all fields and metadata
-                but ``meta``. A sample that lacks a field is excluded and counted. Batches of rows have all tensors;
-                ``names`` (file and line of the first document) and ``meta`` (here with ``tokens`` and
-                ``trainable_tokens``) are optional.
+                ``target_size``, ``keys``, ``meta`` (``epoch``, ``step_in_epoch``), and other columns of a metadata
+                table of DATA, such as ``label``. By default all fields and metadata but ``meta``. A sample that lacks
+                a field is excluded and counted. Batches of rows have all tensors; ``names`` (file and line of the
+                first document) and ``meta`` (here with ``tokens`` and ``trainable_tokens``) are optional.
             format: Names in a batch: ``plain``, or ``diffusers-`` with ``sd``, ``sdxl``, ``sd3``, ``flux``,
                 ``qwen-image`` or ``wan``; ``forward`` of a batch then holds arguments of the model's ``forward``. Of
                 rows: ``plain``, ``transformers``, ``flat`` (one long row, as TRL's padding-free collator) or

@@ -53,5 +53,9 @@ def choose_column(path: Path, what: str, columns: Sequence[str], meant: Sequence
         )
     if not several and (asked or what == "image"):
         wanted = f"a column called {asked}" if asked else "a column of images"
-        raise fault(f"no-{what}-column", f"expected {wanted}; found columns: {listed(columns) or 'none'}", path)
+        error = fault(f"no-{what}-column", f"expected {wanted}; found columns: {listed(columns) or 'none'}", path)
+        if columns:
+            error.fix = f"name one of these columns with {option(f'{what}_column')}"
+            error.fix_python = f"name one of these columns with {keyword(f'{what}_column')}"
+        raise error
     return next(iter(several), "")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from latentcache.fields.clips import focus_of
 from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import Rejected, SampleTable
+from latentcache.fields.table import OF_TABLE, Rejected, SampleTable, table_values
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.key import equal_hashes
 from latentcache.sources.causes import hint_for
@@ -60,7 +60,8 @@ class State(IntEnum):
     NOT_CHECKED = 7
     REPEATS_CHANGED = 8, "stale", "repeats-changed", "no entry is affected: a build only records the new number"
     FOCUS_CHANGED = 9, "stale", "focus-changed", "with --crop focus a build encodes the image again"
-    INPUT_CHANGED = 10, "stale", "mask-changed", "a build makes it again for this sample, and nothing else"
+    COLUMN_CHANGED = 10, "stale", "column-changed", "no entry is affected: a build only records the new value"
+    INPUT_CHANGED = 11, "stale", "mask-changed", "a build makes it again for this sample, and nothing else"
 
 
 def _value(samples: SampleTable, row: int, state: State) -> str:
@@ -74,6 +75,9 @@ def _value(samples: SampleTable, row: int, state: State) -> str:
         return _content(samples, row, next(iter(samples.inputs)))
     if state == State.REPEATS_CHANGED:
         return f"{repeats_of(samples)[row]} repeats per epoch"
+    if state == State.COLUMN_CHANGED:
+        columns = {name: table_values(column[[row]])[0] for name, column in _table_columns(samples).items()}
+        return ", ".join(f"{name} {value}" for name, value in columns.items())
     if state == State.FOCUS_CHANGED:
         return "the point {:g}, {:g}".format(*focus_of(samples)[row].tolist())
     return {State.REMOVED: "the sample", State.UNREADABLE: "a file that can be read"}.get(state, "")
@@ -223,6 +227,8 @@ def _columns(found: Compared, rows: NDArray[np.intp]) -> None:
     columns[State.FOCUS_CHANGED] = focus_of
     if "caption" in found.samples.inputs:
         columns[State.CAPTION_CHANGED] = lambda samples: samples.inputs["caption"].content
+    if _table_columns(found.samples) or _table_columns(found.now.samples):
+        columns[State.COLUMN_CHANGED] = _of_table
     columns[State.REPEATS_CHANGED] = repeats_of
     for word, column in columns.items():
         rows = rows[state[rows] <= State.TOUCHED]
@@ -230,6 +236,21 @@ def _columns(found: Compared, rows: NDArray[np.intp]) -> None:
         if before is not later:
             differs = np.asarray(before)[rows] != np.asarray(later)[found.place[rows]]
             state[rows[differs.any(axis=tuple(range(1, differs.ndim)))]] = word
+
+
+def _table_columns(samples: SampleTable) -> dict[str, Any]:
+    """What a metadata table has beside captions, by the name of its column."""
+    names = sorted(name for name in samples.columns if name.startswith(OF_TABLE))
+    return {name.removeprefix(OF_TABLE): samples.columns[name] for name in names}
+
+
+def _of_table(samples: SampleTable) -> NDArray[Any]:
+    """(S,) what a metadata table has beside the caption of each sample, as text."""
+    columns = {name: list(table_values(column)) for name, column in _table_columns(samples).items()}
+    texts = [""] * len(samples)
+    for name, values in columns.items():
+        texts = [f"{text}{', ' if text else ''}{name} {value}" for text, value in zip(texts, values, strict=True)]
+    return np.array(texts, dtype=object)
 
 
 def _rejected(

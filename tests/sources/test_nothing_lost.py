@@ -12,8 +12,9 @@ import pytest
 from made_archives import png, rows_of, write_tar
 from small_cache import SMALL, Done
 
-from latentcache import BuildSettings, build_cache
+from latentcache import BuildSettings, build_cache, open_cache
 from latentcache.errors import LatentcacheError
+from latentcache.fields.table import table_values
 from latentcache.store.snapshot import open_snapshot
 
 IMAGES, TOKENS = SMALL, ("--tokenizer", "stub")
@@ -489,10 +490,65 @@ def test_the_columns_that_are_named_are_read(build, captions, data, form):
 @pytest.mark.parametrize("form", TABLE_FORMS)
 def test_a_named_column_that_is_not_there_is_an_error(build, data, form, option):
     put(data / "a.png", png(60))
-    put_table(data, form, {"file_name": "a.png", "text": "a cat"})
-    report = build(*IMAGES, option, "nothing")
-    assert report["exit_code"] == 2
-    assert option in report["error"]["what"] + report["error"]["fix"]
+    put_table(data, form, {"file_name": "a.png", "text": "one"})
+    error = build(*IMAGES, option, "nope")["error"]
+    assert "columns: file_name, text" in error["why"]
+    assert error["fix"].startswith(f"name one of these columns with {option}")
+
+
+def columns_in_batches(cache):
+    """Label and score of each sample, as a loader gives them."""
+    each = {}
+    for batch in open_cache(cache).loader(batch_size=1):
+        (name,), (label,), (score,) = (batch[column] for column in ("names", "label", "score"))
+        each[name] = label, score
+    return each
+
+
+@pytest.mark.parametrize("form", TABLE_FORMS)
+def test_other_columns_of_a_table_are_in_batches(run, build, data, tmp_path, form):
+    put(data / "a.png", png(60))
+    put(data / "ab.png", png(90))
+    rows = [{"file_name": f"{stem}.png", "label": f"kind {stem}", "score": len(stem)} for stem in ("a", "ab")]
+    put_table(data, form, *rows)
+    report = build(*IMAGES)
+    (note,) = (item for item in report["items"] if item["reason"] == "text-column")
+    assert note["found"] == "it has no column of captions; columns of the samples: label, score"
+    expected = {"a.png": ("kind a", 1), "ab.png": ("kind ab", 2)}
+    if form == "csv":  # where all cells are texts
+        expected = {name: (label, str(score)) for name, (label, score) in expected.items()}
+    assert columns_in_batches(tmp_path / "cache") == expected
+    put_table(data, form, {**rows[0], "label": "another kind"}, rows[1])
+    (item,) = run("verify", tmp_path / "cache", "--json").json["items"][:1]
+    assert (item["path"], item["reason"]) == ("a.png", "column-changed")
+    again = build()
+    assert again["counts"]["encoded"] == 0
+    assert columns_in_batches(tmp_path / "cache") == {**expected, "a.png": ("another kind", expected["a.png"][1])}
+    assert run("verify", tmp_path / "cache", "--json").json["exit_code"] == 0
+
+
+def test_columns_of_a_table_are_those_of_the_whole_in_each_part(run, data, tmp_path):
+    stems = [f"{number}{'x' * number}" for number in range(8)]
+    for number, stem in enumerate(stems):
+        put(data / f"{stem}.png", png(40 + 20 * number))
+    put_table(data, "jsonl", *({"file_name": f"{stem}.png", "label": stem, "score": len(stem) / 2} for stem in stems))
+    for part in ("0/2", "1/2"):
+        assert run("build", data, "--out", tmp_path / part[0], *IMAGES, "--part", part).status == 0
+    assert run("merge", tmp_path / "0", tmp_path / "1", "--out", tmp_path / "cache").status == 0
+    columns = open_snapshot(tmp_path / "cache").samples.columns
+    assert table_values(columns["table.label"]) == stems
+    assert table_values(columns["table.score"]).tolist() == [len(stem) / 2 for stem in stems]
+
+
+@pytest.mark.parametrize("value", [["a", "b"], {"a": 1}, "x" * 300, "\0"])
+def test_a_column_that_is_not_kept_is_noted(build, data, value):
+    put(data / "a.png", png(60))
+    put(data / "b.png", png(90))
+    put_table(
+        data, "jsonl", {"file_name": "a.png", "text": "one", "more": value}, {"file_name": "b.png", "text": "two"}
+    )
+    (note,) = build(*IMAGES)["items"]
+    assert (note["reason"], note["found"].partition(":")[0]) == ("text-column", "columns that are not used")
 
 
 def test_a_caption_file_below_two_tables_is_counted_once(build, data):

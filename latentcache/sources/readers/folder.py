@@ -21,7 +21,7 @@ from latentcache.errors import EmptySourceError, SourceError, UnusableSampleErro
 from latentcache.fields.captions import further_captions
 from latentcache.fields.clips import FOCUS
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
+from latentcache.fields.table import OF_TABLE, STAT_WIDTH, Files, Input, Rejected, SampleTable, table_column
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import CaptionFiles
@@ -344,7 +344,7 @@ class ImageScan(Scan):
             unread |= {(name, row): error for row, error in failed.items()}
             if old is not None and name == "image" and len(matched):
                 same = then.any(axis=1) & (then == samples.inputs[name].content[rows[matched]]).all(axis=1)
-                for label in set(old.columns).difference(_SET_COLUMNS):
+                for label in filter(_is_of_file, old.columns):
                     columns[label][rows[matched[same]]] = old.columns[label][before[same]]
         return replace(scanned, samples=replace(samples, columns=columns), hashed=hashed, unread=unread)
 
@@ -468,6 +468,11 @@ def _with_tables(files: _Files, folders: Units, rows: Units) -> Units:
     return units.take(np.argsort(units["image"]))
 
 
+def _is_of_file(column: str) -> bool:
+    """True for a column that a snapshot keeps for an unchanged file."""
+    return column not in _SET_COLUMNS and not column.startswith(OF_TABLE)
+
+
 def _samples(
     units: Units, held: KnownFiles, caption: Input, sets: Sequence[ImageSet], reading: NDArray[np.uint8] | None
 ) -> SampleTable:
@@ -486,7 +491,7 @@ def _samples(
         known = units["known"][inside]
         content[inside] = 0 if held.table is None else take_rows(held.table.inputs["image"].content, known)
     before = held.table.columns if held.table is not None else {}
-    columns = {name: take_rows(column, rows) for name, column in before.items() if name not in _SET_COLUMNS}
+    columns = {name: take_rows(column, rows) for name, column in before.items() if _is_of_file(name)}
     columns.setdefault("original_size", np.zeros((len(images), 2), dtype=np.uint32))
     if "span" in units.columns:
         columns[SPAN] = units["span"]
@@ -496,6 +501,8 @@ def _samples(
         columns["image_set"] = units["owner"].astype(np.uint16)
     if (units["focus"] >= 0).any():
         columns[FOCUS] = units["focus"]
+    for name in sorted({name for more in units["more"].tolist() for name in more}):
+        columns[OF_TABLE + name] = table_column([more.get(name) for more in units["more"].tolist()])
     member = units["member"] if "member" in units.columns else None
     inputs = {"image": Input(content=content, file=images.astype(np.int32), line=member), "caption": caption}
     for name, file in units.files.items():

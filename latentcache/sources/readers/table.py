@@ -23,8 +23,8 @@ import numpy as np
 from latentcache.errors import TableError, UnusableSampleError
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.captions import captions_in
-from latentcache.sources.causes import Findings, counted, fault, rejected, unused_lines
+from latentcache.sources.captions import caption_fault, captions_in
+from latentcache.sources.causes import Findings, Notes, counted, fault, rejected, unused_lines
 from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS, FOCUS_COLUMNS, choose_column, named
 from latentcache.sources.formats import PARQUET
 from latentcache.sources.formats.files import listed, read_source, shown
@@ -36,6 +36,8 @@ from latentcache.sources.units import Units
 _QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
 _DRIVE = re.compile(r"[A-Za-z]:")
 _LONGEST_NAME = 1000
+#: Bytes of a text in a column that is kept.
+_LONGEST_CELL = 256
 
 #: Line, and name of a column -> value, of each row.
 _Records = Iterator[tuple[int, dict[str, Any]]]
@@ -50,6 +52,8 @@ class Row(NamedTuple):
     """None: the table has no column of captions."""
     error: UnusableSampleError | None = None
     focus: tuple[float, float] = (-1, -1)
+    more: Mapping[str, Any] = {}
+    """The other columns."""
 
 
 def read_tables(
@@ -79,11 +83,9 @@ def read_tables(
     for number in sorted(tables, key=lambda number: -len(layout.sets[number].prefix)):
         image_set, inside = layout.sets[number], images.get(number, {})
         rule, table = image_set.captions, image_set.captions.table
-        rows, content, memo, unused = read_table(root, table, inside, image_set.prefix, rule)
+        rows, content, memo = read_table(root, table, inside, image_set.prefix, rule)
         contents[table] = content, memo
-        if unused is not None:
-            more = f"; {listed(unused)} not used" if unused else ""
-            notes.add(rejected(table, "text-column", f"it has no column of captions{more}"))
+        rows = _with_columns(table, rows, notes)
         first_rows = match_rows(table, rows, inside, {*named, *unlisted}, root, findings)
         differing, unread = list[str](), list[tuple[str, int]]()
         for name, row in first_rows.items():
@@ -133,7 +135,43 @@ def _units(taken: Collection[_Taken]) -> Units:
         line=np.where(is_captioned, np.array([row.line for row in rows], dtype=np.uint32), 0),
         focus=np.array([row.focus for row in rows], dtype=np.float32).reshape(-1, 2),
         text=np.array([row.caption or "" for row in rows], dtype=object),
+        more=np.array([row.more for row in rows], dtype=object),
     )
+
+
+def _with_columns(table: str, rows: Sequence[Row], notes: Notes) -> list[Row]:
+    """The rows with the columns that are kept: of short texts, or of numbers. The others are noted."""
+    kinds = dict[str, type | None]()
+    for row in rows:
+        for name, value in row.more.items():
+            kind, before = _kind_of(value), kinds.get(name, type(None))
+            if before is type(None) or kind is before:
+                kinds[name] = kind
+            elif kind is not type(None):
+                kinds[name] = float if {kind, before} == {int, float} else None
+    kept = {name: kind for name, kind in kinds.items() if kind not in (None, type(None)) and name}
+    left = [name for name, kind in kinds.items() if kind is None or not name]
+    if all(row.caption is None and row.error is None for row in rows):
+        said = f"; columns of the samples: {listed(list(kept))}" if kept else ""
+        notes.add(rejected(table, "text-column", f"it has no column of captions{said}"))
+    if left:
+        why = f"columns that are not used: {listed(left)}; short texts and numbers are"
+        notes.add(rejected(table, "text-column", why))
+    return [
+        row._replace(
+            more={name: kept[name](value) for name, value in row.more.items() if name in kept and value is not None}
+        )
+        for row in rows
+    ]
+
+
+def _kind_of(value: Any) -> type | None:
+    """The type of the column that can hold a value; NoneType: any can. None: no column can."""
+    if isinstance(value, str):
+        return str if len(value.encode(errors="replace")) <= _LONGEST_CELL and not caption_fault(value) else None
+    if isinstance(value, int):
+        return int if -(2**63) <= value < 2**63 else None
+    return type(value) if value is None or isinstance(value, float) else None
 
 
 def match_rows(
@@ -168,10 +206,8 @@ def match_rows(
 
 def read_table(
     root: Path, name: str, images: Collection[str], prefix: str = "", rule: CaptionRule | None = None
-) -> tuple[list[Row], bytes, StatMemo, list[str] | None]:
-    """Rows of the table ``name`` below ``root``, content hash and memo of the file, and what it has for captions.
-
-    The last is None, or, without a column of captions, the columns that are not used.
+) -> tuple[list[Row], bytes, StatMemo]:
+    """Rows of the table ``name`` below ``root``, and content hash and memo of the file.
 
     ``images`` are those in its folder: a CSV without a header is recognized by its first cell. Names in it are
     relative to ``prefix``, that folder. ``rule`` says what is known of its columns.
@@ -203,7 +239,7 @@ def read_table(
         records = (
             (line, {file: entry.get("image_path", ""), caption: _with_tags(entry, rule)}) for line, entry in records
         )
-    above, (rows, unused) = root.absolute().as_posix(), _rows(path, records, rule)
+    above, rows = root.absolute().as_posix(), _rows(path, records, rule)
     if not rows:
         fix = "add one row per image, or rename the table to use all images"
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
@@ -215,12 +251,12 @@ def read_table(
         elif not leads_out(name):
             name = prefix + name
         rows[number] = row._replace(name=stems.get(name, name))
-    return rows, content, memo, unused
+    return rows, content, memo
 
 
-def _rows(path: Path, records: _Records, rule: CaptionRule) -> tuple[list[Row], list[str] | None]:
-    """The rows of a table, and its other columns if none is of captions."""
-    rows, file, captions, unused = list[Row](), "", tuple[str, ...](), dict[str, None]()
+def _rows(path: Path, records: _Records, rule: CaptionRule) -> list[Row]:
+    """The rows of a table."""
+    rows, file, captions = list[Row](), "", tuple[str, ...]()
     for line, record in records:
         if not file or (not captions and named(record, CAPTION_COLUMNS)):
             file, captions = _chosen(path, line, list(record), rule)
@@ -237,12 +273,13 @@ def _rows(path: Path, records: _Records, rule: CaptionRule) -> tuple[list[Row], 
         several = [value for text in texts for value in (text if isinstance(text, list) else [text])]
         point = [record[column] for column in FOCUS_COLUMNS if column in record]
         caption = several if len(several) > 1 else (*texts, None)[0]
-        rows.append(make_row(path, line, str(name), caption, point, is_captioned=bool(captions)))
-        if not captions:
-            unused |= dict.fromkeys(column for column in record if column not in (file, *FOCUS_COLUMNS))
+        row = make_row(path, line, str(name), caption, point, is_captioned=bool(captions))
+        used = (file, *captions, rule.table_fallback, *FOCUS_COLUMNS)
+        more = {column: value for column, value in record.items() if column not in used}
+        rows.append(row if rule.tag_separator else row._replace(more=more))
     if not captions:
-        return rows, list(unused)
-    return [make_row(path, row.line, row.name, None) if row.caption is None else row for row in rows], None
+        return rows
+    return [make_row(path, row.line, row.name, None) if row.caption is None else row for row in rows]
 
 
 def _chosen(path: Path, line: int, columns: Sequence[str], rule: CaptionRule) -> tuple[str, tuple[str, ...]]:

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from latentcache.errors import SourceAmbiguousError, TableError
-from latentcache.sources.causes import HINTS, Findings
+from latentcache.sources.causes import Findings
 from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS
 from latentcache.sources.readers.table import Row, image_named, make_row, match_rows, read_table
 
@@ -115,7 +115,7 @@ def test_a_jsonl_line_that_cannot_be_read(tmp_path, line, what, why):
 def test_a_jsonl_without_the_columns_or_rows(tmp_path):
     found = error_of(tmp_path, '{"name": "a.jpg", "text": "x"}\n', JSONL)
     assert found[:3] == ("no column of file names", 1, COLUMNS + "name, text")
-    assert found[3] == HINTS["no-image-column"] + ", or call it file_name"
+    assert found[3] == "name one of these columns with --image-column, or call it file_name"
     assert error_of(tmp_path, "\n", JSONL)[:2] == ("the table has no rows", 1)
     assert error_of(tmp_path, GOOD.encode("utf-16"), JSONL)[:2] == ("the table is not UTF-8", 1)
 
