@@ -241,6 +241,8 @@ def stretch_index(shard: Path, keys: NDArray[np.uint8]) -> None:
     columns["checksum"] = np.random.default_rng(1).integers(0, 1 << 63, count).astype(np.uint64)
     (shard / "index.safetensors").chmod(0o644)
     write_columns(shard / "index.safetensors", columns, file.metadata)
+    (shard / "data.mdb").chmod(0o644)
+    os.truncate(shard / "data.mdb", (count + 1) * (12 << 10))  # sparse: no entry may end behind the end of the file
 
 
 def write_files(data: Path, count: int) -> None:
