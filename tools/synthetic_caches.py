@@ -40,12 +40,6 @@ KIND: FieldKind = Latents()
 PROMPTS = PromptEmbeds()
 
 
-class _Bare(Latents):
-    """Latents whose columns are not read from entry heads."""
-
-    columns = {}  # noqa: RUF012 - never written
-
-
 CHANNELS = 16
 #: Files per folder, and payload bytes per commit.
 _PER_FOLDER, _COMMIT_BYTES = 1000, 16 << 20
@@ -141,7 +135,7 @@ def publish(
             provenance=found.provenance,
         )
 
-    field = field_of(_Bare(), found.recipe, plan)
+    field = field_of(KIND, found.recipe, plan)
     others = (field_of(PROMPTS, *prompts),) if prompts else ()
     dims = np.array([group.dims[1:] for group in plan.groups], np.uint32)[plan.group]
     field = replace(field, columns={"crop": np.zeros_like(dims), "resize": dims})

@@ -23,7 +23,6 @@ from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.key import RECIPE_BYTES
 from latentcache.sources.known import match_names
 from latentcache.store.catalog import Catalog
-from latentcache.store.publish import known_rows
 
 if TYPE_CHECKING:
     from latentcache.pipeline.workers.results import RunResult
@@ -54,9 +53,9 @@ class FieldWork:
     plan: FieldPlan
     """Without keys and costs, and without items of rejected samples."""
     kept: FieldRows | None
-    """``before``, if it has the same recipe: its rows are taken over."""
+    """``before``, if it has exactly these items: it is taken over."""
     place: NDArray[np.int32]
-    """(P,) row of each item in ``kept``, or their number and a place in the catalog; -1: not committed, or unread."""
+    """(P,) place of each item in the catalog, or its row in ``kept``; -1: not committed, or unread."""
     rejected: dict[int, Rejected]
     """By row of the sample table."""
     todo: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, dtype=np.intp))
@@ -70,7 +69,7 @@ class FieldWork:
     result: RunResult | None = None
     """Result of its run; None: there was nothing to do, or no run yet."""
     noise: Mapping[str, Any] = field(default_factory=dict)
-    """Joined noise of encoders: of the items in ``kept``, of a run, of parts."""
+    """Joined noise of encoders: of the items in ``before``, of a run, of parts."""
 
     @property
     def name(self) -> str:
@@ -88,18 +87,11 @@ class FieldWork:
         return dict(self.kind.describe(self.recipe, self.described.provenance))
 
     @property
-    def unchanged(self) -> bool:
-        """True if the items are those of the snapshot; their samples may have moved."""
-        return self.kept is not None and np.array_equal(self.place, np.arange(len(self.kept), dtype=np.int32))
-
-    @property
     def committed(self) -> int:
         """Distinct items that are committed."""
-        base = 0 if self.kept is None else len(self.kept)
-        seen = np.zeros(max(int(self.place.max(initial=-1)) + 1, base) + 1, dtype=np.bool_)
+        seen = np.zeros(int(self.place.max(initial=-1)) + 2, dtype=np.bool_)
         seen[self.place] = True  # the last one: -1
-        shared = 0 if self.kept is None else _shared(self.kept, seen[:base])
-        return int(np.count_nonzero(seen[:-1])) - shared
+        return int(np.count_nonzero(seen[:-1])) - (0 if self.kept is None else _shared(self.kept))
 
     @property
     def items(self) -> int:
@@ -221,20 +213,21 @@ def field_work(
         usable[np.fromiter(failed, dtype=np.intp, count=len(failed))] = False
         rows = usable_items(plan, usable, described.recipe.spec.first_prompt)
         plan = replace(plan, **{name: getattr(plan, name)[rows] for name in ("sample", "group", "variant", "cost")})
-    kept = before if before is not None and before.recipe_id == described.recipe.recipe_id else None
+    same = before if before is not None and before.recipe_id == described.recipe.recipe_id else None
+    kept = same if same is not None and _is_kept(same, plan, samples, catalog) else None
     content = kind.content(samples)
-    place = np.full(len(plan.sample), -1, dtype=np.int32) if kept is None else _kept(kept, plan, samples, catalog)
     work = FieldWork(
         kind=kind,
         described=described,
         before=before,
         plan=plan,
         kept=kept,
-        place=place,
+        place=np.arange(len(plan.sample), dtype=np.int32),
         rejected=failed,
-        noise={} if kept is None else kept.noise,
+        noise={} if same is None else same.noise,
     )
     find_items(work, samples, catalog)
+    place = work.place
     missing = np.flatnonzero(place < 0)
     missing = missing[_is_known(content[plan.sample[missing]])]
     repeated = missing[_repeats(kind.plan_keys(plan, content, described.recipe, missing))]
@@ -252,21 +245,14 @@ def field_work(
     return work
 
 
-def _kept(kept: FieldRows, plan: FieldPlan, samples: SampleTable, catalog: Catalog) -> NDArray[np.int32]:
-    """(P,) the row of each item in the snapshot; -1: another sample, or its entry may be damaged or gone."""
-    before: NDArray[np.integer] = np.arange(len(samples), dtype=np.int32)
-    if samples.names is not kept.samples.names:
-        before = match_names(samples.names, kept.samples.names)
-    place = kept.rows_of(plan, samples, before)
-    gone = [number for number, name in enumerate(kept.shards) if name not in catalog.whole]
-    if gone:
-        there = np.flatnonzero(place >= 0)
-        place[there[np.isin(np.asarray(kept.shard)[kept.entry[place[there]]], gone)]] = -1
-    return place
+def _is_kept(before: FieldRows, plan: FieldPlan, samples: SampleTable, catalog: Catalog) -> bool:
+    """True if a field has exactly these items, and builds may use all its shards."""
+    numbers = None if samples.names is before.samples.names else match_names(samples.names, before.samples.names)
+    return catalog.whole.issuperset(before.shards) and before.holds(plan, samples, numbers)
 
 
-def _shared(rows: FieldRows, chosen: NDArray[np.bool_]) -> int:
-    """Count the chosen rows (R,) whose item an earlier chosen row has."""
+def _shared(rows: FieldRows) -> int:
+    """Count the rows whose item an earlier row has."""
     if rows.packing != "block" and rows.entries == len(rows):
         return 0
     entry, start = np.asarray(rows.entry), np.asarray(rows.start)
@@ -276,7 +262,7 @@ def _shared(rows: FieldRows, chosen: NDArray[np.bool_]) -> int:
     if rising.all():
         return 0
     item = entry.astype(np.int64) << 32 | start if rows.packing == "block" else entry
-    return int(np.count_nonzero(chosen)) - len(np.unique(item[chosen]))
+    return len(rows) - len(np.unique(item))
 
 
 def usable_items(
@@ -294,21 +280,16 @@ def usable_items(
 
 
 def find_items(work: FieldWork, samples: SampleTable, catalog: Catalog) -> None:
-    """Look up the items of known content that are not in the snapshot; places in another catalog are forgotten."""
-    plan, kept, place = work.plan, work.kept, work.place
-    base = 0 if kept is None else len(kept)
-    place[place >= base] = -1
-    lacking, content = np.flatnonzero(place < 0), work.kind.content(samples)
-    for start in range(0, len(lacking) if len(catalog.shards) else 0, SLICE):
-        some = lacking[start : start + SLICE]
+    """Look up the items of known content, unless the field is taken over."""
+    if work.kept is not None:
+        return
+    plan, content = work.plan, work.kind.content(samples)
+    work.place = np.full(len(plan.sample), -1, dtype=np.int32)
+    for start in range(0, len(work.place) if len(catalog.shards) else 0, SLICE):
+        some = np.arange(start, min(start + SLICE, len(work.place)))
         some = some[_is_known(content[plan.sample[some]])]
         if len(some):
-            found = catalog.find(work.kind.plan_keys(plan, content, work.recipe, some))
-            place[some] = np.where(found >= 0, found + base, -1)
-    new = np.flatnonzero(place >= base)
-    if kept is not None and len(new):
-        rows = known_rows(catalog, place[new] - base, kept)
-        place[new[rows >= 0]] = rows[rows >= 0]
+            work.place[some] = catalog.find(work.kind.plan_keys(plan, content, work.recipe, some))
 
 
 def rejected_before(

@@ -173,7 +173,7 @@ def _content_of(samples: SampleTable, name: str, row: int, root: Path) -> tuple[
 def _field(work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int32], catalog: Catalog) -> FieldRows:
     """Rows of one field, in the order of samples, then groups, then variants; ``numbers``: new ones of samples."""
     every = slice(None) if len(items) == len(work.place) else items
-    plan, before = work.plan, work.kept
+    plan = work.plan
     sample = numbers[plan.sample[every]]
     provenance = {
         **work.described.provenance,
@@ -182,7 +182,7 @@ def _field(work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int3
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
-    if before is not None and work.unchanged:
+    if (before := work.kept) is not None:
         same_shards = before.shards == catalog.shards[: len(before.shards)]
         return replace(
             before,
@@ -203,7 +203,6 @@ def _field(work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int3
         place=work.place[every],
         provenance=provenance,
         noise=work.noise,
-        known=before,
     )
 
 

@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
+from latentcache.fields.protocol import FieldKind
 from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES
 from latentcache.store.atomic_io import make_folder, opened, raise_unreadable, reading, writing
 from latentcache.store.entry import EntryHeader, Item
-from latentcache.store.index import ShardIndex, checked_head, checked_index, load_index, open_shard_index, whole_entry
+from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index, whole_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.snapshot import removed_entries
 
@@ -34,8 +35,6 @@ _ODD = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 Table = tuple[NDArray[np.uint64], NDArray[np.uint32]]
 """Sorted numbers, and the item of each."""
-HeaderOf = tuple[NDArray[np.int64], NDArray[Any], EntryHeader]
-"""Positions in the places that were asked for, the position of each item in its entry, and the entry's header."""
 
 
 #: Where an item is: positions in the catalog and in the index of the shard, the others as in ``FieldRows``.
@@ -140,18 +139,33 @@ class Catalog:
             keys[at] = self._index(number).entry_keys(rows.entry[at])
         return keys
 
-    def headers(self, place: NDArray[np.integer]) -> Iterator[HeaderOf]:
-        """The heads of the entries that hold these items, each read once."""
-        for chosen, _, index, item in self._parts(place):
-            at = np.arange(len(place))[chosen]
-            entry, position, _, _ = index.places(item)
-            order = np.argsort(entry, kind="stable")
-            starts = np.flatnonzero(np.diff(entry[order].astype(np.int64), prepend=-1))
-            distinct = entry[order[starts]]
-            places = [column[distinct].tolist() for column in (index.offset, index.head, index.bytes)]
-            with reading(index.folder), _opened(index) as file:
-                for some, offset, head, size in zip(np.split(order, starts[1:]), *places, strict=True):
-                    yield at[some], position[some], checked_head(file, offset - head, head + size)
+    def own_columns(self, kind: FieldKind, place: NDArray[np.integer]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The kind's plain and ragged columns of n items; what their heads lack is zeros."""
+        plain = {name: np.zeros((len(place), *shape), dtype) for name, (dtype, shape) in kind.columns.items()}
+        parts = {
+            name: [(np.zeros(0, np.int64), np.zeros((0, *shape), dtype))]
+            for name, (dtype, shape) in kind.ragged_columns.items()
+        }
+        order = [np.zeros(0, dtype=np.intp)]
+        for at, _, index, item in self._parts(place):
+            order.append(np.arange(len(place))[at])
+            for name, column in plain.items():
+                stored = index.columns.get(f"columns/{kind.kind}/{name}")
+                if stored is not None:
+                    column[at] = stored[item]
+            for name, some in parts.items():
+                counts = index.columns.get(f"ragged/{kind.kind}/{name}.counts")
+                if counts is None:
+                    some.append((np.zeros(len(item), np.int64), some[0][1]))
+                else:
+                    values = index.columns.get(f"ragged/{kind.kind}/{name}.values")
+                    ends, found = picked(np.cumsum(counts, dtype=np.int64), values, item)
+                    some.append((np.diff(ends, prepend=0), found.astype(some[0][1].dtype)))
+        back, ragged = np.argsort(np.concatenate(order)), dict[str, Any]()
+        for name, some in parts.items():
+            counts, values = (np.concatenate(column) for column in zip(*some, strict=True))
+            ragged[name] = picked(np.cumsum(counts), values, back)
+        return plain, ragged
 
     def stored(self, place: int) -> tuple[EntryHeader, int, memoryview] | None:
         """Head and payload of the entry that holds an item, and the item's position; None if a check fails."""
@@ -352,3 +366,12 @@ def _opened(index: ShardIndex) -> Iterator[int]:
             yield descriptor
     except OSError as error:
         raise CacheDamagedError("a shard cannot be read", where=str(path), why=str(error)) from error
+
+
+def picked(ends: Any, values: Any, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Rows of a ragged column: where the values of each end, and the values."""
+    stops = np.asarray(ends, dtype=np.int64)
+    counts = np.diff(stops, prepend=np.int64(0))[rows]
+    total = np.cumsum(counts)
+    at = np.arange(int(total[-1]) if len(total) else 0) + np.repeat(stops[rows] - total, counts)
+    return total, np.asarray(values)[at]

@@ -219,37 +219,6 @@ class Column(_Lazy):
         return rising
 
 
-class Mended(_Lazy):
-    """Rows of a column, whose checksum is checked, and of new values (k, ...); put together when they are read.
-
-    ``at`` (n,) are positions: below the length of ``old`` in it, else behind it in ``new``. ``numbers``: what
-    integers of ``old`` become; None leaves all values as they are.
-    """
-
-    def __init__(
-        self, old: Any, new: NDArray[Any], at: NDArray[np.integer], numbers: NDArray[Any] | None = None
-    ) -> None:
-        self._old, self._new, self._at, self._numbers = old, new, at, numbers
-        self.dtype, self.shape = new.dtype, (len(at), *new.shape[1:])
-
-    def __getitem__(self, index: Any) -> NDArray[Any]:
-        if isinstance(self._old, Column):
-            self._old.check()
-        at = np.asarray(self._at[index])
-        kept = at < len(self._old)
-        found = np.empty((len(at), *self.shape[1:]), dtype=self.dtype)
-        old = np.asarray(self._old[at if kept.all() else at[kept]])
-        found[kept] = old if self._numbers is None else self._numbers[old]
-        found[~kept] = self._new[at[~kept] - len(self._old)]
-        return found
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        found = np.empty(self.shape, dtype=dtype or self.dtype)
-        for start in range(0, len(self), _CHUNK):
-            found[start : start + _CHUNK] = self[start : start + _CHUNK]
-        return found
-
-
 class ColumnFile:
     """A file of columns. Its header is checked when it is opened. Picklable; the file stays open while it is in use.
 

@@ -25,11 +25,13 @@ from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry
 from latentcache.store.index import load_index, whole_entry, write_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
-from latentcache.store.publish import OFFSET_BITS, place_number, publish_replacement
+from latentcache.store.publish import publish_replacement
 from latentcache.store.shard import ShardWriter, seal_folder
 from latentcache.store.snapshot import Snapshot, open_snapshot, removed_entries
 
 _COMMIT_BYTES = 16 << 20
+#: Bits of an offset in a file; a shard's number is above them.
+_OFFSET_BITS = 44
 
 
 class ShardUse(NamedTuple):
@@ -165,13 +167,13 @@ def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse
     for snapshot in snapshots:
         own = np.array([number.get(name, -1) for name in snapshot.shards], dtype=np.int64)
         for rows in snapshot.fields.values():
-            places.append(place_number(own[np.asarray(rows.shard)], np.asarray(rows.offset)))
+            places.append(own[np.asarray(rows.shard)] << _OFFSET_BITS | np.asarray(rows.offset).astype(np.int64))
             sizes.append(np.asarray(rows.head) + np.asarray(rows.bytes).astype(np.int64))
     place, size = np.concatenate(places), np.concatenate(sizes)
     if len(snapshots) > 1:
         place, first = np.unique(place, return_index=True)
         size = size[first]
-    shard = (place >> OFFSET_BITS) + 1  # 0: a shard that is gone
+    shard = (place >> _OFFSET_BITS) + 1  # 0: a shard that is gone
     entries, num_bytes = (np.bincount(shard, one, len(folders) + 1)[1:] for one in (None, size))
     for folder, needed, needed_bytes in zip(folders, entries.tolist(), num_bytes.tolist(), strict=True):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -48,6 +48,8 @@ _ROW_TYPES = np.dtype("V32,u8,u4,u8,u8,u4,V16,u4")
 _ROW_TYPES.names = ("key", "offset", "head", "bytes", "checksum", "block", "same", "length")
 
 
+_OwnColumns = tuple[int, dict[str, NDArray[Any]]]
+"""Number of items, and columns of them that belong to their kinds."""
 Place = tuple[bytes, int, int]
 """A key, and offset in the file and length of its value in bytes."""
 
@@ -199,9 +201,11 @@ def collect_index(data: Path) -> dict[str, NDArray[Any]]:
     meta = read_meta(data)
     try:
         with opened(data) as descriptor:
-            values, parts = walk(descriptor, meta), [_indexed(descriptor, [])]
+            values, parts, own = walk(descriptor, meta), [_indexed([])], list[_OwnColumns]()
             while some := list(islice(values, _HEADS_TOGETHER)):
-                parts.append(_indexed(descriptor, some))
+                heads = [(key, offset, checked_head(descriptor, offset, length, key)) for key, offset, length in some]
+                parts.append(_indexed(heads))
+                own.append(_joined([(header.items, _own_columns(header)) for _, _, header in heads]))
     except CorruptEntryError as error:
         error.where = error.where or str(data)
         raise
@@ -209,13 +213,13 @@ def collect_index(data: Path) -> dict[str, NDArray[Any]]:
         if isinstance(error, CacheDamagedError | CacheFormatError):
             raise
         raise CacheDamagedError("the pages of a shard are damaged", where=str(data), why=str(error)) from error
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} | _joined(own)[1]
 
 
-def _indexed(descriptor: int, values: Sequence[Place]) -> dict[str, NDArray[Any]]:
+def _indexed(heads: Sequence[tuple[bytes, int, EntryHeader]]) -> dict[str, NDArray[Any]]:
+    """The columns of the format, of entries with these keys, offsets and heads."""
     rows, blocks = list[tuple[Any, ...]](), list[EntryHeader]()
-    for key, offset, length in values:
-        header = checked_head(descriptor, offset, length, key)
+    for key, offset, header in heads:
         of_item = 0, header.same[0].tobytes(), int(header.length[0])
         if header.packed:
             blocks.append(header)
@@ -231,6 +235,29 @@ def _indexed(descriptor: int, values: Sequence[Place]) -> dict[str, NDArray[Any]
     columns["item.same"] = np.concatenate([empty, *(header.same for header in blocks)])
     columns["item.length"] = np.concatenate([np.zeros(0, np.uint32), *(header.length for header in blocks)])
     return columns
+
+
+def _own_columns(header: EntryHeader) -> dict[str, NDArray[Any]]:
+    """Columns of an entry that belong to its kind; of a ragged one the counts of values, and the values."""
+    kind = header.key[0]
+    columns = {f"columns/{kind}/{name}": values for name, values in header.columns.items()}
+    for name, (ends, values) in header.ragged_columns.items():
+        columns[f"ragged/{kind}/{name}.counts"] = np.diff(ends, prepend=0)
+        columns[f"ragged/{kind}/{name}.values"] = values
+    return columns
+
+
+def _joined(parts: Sequence[_OwnColumns]) -> _OwnColumns:
+    """Columns of parts, one after the other; zeros for items that lack one."""
+    columns = dict[str, NDArray[Any]]()
+    for name in sorted({name for _, part in parts for name in part}):
+        like = next(part[name] for _, part in parts if name in part)
+        values = list[NDArray[Any]]()
+        for items, part in parts:
+            lacking = 0 if name.endswith(".values") else items
+            values.append(part[name] if name in part else np.zeros((lacking, *like.shape[1:]), like.dtype))
+        columns[name] = np.concatenate(values)
+    return sum(items for items, _ in parts), columns
 
 
 def checked_head(descriptor: int, offset: int, length: int, key: bytes | None = None) -> EntryHeader:

@@ -1,7 +1,6 @@
 """Put a snapshot together and publish it: written whole, then ``CURRENT`` is switched. docs/format/snapshot.md.
 
-A crash leaves the old snapshot or the new one. Entries are shared between snapshots and never rewritten. A kind's own
-columns (crops, loss spans) are taken from the last snapshot or from the heads of the entries.
+A crash leaves the old snapshot or the new one. Entries are shared between snapshots and never rewritten.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from latentcache.fields.protocol import FieldKind, FieldRecipe
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import make_folder, sync_folder, write_atomically, write_json, writing
-from latentcache.store.catalog import Catalog
-from latentcache.store.columns import Mended, are_equal, write_columns
+from latentcache.store.catalog import Catalog, picked
+from latentcache.store.columns import are_equal, write_columns
 from latentcache.store.paths import FORMAT_VERSION, CachePaths
 from latentcache.store.snapshot import (
     COLUMNS,
@@ -36,12 +35,8 @@ from latentcache.store.snapshot import (
 )
 from latentcache.value import Value
 
-#: Rows of a known field that are looked at together.
-_SLICE = 1 << 17
 #: Parts of a snapshot that one in its place has too, unless they change.
 _KEPT = ("samples", "source", "shards", "rejected", "notes", "complete", "allow_failed", "demo")
-#: Bits of an offset in a file; a shard's number is above them.
-OFFSET_BITS = 44
 
 
 class NewSnapshot(Value):
@@ -73,7 +68,7 @@ def kept_rows(one: FieldRows, rows: NDArray[np.bool_]) -> FieldRows:
     changed |= {name: np.asarray(getattr(one, name))[rows] for name in ROW_TYPES}
     changed |= {"entry": entry.astype(np.int32), "columns": {k: np.asarray(v)[rows] for k, v in one.columns.items()}}
     return replace(
-        one, **changed, ragged_columns={k: _picked(*v, np.flatnonzero(rows)) for k, v in one.ragged_columns.items()}
+        one, **changed, ragged_columns={k: picked(*v, np.flatnonzero(rows)) for k, v in one.ragged_columns.items()}
     )
 
 
@@ -101,58 +96,33 @@ def new_field(
     group: NDArray[np.integer],
     variant: NDArray[np.integer],
     place: NDArray[np.integer],
-    known: FieldRows | None = None,
     **about: Any,
 ) -> FieldRows:
     """The field of a snapshot whose items are at these places of the catalog; its shards are those of the catalog.
 
-    ``sample``, ``group`` and ``variant`` are (R,) as in ``FieldRows``, in any order. ``known`` is the field in the
-    current snapshot, if rows of it are taken over; its columns are read when they are written. A ``place`` (R,) below
-    the length of ``known`` is a row of it; less this length, others are places in the catalog. ``about``: ``groups``,
-    ``provenance`` and ``noise``.
+    ``sample``, ``group`` and ``variant`` are (R,) as in ``FieldRows``, in any order, ``place`` (R,) too. ``about``:
+    ``groups``, ``provenance`` and ``noise``.
     """
-    place, num_known = np.asarray(place), 0 if known is None else len(known)
     if (np.diff(sample) <= 0).any():
         order = np.lexsort((variant, group, sample))
         sample, group, variant, place = sample[order], group[order], variant[order], place[order]
-    is_new = np.flatnonzero(place >= num_known)
-    new_place = place[is_new] - num_known
-    rows = catalog.places(new_place)
+    rows = catalog.places(place)
     entry, first = _in_order(_entry_numbers(rows))
-    new = rows[first]
-    key: Any = catalog.entry_keys(new)
-    of_entries = {name: new[name] for name in ENTRY_TYPES}
-    plain, ragged = _own_columns(kind, catalog, new_place)
-    of_rows: dict[str, Any] = {"start": rows.start, "length": rows.length}
-    if known is not None and num_known:
-        at = place.astype(np.int32)
-        at[is_new] = np.arange(num_known, num_known + len(is_new))
-        old = _known_entries(catalog, new, known)
-        number = np.where(old >= 0, old, np.arange(known.entries, known.entries + len(old)))[entry]
-        entry_of_row: NDArray[np.int32] = np.asarray(Mended(known.entry, number.astype(np.int32), at))
-        entry, first = _in_order(entry_of_row)
-        source = entry_of_row[first]
-        shards = shard_numbers(catalog, known)
-        key = Mended(known.key, key, source)
-        of_entries = {
-            name: Mended(getattr(known, name), values, source, shards if name == "shard" else None)
-            for name, values in of_entries.items()
-        }
-        of_rows = {name: Mended(getattr(known, name), values, at) for name, values in of_rows.items()}
-        plain = {name: Mended(_own(known, name, values), values, at) for name, values in plain.items()}
-        ragged = {name: _mended(known, name, values, at) for name, values in ragged.items()}
+    entries = rows[first]
+    plain, ragged = catalog.own_columns(kind, place)
     return field_columns(
         kind,
         recipe,
-        key=key,
+        key=catalog.entry_keys(entries),
         sample=sample,
         entry=entry,
         group=group,
         variant=variant,
+        start=rows.start,
+        length=rows.length,
         columns=plain,
         ragged_columns=ragged,
-        **of_entries,
-        **of_rows,
+        **{name: entries[name] for name in ENTRY_TYPES},
         **about,
     )
 
@@ -174,82 +144,6 @@ def _in_order(number: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[n
     is_first = first == np.arange(len(number), dtype=np.int32)
     rank = np.cumsum(is_first, dtype=np.int32) - np.int32(1)
     return rank[first], np.flatnonzero(is_first)
-
-
-def _own_columns(
-    kind: FieldKind, catalog: Catalog, place: NDArray[np.integer]
-) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
-    """The kind's plain and ragged columns of n items, from the heads of their entries; what these lack is zeros."""
-    plain = {name: np.zeros((len(place), *shape), dtype) for name, (dtype, shape) in kind.columns.items()}
-    parts: dict[str, list[tuple[Any, Any]]] = {name: [] for name in kind.ragged_columns}
-    order = [np.zeros(0, dtype=np.intp)]
-    for rows, source, header in catalog.headers(place) if plain or parts else ():
-        order.append(rows)
-        for name, column in plain.items():
-            if name in header.columns:
-                column[rows] = header.columns[name][source]
-        for name, some in parts.items():
-            dtype, shape = kind.ragged_columns[name]
-            none = np.zeros(header.items, dtype=np.int64), np.zeros((0, *shape), dtype)
-            some.append(_picked(*header.ragged_columns.get(name, none), source))
-    back, ragged = np.argsort(np.concatenate(order)), {}
-    for name, some in parts.items():
-        dtype, shape = kind.ragged_columns[name]
-        counts = [np.zeros(0, np.int64), *(np.diff(ends, prepend=0) for ends, _ in some)]
-        values = [np.zeros((0, *shape), dtype), *(values.astype(dtype) for _, values in some)]
-        ragged[name] = _picked(np.cumsum(np.concatenate(counts)), np.concatenate(values), back)
-    return plain, ragged
-
-
-def _own(known: FieldRows, name: str, like: NDArray[Any]) -> Any:
-    return known.columns.get(name, np.zeros((len(known), *like.shape[1:]), like.dtype))
-
-
-def _mended(known: FieldRows, name: str, new: tuple[Any, Any], at: NDArray[np.integer]) -> tuple[Any, Any]:
-    """A ragged column as ``Mended`` is a plain one."""
-    ends, values = known.ragged_columns.get(name, (np.zeros(len(known), np.int64), new[1][:0]))
-    every = np.concatenate([np.asarray(ends, dtype=np.int64), new[0] + len(values)])
-    return _picked(every, np.concatenate([np.asarray(values), new[1]]), at)
-
-
-def _picked(ends: Any, values: Any, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    stops = np.asarray(ends, dtype=np.int64)
-    counts = np.diff(stops, prepend=np.int64(0))[rows]
-    total = np.cumsum(counts)
-    at = np.arange(int(total[-1]) if len(total) else 0) + np.repeat(stops[rows] - total, counts)
-    return total, np.asarray(values)[at]
-
-
-def known_rows(catalog: Catalog, place: NDArray[np.integer], known: FieldRows) -> NDArray[np.int64]:
-    """(n,) the row of a field that is the item at each place of the catalog; -1: none."""
-    rows = catalog.places(place)
-    wanted = _known_entries(catalog, rows, known) << 32 | rows.start.astype(np.int64)
-    return _positions(wanted, lambda some: known.entry[some].astype(np.int64) << 32 | known.start[some], len(known))
-
-
-def _known_entries(catalog: Catalog, rows: Any, known: FieldRows) -> NDArray[np.int64]:
-    """(n,) the entry of a field that is at each place of the catalog; -1: none."""
-    shards, wanted = shard_numbers(catalog, known), place_number(rows.shard, rows.offset)
-    return _positions(wanted, lambda some: place_number(shards[known.shard[some]], known.offset[some]), known.entries)
-
-
-def place_number(shard: NDArray[np.integer], offset: NDArray[np.integer]) -> NDArray[np.int64]:
-    """(n,) one number for the place of an entry; negative if the number of its shard is."""
-    return shard.astype(np.int64) << OFFSET_BITS | offset.astype(np.int64)
-
-
-def _positions(
-    wanted: NDArray[np.int64], column: Callable[[slice], NDArray[np.int64]], count: int
-) -> NDArray[np.int64]:
-    """(n,) where each wanted number is in a column of so many numbers, which is read in slices; -1: nowhere."""
-    values, which = np.unique(wanted, return_inverse=True)
-    found = np.full(len(values), -1, dtype=np.int64)
-    for start in range(0, count if len(values) else 0, _SLICE):
-        numbers = column(slice(start, min(start + _SLICE, count)))
-        at = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
-        hits = np.flatnonzero(values[at] == numbers)
-        found[at[hits]] = hits + start
-    return found[which]
 
 
 def shard_numbers(catalog: Catalog, known: FieldRows) -> NDArray[np.int32]:

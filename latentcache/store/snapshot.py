@@ -103,49 +103,29 @@ class FieldRows(Value, eq=False):
         group, variant = np.asarray(self.group[rows]), np.asarray(self.variant[rows])
         return self.kind.keys(content, group, variant, self.groups, self.recipe)
 
-    def holds(self, plan: FieldPlan, samples: SampleTable) -> bool:
-        """True if these rows are exactly the items of a plan of these samples by the same recipe."""
-        if len(plan.sample) != len(self) or len(samples) != len(self.samples):
-            return False
-        found = self.rows_of(plan, samples, np.arange(len(samples), dtype=np.int32))
-        return bool(np.array_equal(found, np.arange(len(self), dtype=np.int32)))
+    def holds(self, plan: FieldPlan, samples: SampleTable, numbers: NDArray[np.integer] | None = None) -> bool:
+        """True if these rows are exactly the items of a plan of these samples by the same recipe, in their order.
 
-    def rows_of(self, plan: FieldPlan, samples: SampleTable, sample_rows: NDArray[np.integer]) -> NDArray[np.int32]:
-        """(P,) the row of each item of a plan by the same recipe, found at its sample; -1: it is not there.
-
-        ``sample_rows`` (S,) is the row of each of the plan's samples in this snapshot's table; -1: it has none.
+        ``numbers`` (S,) is the row of each of the plan's samples in this snapshot's table, -1 if it has none. None:
+        they are the same samples.
         """
-        found, kind = np.full(len(plan.sample), -1, dtype=np.int32), self.kind
-        if kind is None or not len(self):
-            return found
-        content, mine = kind.content(samples), np.asarray(self.sample)
-        numbers = {group: number for number, group in enumerate(self.groups)}
-        group_of = np.array([numbers.get(one, -1) for one in plan.groups], dtype=np.int32)
-        single = len(self) == len(self.samples) and bool((np.diff(mine) > 0).all())  # every sample has one row
-        first = None if single else np.searchsorted(mine, np.arange(len(self.samples))).astype(np.int32)
-        for start in range(0, len(found), _SLICE):
-            part = slice(start, min(start + _SLICE, len(found)))
-            sample = plan.sample[part]
-            rows = sample_rows[sample]
-            same = rows >= 0
-            if first is not None:
-                begin = int(np.searchsorted(plan.sample, sample[0]))
-                starts = np.searchsorted(plan.sample[begin : part.stop], sample) + begin
-                rows = first[rows] + np.arange(part.start, part.stop, dtype=np.int32) - starts
-            same &= rows < len(self)
-            if not same.any():
-                continue
-            rows = np.where(same, rows, rows[same.argmax()])  # any row near the others
-            at: Any = slice(rows[0], rows[-1] + 1) if (rows[1:] - rows[:-1] == 1).all() else rows
-            same &= mine[at] == sample_rows[sample]
-            same &= self.group[at] == group_of[plan.group[part]]
-            same &= self.variant[at] == plan.variant[part]
+        if self.kind is None or len(plan.sample) != len(self):
+            return False
+        content, groups = self.kind.content(samples), {group: number for number, group in enumerate(self.groups)}
+        group_of = np.array([groups.get(group, -1) for group in plan.groups], dtype=np.int32)
+        for start in range(0, len(self), _SLICE):
+            part = slice(start, start + _SLICE)
+            sample, mine = plan.sample[part], np.asarray(self.sample[part])
+            same = mine == (sample if numbers is None else numbers[sample])
+            same &= self.group[part] == group_of[plan.group[part]]
+            same &= self.variant[part] == plan.variant[part]
             if self.packing != "block":
-                same &= equal_hashes(self.key[self.entry[at]][:, CONTENT_SLICE], content[sample])
+                same &= equal_hashes(self.key[self.entry[part]][:, CONTENT_SLICE], content[sample])
             elif samples is not self.samples:  # else both are read from one column
-                same &= equal_hashes(self._content(mine[at]), content[sample])
-            np.copyto(found[part], rows, where=same, casting="same_kind")
-        return found
+                same &= equal_hashes(self._content(mine), content[sample])
+            if not same.all():
+                return False
+        return True
 
     def entry_places(self, entries: NDArray[np.integer]) -> NDArray[Any]:
         """(n,) ``PLACE_DTYPE``: key, offset of the payload and bytes of the head of entries."""

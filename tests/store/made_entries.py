@@ -17,7 +17,7 @@ from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import NewSnapshot, known_rows, new_field, publish_snapshot
+from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
 
 
@@ -138,20 +138,16 @@ def samples_of(numbers):
     return replace(table, columns={**table.columns, "original_size": size})
 
 
-def new_field_of(catalog, name, numbers, known=None):
+def new_field_of(catalog, name, numbers):
     count, place = len(numbers), catalog.find(keys_of(items_of(name, numbers)))
-    if known is not None:
-        rows = known_rows(catalog, place, known)
-        place = np.where(rows >= 0, rows, place + len(known))
     group = np.array([group_of(name, number) for number in numbers], dtype=np.int32)
     columns = {"sample": np.arange(count), "group": group, "variant": np.zeros(count, dtype=np.uint8)}
-    return new_field(catalog, **about(name), **columns, place=place, known=known)
+    return new_field(catalog, **about(name), **columns, place=place)
 
 
 def publish(paths, numbers, fields=("plane", "words", "vector"), **more):
     catalog = load_catalog(paths)
-    known = more.pop("known", None)
-    new_fields = [new_field_of(catalog, name, numbers, known=known and known.fields[name]) for name in fields]
+    new_fields = [new_field_of(catalog, name, numbers) for name in fields]
     new = NewSnapshot(
         samples=samples_of(numbers),
         fields=tuple(new_fields),

@@ -16,12 +16,8 @@ from latentcache.store.index import INDEX
 from latentcache.store.paths import CachePaths
 
 
-def bytes_at(paths, catalog, place):
-    rows = catalog.places(np.array([place]))
-    data = paths.data(catalog.shards[int(rows.shard[0])]).read_bytes()
-    payload = data[int(rows.offset[0]) :][: int(rows.bytes[0])]
-    ((_, position, header),) = catalog.headers(np.array([place]))
-    return header.item(memoryview(payload), int(position[0])).tobytes()
+def bytes_at(catalog, place):
+    return catalog.item(place).array.tobytes()
 
 
 @settings(max_examples=12)
@@ -44,7 +40,7 @@ def test_every_committed_item_is_found_and_no_other(tmp_path_factory, numbers, s
     for item, position in zip(wanted, place.tolist(), strict=False):
         found = catalog.item(position)
         assert (found.key, found.array.tobytes(), found.same) == (item.key, item.array.tobytes(), item.same)
-        assert bytes_at(paths, catalog, position) == item.array.tobytes()
+        assert bytes_at(catalog, position) == item.array.tobytes()
 
 
 def test_an_item_is_copied_under_another_key(paths):
@@ -102,14 +98,12 @@ def test_a_damaged_shard_is_named_and_the_others_are_used(paths, spoil):
 
 
 def test_a_read_error_of_a_shard_is_not_damage(paths):
-    catalog = load_catalog(paths)
     data = paths.data("shard-0")
     data.unlink()
     data.symlink_to(data.name)  # a link loop: opening it is an error for every user
     with pytest.raises(StoreError, match="a part of the cache cannot be read") as caught:
-        list(catalog.headers(catalog.all_places()))
+        load_catalog(paths)
     assert caught.value.slug == "store"
-    assert [catalog.item(place) for place in catalog.all_places()].count(None) >= 6
 
 
 def test_an_item_whose_entry_is_damaged_is_not_given(paths):
