@@ -23,7 +23,7 @@ def info(
     """Show the contents of a cache."""
     from latentcache.report.cache import describe_cache
 
-    payload = describe_cache(cache, entries=entries).as_json()
+    payload = describe_cache(cache, entries=entries)
     return Result(payload, _lines(payload))
 
 

@@ -27,11 +27,11 @@ def test_inspect_and_info_say_the_same_of_a_recipe(run, tmp_path):
 
 
 def test_the_facts_of_a_cache_are_values(cache):
-    report = describe_cache(cache)
-    latents = report.fields["latents"]
-    assert (report.complete, report.samples, report.finished.no_caption) == (True, 4, 1)
-    assert latents.stored.items == sum(group["items"] for group in latents.stored.groups) == 4
-    assert describe_cache(cache) == report
+    about = describe_cache(cache)
+    latents = about["fields"]["latents"]
+    assert (about["complete"], about["counts"]["samples"], about["no_caption"]["count"]) == (True, 4, 1)
+    assert latents["items"] == sum(group["items"] for group in latents["groups"]) == 4
+    assert json.loads(json.dumps(about)) == about == describe_cache(cache)
 
 
 def test_a_sample_that_several_fields_reject_is_one_line(run, data):
