@@ -86,10 +86,10 @@ class PromptRecipe(FieldRecipe):
         negative = {} if self.negative_prompt is None else {self.negative_prompt: NEGATIVE_VARIANT}
         return negative | ({"": EMPTY_VARIANT} if self.empty_prompt else {})
 
-    def text(self, caption: str, variant: int) -> str:
-        """Return the text to encode for a variant of a caption."""
-        prompt = next((text for text, number in self.prompts.items() if number == variant), None)
-        return self.captions.text(caption, variant) if prompt is None else prompt
+    def text(self, text: str, variant: int) -> str:
+        """The text of a caption's variant, or of a prompt."""
+        prompt = next((prompt for prompt, number in self.prompts.items() if number == variant), None)
+        return self.captions.text(text, variant) if prompt is None else prompt
 
     @property
     def is_sequence(self) -> bool:
@@ -241,10 +241,6 @@ class PromptEmbeds(FieldKind):
             own = np.frombuffer(content_hash(text.encode()), dtype=np.uint8)
             content = np.where((variant == number)[:, None], own, content)
         return content
-
-    def text(self, text: str, variant: int, recipe: PromptRecipe) -> str:
-        """The text of a caption's variant, or of a prompt."""
-        return recipe.text(text, variant)
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: PromptRecipe) -> Difference:
         """Different if beyond the noise of the build; see ``fields.noise``."""

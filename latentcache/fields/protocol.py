@@ -100,6 +100,10 @@ class FieldRecipe(Value):
         """Operations that the loader applies."""
         return ReadSpec()
 
+    def text(self, text: str, variant: int) -> str:
+        """Return the text of a variant, from the text of its input: one of several, which are joined by NUL."""
+        return CaptionVariants().text(text, variant)
+
     def identity(self) -> dict[str, Any]:
         """The part that moves stored bytes, as JSON values without floats."""
         return self.as_json()
@@ -509,10 +513,6 @@ class FieldKind:
         hashes = b"".join(content_hash(both[at : at + width]) for at in range(0, len(both), width))
         found[rows] = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         return found
-
-    def text(self, text: str, variant: int, recipe: Recipe) -> str:
-        """Return the text of a variant, from the text of its input: one of several, which are joined by NUL."""
-        return CaptionVariants().text(text, variant)
 
     def limit(self, recipe: Recipe) -> Limit | None:
         """Bound that says all that :meth:`check` does, for many entries at once; None: :meth:`check` is asked."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -382,7 +381,7 @@ class SampleReader:
             read = ReadSpec() if recipe is None else recipe.read_time
             lead = self._leads[name] = kind.inputs[0] if kind is not None else self._own
             if kind is not None and recipe is not None:
-                self._made.setdefault(lead, partial(kind.text, recipe=recipe))
+                self._made.setdefault(lead, recipe.text)
             self._draws[name] = (settings.latents or "sample") if read.posterior else None
             self._has_flips |= read.flips
             variants = np.arange(max(spec.variants, 1)).reshape(2 if read.flips else 1, -1)  # crops, then flips

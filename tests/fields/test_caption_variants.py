@@ -7,7 +7,7 @@ import pytest
 
 from latentcache.errors import UsageError
 from latentcache.fields.captions import BETWEEN, CaptionVariants, captions_at_most
-from latentcache.fields.prompt_embeds import EMPTY_VARIANT, NEGATIVE_VARIANT, PromptEmbeds, PromptRecipe
+from latentcache.fields.prompt_embeds import EMPTY_VARIANT, NEGATIVE_VARIANT, PromptRecipe
 from latentcache.fields.strings import Strings
 
 TAGS = ["solo", "red hair", "blue sky", "smile", "tree", "1girl", "long skirt"]
@@ -97,7 +97,7 @@ def test_only_variant_texts_change_the_recipe():
 
 
 def test_prompts_have_texts_of_their_own():
-    both, kind = recipe(empty_prompt=True, negative_prompt="bad, worse"), PromptEmbeds()
-    assert kind.text("a caption", EMPTY_VARIANT, both) == ""
-    assert kind.text("a caption", NEGATIVE_VARIANT, both) == "bad, worse"
-    assert kind.text(BETWEEN.join(["one", "two"]), 0, both) == "one"
+    both = recipe(empty_prompt=True, negative_prompt="bad, worse")
+    assert both.text("a caption", EMPTY_VARIANT) == ""
+    assert both.text("a caption", NEGATIVE_VARIANT) == "bad, worse"
+    assert both.text(BETWEEN.join(["one", "two"]), 0) == "one"
