@@ -1,10 +1,11 @@
-"""Names that a trainer expects in a batch: the one table of this package that knows trainers and kinds of fields.
+"""What a trainer expects in a batch: the one table of this package that knows trainers and kinds of fields.
 
-A format is data: a mapping of names and a few pure functions of the batch, so another trainer is another row. Names
-and meanings are those of the training examples of diffusers (``examples/text_to_image``, ``examples/dreambooth``), of
-transformers, of TRL's padding-free collator (``flat``) and of torchtitan. Models of transformers keep documents of a
-row apart by ``position_ids`` if they get no ``attention_mask`` and no cache (``find_packed_sequence_indices`` of
-``transformers/masking_utils.py``). So batches of such rows have no mask in any format, and carry ``use_cache=False``.
+A format is data: the arguments of a model and a few pure functions of the batch, so another trainer is another row.
+It adds to a batch of samples, and gives rows of tokens other names. Names and meanings are those of the training
+examples of diffusers (``examples/text_to_image``, ``examples/dreambooth``), of transformers, of TRL's padding-free
+collator (``flat``) and of torchtitan. Models of transformers keep documents of a row apart by ``position_ids`` if
+they get no ``attention_mask`` and no cache (``find_packed_sequence_indices`` of ``transformers/masking_utils.py``),
+so their batches have no mask in any format, and carry ``use_cache=False``.
 """
 
 from __future__ import annotations
@@ -38,14 +39,12 @@ _LEFT_OUT = {
 
 
 class Format(Value):
-    """Names, arguments and latents that a trainer expects."""
+    """Arguments and latents that a model expects."""
 
-    names: Mapping[str, str]
-    """Name in the trainer -> name in the loader's batch; other columns are left out."""
     derived: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
-    """Name in the trainer -> function of the loader's batch."""
-    forward: Mapping[str, str | Mapping[str, str]] = field(default_factory=dict)
-    """Argument of the model's ``forward`` -> name in the trainer, or arguments inside a mapping."""
+    """Name in the batch -> function of the loader's batch."""
+    forward: Mapping[str, str | Mapping[str, str]]
+    """Argument of the model's ``forward`` -> name in the batch, or arguments inside a mapping."""
     channels: tuple[int, ...]
     """Channels of latents that models of this kind train on."""
     scale: float | None = None
@@ -106,27 +105,21 @@ def clips(batch: Mapping[str, Any]) -> torch.Tensor:
     return latents if latents.dim() == 5 else latents.unsqueeze(2)
 
 
-_SD = {"latents": "latents", "prompts": "captions", "keys": "keys", "names": "names"}
-_TEXT = {
-    name: name for name in ("prompt_embeds", "pooled_prompt_embeds", "mask", "control", "control_2", "control_3")
-}
-_SIZES = {"original_sizes": "original_size", "crop_top_lefts": "crop_top_left", "target_sizes": "target_size"}
+_SIZES = ("original_size", "crop_top_left", "target_size")
 _ATTENDED = {"encoder_hidden_states": "prompt_embeds"}
 _POOLED = _ATTENDED | {"pooled_projections": "pooled_prompt_embeds"}
 _MASK = "prompt_embeds_mask"
 FORMATS: Mapping[str, Format] = {
-    "diffusers-sd": Format(names=_SD | _TEXT, forward=_ATTENDED, channels=(4,), scale=0.18215, unscaled=True),
+    "diffusers-sd": Format(forward=_ATTENDED, channels=(4,), scale=0.18215, unscaled=True),
     "diffusers-sdxl": Format(
-        names=_SD | _TEXT | _SIZES,
         derived={"time_ids": time_ids},
         forward=_ATTENDED | {"added_cond_kwargs": {"text_embeds": "pooled_prompt_embeds", "time_ids": "time_ids"}},
         channels=(4,),
         scale=0.13025,
         unscaled=True,
     ),
-    "diffusers-sd3": Format(names=_SD | _TEXT, forward=_POOLED, channels=(16,), scale=1.5305, shift=0.0609, patch=2),
+    "diffusers-sd3": Format(forward=_POOLED, channels=(16,), scale=1.5305, shift=0.0609, patch=2),
     "diffusers-flux": Format(
-        names=_SD | _TEXT,
         derived={"img_ids": image_ids, "txt_ids": text_ids},
         forward=_POOLED | {"img_ids": "img_ids", "txt_ids": "txt_ids"},
         channels=(16,),
@@ -135,16 +128,13 @@ FORMATS: Mapping[str, Format] = {
         patch=2,
     ),
     "diffusers-qwen-image": Format(
-        names=_SD | _TEXT,
         derived={"img_shapes": image_shapes},
         forward=_ATTENDED | {"encoder_hidden_states_mask": _MASK, "img_shapes": "img_shapes"},
         channels=(16,),
         patch=2,
     ),
     # Padding of a prompt is zeros, which the model attends to: it takes no mask.
-    "diffusers-wan": Format(
-        names=_SD | _TEXT, derived={"latents": clips}, forward=_ATTENDED, channels=(16, 48), patch=2
-    ),
+    "diffusers-wan": Format(derived={"latents": clips}, forward=_ATTENDED, channels=(16, 48), patch=2),
 }
 
 
@@ -172,7 +162,7 @@ def check_sample_format(
             why="they have " + " and ".join(wrong),
             fix=f"{formats}, or build the cache with the VAE of the model you train",
         )
-    missing = sorted(set(_SIZES.values()) - set(columns)) if "time_ids" in wanted.derived else []
+    missing = sorted(set(_SIZES) - set(columns)) if "time_ids" in wanted.derived else []
     if missing:
         raise UsageError(f"format={name!r}: needs {', '.join(missing)}", fix="leave fields out, or add these columns")
     return name
@@ -192,23 +182,15 @@ def check_embeddings(name: str, columns: Sequence[str], snapshot: Snapshot) -> N
             where=str(snapshot.paths.root),
             why="the model's forward takes them",
             fix=f"`{command}` adds them{'' if pipelines else ' (PIPELINE: your pipeline)'}; or, to encode captions"
-            f" while you train, fields={[column for column in columns if column in wanted.names.values()]}",
+            f" while you train, fields={list(columns)}",
         )
 
 
 def check_carried(name: str | None, columns: Sequence[str]) -> None:
     """Raise UsageError if a format leaves out one of the columns that were asked for."""
-    lost = [one for one in columns if one in _LEFT_OUT.get(name or "", ())]
-    if (wanted := FORMATS.get(name or "")) is not None:
-        lost = [one for one in columns if one not in wanted.names.values() and not _is_kept(one)]
-    if lost:
+    if lost := [column for column in columns if column in _LEFT_OUT.get(name or "", ())]:
         what = f"format={name!r}: its batches have no {', '.join(lost)}"
         raise UsageError(what, fix=f"leave {', '.join(lost)} out of fields, or format='plain'")
-
-
-def _is_kept(column: str) -> bool:
-    """True for a column that every format of samples has by its own name."""
-    return column.startswith("is_") or column.endswith("_mask")
 
 
 def _misfits(wanted: Format, recipe: FieldRecipe | None, shapes: Sequence[tuple[int, ...]]) -> list[str]:
@@ -234,14 +216,13 @@ def _misfits(wanted: Format, recipe: FieldRecipe | None, shapes: Sequence[tuple[
 
 
 def sample_format(batch: Batch, name: str | None) -> Batch:
-    """A batch of samples, whose values are final, with a trainer's names; None leaves it as it is."""
+    """A batch of samples, whose values are final, with the arguments of a model; None leaves it as it is."""
     if name is None:
         return batch
     chosen = FORMATS[name]
-    named = {new: batch[old] for new, old in chosen.names.items() if old in batch}
-    named |= {old: value for old, value in batch.items() if _is_kept(old)}
-    named |= {new: value for new, make in chosen.derived.items() if (value := make(batch)) is not None}
-    return named | {"forward": _arguments(chosen.forward, named)}
+    derived = {column: value for column, make in chosen.derived.items() if (value := make(batch)) is not None}
+    whole = batch | derived
+    return whole | {"forward": _arguments(chosen.forward, whole)}
 
 
 def _leaves(arguments: Mapping[str, str | Mapping[str, str]]) -> list[str]:

@@ -59,13 +59,13 @@ def flux_loss(transformer, latents, noise, conditions):
 
 
 def sdxl_conditions(pipe, batch):
-    text, _, pooled, _ = pipe.encode_prompt(batch["prompts"], device="cpu", do_classifier_free_guidance=False)
+    text, _, pooled, _ = pipe.encode_prompt(batch["captions"], device="cpu", do_classifier_free_guidance=False)
     times = torch.tensor([[64, 64, 0, 0, 64, 64]] * 2)
     return {"encoder_hidden_states": text, "added_cond_kwargs": {"text_embeds": pooled, "time_ids": times}}
 
 
 def flux_conditions(pipe, batch):
-    text, pooled, txt_ids = pipe.encode_prompt(batch["prompts"], None, device="cpu")
+    text, pooled, txt_ids = pipe.encode_prompt(batch["captions"], None, device="cpu")
     img_ids = pipe._prepare_latent_image_ids(2, 4, 4, "cpu", torch.float32)
     names = ("encoder_hidden_states", "pooled_projections", "txt_ids", "img_ids")
     return dict(zip(names, (text, pooled, txt_ids, img_ids), strict=True))

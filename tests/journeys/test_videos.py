@@ -194,7 +194,7 @@ def test_a_pipeline_for_video_trains_from_its_cache(data, tmp_path):
             noisy = transformer(**given, encoder_hidden_states=batch["prompt_embeds"], return_dict=False)[0]
             assert noisy.shape == batch["latents"].shape
             for name, latents, embeds, caption in zip(
-                batch["names"], batch["latents"], batch["prompt_embeds"], batch["prompts"], strict=True
+                batch["names"], batch["latents"], batch["prompt_embeds"], batch["captions"], strict=True
             ):
                 text, _ = pipe.encode_prompt(
                     caption, do_classifier_free_guidance=False, max_sequence_length=512, device="cpu"
