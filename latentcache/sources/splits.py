@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from latentcache.errors import SourceAmbiguousError, UsageError, keyword, option
+from latentcache.errors import SourceAmbiguousError, UsageError, count_of, keyword, option
 from latentcache.fields.table import Rejected
-from latentcache.sources.causes import Notes, counted
+from latentcache.sources.causes import Notes, counted, rejected
 from latentcache.sources.layout import Layout
 
 TRAIN = "train"
@@ -77,9 +77,10 @@ def read_as_train(files: Mapping[str, int], splits: Sequence[str]) -> Iterator[R
         if "/" in name and SPLITS.get(name.partition("/")[0].lower(), TRAIN) not in (TRAIN, split)
     ]
     if named:
-        folders = ", ".join(sorted({name.partition("/")[0] for name in named}))
-        words = f"files in folders named like splits ({folders}) are read, because other folders have no such name"
-        yield counted(named[0], "split-read", sum(files[name] for name in named), words)
+        folders, count = sorted({name.partition("/")[0] for name in named}), sum(files[name] for name in named)
+        words = count_of(count, f"files of {', '.join(folders)} are read")
+        why = "folder names are splits only if every folder has one"
+        yield rejected(named[0], "split-read", f"{words}: {why}", count=count)
 
 
 def missing_shards(names: Iterable[str]) -> Iterator[Rejected]:
