@@ -656,3 +656,15 @@ def test_a_fix_is_a_command_in_a_shell_and_code_in_python(run, build, data):
         build_cache(BuildSettings(data=data, fields={"input_ids": {"tokenizer": "stub"}}))
     assert "--split" not in str(caught.value)
     assert "split=" in caught.value.fix
+
+
+@pytest.mark.parametrize("text", ["[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'gone'\n", "["])
+def test_a_wrong_configuration_is_named_in_python_too(build, data, text):
+    put(data / "a.png", png(60))
+    put(data / "dataset.toml", text)
+    assert "--layout=folder" in build(*IMAGES)["error"]["fix"]
+    assert build(*IMAGES, "--layout=folder")["exit_code"] == 0
+    with pytest.raises(LatentcacheError) as caught:
+        build_cache(BuildSettings(data=data, out=data.with_name("other"), fields={"latents": {"model": "stub"}}))
+    assert "layout='folder'" in str(caught.value)
+    assert "--" not in str(caught.value)

@@ -301,6 +301,7 @@ class ImageScan(Scan):
                 where=str(layout.root),
                 why="more occurrences of a sample in an epoch cannot be stored",
                 fix="give fewer repeats, or --no-repeats",
+                fix_python="give fewer repeats, or repeats=False",
             )
 
     def _pair(self, layout: Layout, files: _Files, units: Units) -> None:
@@ -520,6 +521,7 @@ def _nothing(inventory: Inventory, layout: Layout, notes: Sequence[Rejected]) ->
             where=str(root),
             why="; ".join(note.detail for note in notes[:3]) or "they hold no members or rows",
             fix="say what the images are: --image-column=NAME (of a tar: the end of their names, such as jpg)",
+            fix_python="say what the images are: image_column=NAME (of a tar: the end of their names, such as jpg)",
         )
     for folder in inventory.below():
         there.update(folder.counts)
@@ -529,7 +531,8 @@ def _nothing(inventory: Inventory, layout: Layout, notes: Sequence[Rejected]) ->
     why = f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}; found {listed or 'no files'}"
     if any(note.reason == "cache-folder" for note in notes) or (root / "CURRENT").is_file():
         why += "; there is a cache in it, which is not read as data"
-    fix = "give the folder that holds the images: `latentcache build FOLDER`"
+    fix, fix_python = "give the folder that holds the images: `latentcache build FOLDER`", ""
     if videos:
         fix = "give --frames=N, and the VAE of a video model with --model, to encode the videos"
-    return EmptySourceError(f"no images in {root}", where=str(root), why=why, fix=fix)
+        fix_python = "give frames=N, and the VAE of a video model with model=, to encode the videos"
+    return EmptySourceError(f"no images in {root}", where=str(root), why=why, fix=fix, fix_python=fix_python)
