@@ -214,13 +214,23 @@ class _Build:
                 root, stopping = self.listing.root, lambda: self.stop.requested
                 found = with_equal_files(self.samples, name, root, heads.get(name), stopping=stopping)
                 self.listing = replace(self.listing, samples=found)
-        unfinished, works = self.existing.unfinished, []
-        for name, described in self.described.items():
-            before, kind = self.existing.rows(name), kind_of(name)
-            works.append(
-                field_work(kind, described, before, self.samples, catalog, known[name], unfinished=unfinished)
+        works = dict[str, FieldWork]()
+        unusable = np.zeros(len(self.samples), dtype=np.bool_)
+        for kind in sorted(kinds, key=lambda kind: kind not in sized):  # images first
+            works[kind.name] = field_work(
+                kind,
+                self.described[kind.name],
+                self.existing.rows(kind.name),
+                self.samples,
+                catalog,
+                known[kind.name],
+                unusable=None if kind in sized else unusable,
+                unfinished=self.existing.unfinished,
             )
-        return works
+            if kind in sized[:1]:
+                unusable |= ~np.asarray(self.samples.columns[_SIZE]).any(axis=1)
+                unusable[[row for row, _ in works[kind.name].plan.rejected]] = True
+        return [works[name] for name in self.described]
 
     def fill(self, kinds: list[FieldKind], known: Mapping[str, dict[int, Rejected]]) -> Any:
         """Read the headers of the samples without a size; those that cannot be read are rejected by every kind.

@@ -202,14 +202,19 @@ def field_work(
     catalog: Catalog,
     rejected: Mapping[int, Rejected],
     *,
+    unusable: NDArray[np.bool_] | None = None,
     unfinished: bool = False,
 ) -> FieldWork:
-    """Compare what a field needs with what is committed; ``unfinished``: items of unread inputs may be, too."""
+    """Compare what a field needs with what is committed.
+
+    ``unusable`` (S,): samples whose image is rejected, so that their caption is not encoded either; ``unfinished``:
+    items of unread inputs may be committed, too.
+    """
     plan, failed = kind.plan(samples, described.recipe), dict(rejected)
     for row, one in plan.rejected:
         failed.setdefault(row, replace(one, target=kind.name))
-    if failed:
-        usable = np.ones(len(samples), dtype=np.bool_)
+    if failed or unusable is not None:
+        usable = np.ones(len(samples), dtype=np.bool_) if unusable is None else ~unusable
         usable[np.fromiter(failed, dtype=np.intp, count=len(failed))] = False
         rows = usable_items(plan, usable, described.recipe.spec.first_prompt)
         plan = replace(plan, **{name: getattr(plan, name)[rows] for name in ("sample", "group", "variant", "cost")})

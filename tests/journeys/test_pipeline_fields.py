@@ -124,6 +124,23 @@ def test_each_edit_encodes_its_own_field(stub, data):
     assert build(data, stub, "--text-length", "2")[1]["latents"] == 0
 
 
+def test_the_caption_of_an_image_that_is_rejected_is_not_encoded(data, tmp_path):
+    for name, image in ("broken.png", b"no image"), ("tiny.png", noise(9, 4, 4)):
+        (data / name).write_bytes(image)
+        (data / name).with_suffix(".txt").write_text(name)
+    words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--min-pixels", "256")
+    done, encoded = build(data, tmp_path / "cache", *words)
+    assert encoded == {"latents": 6, "prompt_embeds": 5, "pooled_prompt_embeds": 5}
+    rejected = {item["path"] for item in done.json["items"]}
+    again, encoded = build(data, tmp_path / "cache")
+    assert (set(encoded.values()), again.json["items"]) == ({0}, done.json["items"])
+    checked = look("verify", tmp_path / "cache", "--full", "--json").json
+    assert {item["path"] for item in checked["items"] if item["category"] == "quarantined"} == rejected
+    assert checked["counts"]["ok"] == 6
+    (data / "broken.png").write_bytes(noise(7, 70, 64))
+    assert build(data, tmp_path / "cache")[1] == {"latents": 1, "prompt_embeds": 1, "pooled_prompt_embeds": 1}
+
+
 def test_an_image_without_a_caption_has_no_embedding(stub, data):
     (data / "5.txt").unlink()
     done, _ = build(data, stub)
