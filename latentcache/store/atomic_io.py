@@ -32,7 +32,7 @@ def open_file(path: Path | str) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EISDIR, "not a regular file", str(path))
     return descriptor
 
 
@@ -95,38 +95,21 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def unreadable(path: Path, error: Exception) -> CacheDamagedError:
-    """Return the error for an unreadable path. If only permission is missing, nothing may advise to remove it."""
-    fix = f"chmod -R u+rX {shlex.quote(str(path.parent))}" if isinstance(error, PermissionError) else ""
-    return CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error), fix=fix)
+def unreadable(path: Path, error: Exception) -> StoreError:
+    """The error for a file or folder that could not be read.
 
-
-def raise_unreadable(error: Exception, path: Path) -> None:
-    """Raise if the system could not read: that says nothing about the bytes, so it must not count as damage.
-
-    A shard taken for damaged is set aside and made again, which a disk that is gone for a moment does not deserve.
+    It is damage if the bytes are wrong, or if no file is there. A disk that fails, or a missing permission, says
+    nothing about the bytes, so nothing may be set aside or made again for it.
     """
-    cause = error if isinstance(error, OSError) else error.__cause__
-    if isinstance(cause, DiskFullError):  # reported already
-        raise cause
-    if not isinstance(cause, OSError) or cause.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
-        return
-    if cause.errno in DISK_FULL:
-        raise as_store_error(cause, path) from error
-    quoted = shlex.quote(str(path))
-    mend = f"chmod -R u+rX {quoted}" if isinstance(cause, PermissionError) else "check the disk"
-    fix = f"{mend}, then run again; if it can never be read again: mv {quoted} elsewhere, then build"
-    raise StoreError("a part of the cache cannot be read", where=str(path), why=str(cause), fix=fix) from error
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Distinguish files that the system could not read from damaged ones."""
-    try:
-        yield
-    except CacheDamagedError as error:
-        raise_unreadable(error, path)
-        raise
+    what, where, why = f"{path.name} cannot be read", str(path), str(error)
+    if not isinstance(error, OSError) or error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        return CacheDamagedError(what, where=where, why=why)
+    if error.errno in DISK_FULL:
+        return as_store_error(error, path)
+    denied = isinstance(error, PermissionError)
+    mend = f"chmod -R u+rX {shlex.quote(str(path.parent))}" if denied else "check the disk"
+    never = f"if it can never be read again: mv {shlex.quote(where)} elsewhere, then build"
+    return StoreError(what, where=where, why=why, fix=f"{mend}, then run again; {never}")
 
 
 def make_folder(path: Path) -> list[Path]:

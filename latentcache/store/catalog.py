@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.fields.protocol import FieldKind
 from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES
-from latentcache.store.atomic_io import make_folder, opened, raise_unreadable, reading, writing
+from latentcache.store.atomic_io import make_folder, opened, unreadable, writing
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index, whole_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
@@ -283,8 +283,7 @@ class Catalog:
 
     def _index(self, shard: int) -> ShardIndex:
         if shard not in self._indexes:
-            with reading(self._folders[shard]):
-                self._indexes[shard] = load_index(self._folders[shard])
+            self._indexes[shard] = load_index(self._folders[shard])
         return self._indexes[shard]
 
 
@@ -308,9 +307,8 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False, mended: Collec
             if not is_open:
                 index.left_out = _left_out(index, removed.get(folder.name, []))
             found.append(index)
-        except (CacheDamagedError, CorruptEntryError, OSError) as error:
+        except (CacheDamagedError, CorruptEntryError):
             if not is_open:
-                raise_unreadable(error, folder)
                 lost.append(folder.name)
     catalog = catalog_of(found)
     catalog.damaged = tuple(lost)
@@ -321,7 +319,11 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False, mended: Collec
 
 def _left_out(index: ShardIndex, removed: Sequence[int]) -> NDArray[np.bool_] | None:
     """(I,) True for items of entries that were removed, or that the end of the file cuts off; None: there is none."""
-    size, offset = (index.folder / "data.mdb").stat().st_size, np.asarray(index.offset)
+    data, offset = index.folder / "data.mdb", np.asarray(index.offset)
+    try:
+        size = data.stat().st_size
+    except OSError as error:
+        raise unreadable(data, error) from error
     left_out = (offset + np.asarray(index.bytes) > size) | np.isin(offset, np.array(removed, dtype=np.uint64))
     return left_out[index.places(np.arange(index.items))[0]] if left_out.any() else None
 
@@ -365,7 +367,7 @@ def _opened(index: ShardIndex) -> Iterator[int]:
         with opened(path) as descriptor:
             yield descriptor
     except OSError as error:
-        raise CacheDamagedError("a shard cannot be read", where=str(path), why=str(error)) from error
+        raise unreadable(path, error) from error
 
 
 def picked(ends: Any, values: Any, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[Any]]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, LatentcacheError
 from latentcache.identity.content import checksum
-from latentcache.store.atomic_io import make_folder, opened, reading, sync_folder, writing
+from latentcache.store.atomic_io import make_folder, opened, sync_folder, unreadable, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry
 from latentcache.store.index import load_index, whole_entry, write_index
@@ -77,8 +77,7 @@ def mend_shards(paths: CachePaths) -> tuple[list[str], list[str]]:
 def mend_index(folder: Path) -> bool:
     """Write the index of a sealed shard again; False if its pages or heads are damaged too."""
     try:
-        with reading(folder):
-            write_index(folder, folder.name)
+        write_index(folder, folder.name)
     except (CacheDamagedError, CorruptEntryError):
         return False
     return True
@@ -110,7 +109,7 @@ def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any]) -> str:
     """Copy entries of a shard, of this or another cache, into a new sealed one; gives its name.
 
     ``places``: (n,) ``PLACE_DTYPE``, at least one. Raises CorruptEntryError or CacheDamagedError if an entry fails
-    its check or cannot be read; nothing is copied then.
+    its check, StoreError if it cannot be read; nothing is copied then.
     """
     name = os.urandom(8).hex()
     folder = paths.scratch / f"{name}{OPEN_SUFFIX}"
@@ -145,7 +144,7 @@ def _intact(data: Path, places: NDArray[Any]) -> Iterator[NewEntry]:
                 header, front, payload = whole_entry(descriptor, offset, head, bytes(key))
                 yield NewEntry(header.key, front + payload, tuple(one.tobytes() for one in header.item_keys()))
     except OSError as error:
-        raise CacheDamagedError("a shard cannot be read", where=str(data), why=str(error)) from error
+        raise unreadable(data, error) from error
 
 
 def intact_snapshots(paths: CachePaths) -> list[Snapshot]:

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CacheFormatError, CorruptEntryError
+from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.identity.content import HASH_BYTES, checksum
 from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES
-from latentcache.store.atomic_io import open_file, opened
+from latentcache.store.atomic_io import open_file, opened, unreadable
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import EntryHeader, read_header
 from latentcache.store.gather import read_at
@@ -75,7 +75,7 @@ def read_meta(path: Path) -> Meta:
             front = file.read(2 * 65_536)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise CacheDamagedError("a shard cannot be read", where=str(path), why=str(error)) from error
+        raise unreadable(path, error) from error
     metas = [_parse_meta(front, at) for at in (0, 4096, 8192, 16_384, 32_768, 65_536)]
     found = [meta for meta in metas if meta is not None]
     if not found:
@@ -209,9 +209,9 @@ def collect_index(data: Path) -> dict[str, NDArray[Any]]:
     except CorruptEntryError as error:
         error.where = error.where or str(data)
         raise
-    except (OSError, ValueError, struct.error) as error:
-        if isinstance(error, CacheDamagedError | CacheFormatError):
-            raise
+    except OSError as error:
+        raise unreadable(data, error) from error
+    except (ValueError, struct.error) as error:
         raise CacheDamagedError("the pages of a shard are damaged", where=str(data), why=str(error)) from error
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} | _joined(own)[1]
 

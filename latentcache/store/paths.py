@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, StoreError
-from latentcache.store.atomic_io import raise_unreadable, read_file, unreadable
+from latentcache.store.atomic_io import read_file, unreadable
 
 #: The only version that this release reads and writes.
 FORMAT_VERSION = 2
@@ -137,5 +137,4 @@ def _listed(folder: Path, *, only_folders: bool = False) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise_unreadable(error, folder)
         raise unreadable(folder, error) from error

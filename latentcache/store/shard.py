@@ -20,7 +20,7 @@ import lmdb
 
 from latentcache.errors import DiskFullError, StoreError
 from latentcache.failpoint import failpoint
-from latentcache.store.atomic_io import DISK_FULL, make_folder, reading, sync_file, sync_folder, writing
+from latentcache.store.atomic_io import DISK_FULL, make_folder, sync_file, sync_folder, writing
 from latentcache.store.entry import NewEntry
 from latentcache.store.index import write_index
 from latentcache.store.paths import OPEN_SUFFIX
@@ -120,8 +120,7 @@ def seal_folder(folder: Path, name: str = "") -> Path:
     # A builder killed in the middle of a commit leaves a state that only the memory of the system may hold: an index
     # of it, durable, over a file that is not, would make a power cut later turn a whole shard into a damaged one.
     sync_file(folder / "data.mdb")
-    with reading(folder):
-        num_entries = write_index(folder, sealed.name)
+    num_entries = write_index(folder, sealed.name)
     (folder / _PROBE).unlink(missing_ok=True)
     if num_entries == 0:
         shutil.rmtree(folder)

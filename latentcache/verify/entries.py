@@ -190,10 +190,11 @@ def _index(check: Check, name: str) -> ShardIndex | None:
     try:
         return checked_index(check.paths.shard(name))
     except StoreError as error:
-        denied = isinstance(error.__cause__, PermissionError)
-        category, reason = ("unverifiable", "permission") if denied else ("corrupt", "index")
-        if not denied:
+        category, reason = "corrupt", "index"
+        if isinstance(error, CacheDamagedError):
             check.damaged.add(name)
+        elif isinstance(error.__cause__, OSError):
+            category, reason = "unverifiable", unreadable(error.__cause__)
         file = f"shards/{name}/index.safetensors"
         one = Finding(category=category, reason=reason, file=file, found=words(error), hint=HINTS[category])
         check.findings.others.append(one)

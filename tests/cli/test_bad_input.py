@@ -10,6 +10,7 @@ import shlex
 import pytest
 from small_cache import SMALL, as_nobody, counts, draw
 
+from latentcache.cli.app import main
 from latentcache.store.snapshot import open_snapshot
 
 IMAGES = ".avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .mkv .mov .mp4 .png .svg .tif .tiff .webm .webp"
@@ -85,6 +86,24 @@ def test_a_cache_folder_that_cannot_be_written(open_folder, tmp_path):
             "change its permissions or mount it for writing; or build into another folder with --out",
         ),
     )
+
+
+def test_a_manifest_that_may_not_be_read_is_not_set_aside(open_folder, tmp_path):
+    draw(open_folder / "data" / "a.png")
+    cache = open_folder / "cache"
+    words = ["build", open_folder / "data", "--out", cache, *SMALL, "--json"]
+    assert main([*map(str, words)]) == 0
+    for path in (cache, *cache.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    manifest = cache / "snapshots" / "000001" / "manifest.json"
+    manifest.chmod(0o600)
+    done = as_nobody([*words, "--out", tmp_path / "c"], words)
+    assert (done.status, done.error["slug"]) == (3, "store")
+    assert done.error["what"] == "manifest.json cannot be read"
+    assert done.error["fix"].startswith(f"chmod -R u+rX {manifest.parent}, then run again")
+    assert manifest.exists()
+    assert not (cache / "quarantine").exists()
+    assert (cache / "CURRENT").read_text() == "000001\n"
 
 
 def with_version(cache, version):

@@ -72,6 +72,6 @@ def test_an_unreadable_shards_folder_is_an_error(open_folder):
     (open_folder / "cache" / "shards").chmod(0o700)
     found = as_nobody(["info", open_folder], ["info", open_folder / "cache", "--json"])
     assert (found.status, found.error["slug"]) == (3, "store")
-    assert found.error["what"] == "a part of the cache cannot be read"
+    assert found.error["what"] == "shards cannot be read"
     assert found.error["where"].endswith("shards")
     assert found.error["fix"].startswith("chmod -R u+rX ")

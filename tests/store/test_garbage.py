@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 
@@ -7,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_cache, make_shard, open_shard, publish
 
-from latentcache.errors import CacheDamagedError, CorruptEntryError
+from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.identity.content import checksum
+from latentcache.store import index as index_module
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import load_catalog
 from latentcache.store.garbage import (
@@ -147,6 +149,19 @@ def test_entries_are_copied_from_another_cache(paths, tmp_path):
     with pytest.raises(CacheDamagedError):
         copy_entries(other, paths.shard("gone"), places)
     assert (len(other.sealed_shards()), other.scratch.exists()) == (1, False)
+
+
+def test_a_disk_that_fails_while_entries_are_copied_is_not_damage(paths, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    other = CachePaths(tmp_path / "other")
+    rows = open_snapshot(paths.root).fields["words"]
+    places = rows.entry_places(np.flatnonzero(np.asarray(rows.shard) == 0))
+    monkeypatch.setattr(index_module, "read_at", fail)
+    with pytest.raises(StoreError, match=r"data\.mdb cannot be read") as caught:
+        copy_entries(other, paths.shard("shard-0"), places)
+    assert (type(caught.value), other.sealed_shards()) == (StoreError, [])
 
 
 def test_removed_entries_are_used_by_readers_alone(paths):

@@ -28,8 +28,6 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from latentcache import failpoint
 from latentcache.errors import WorkerError
 from latentcache.fields.protocol import FieldKind
@@ -47,7 +45,6 @@ from latentcache.pipeline.workers.memory import (
 from latentcache.pipeline.workers.process import Answer, Question, run_loop
 from latentcache.pipeline.workers.watchdog import IDLE, OPENING, VARIABLE, Beat, Step, Watchdog, deadline_s
 from latentcache.pipeline.workers.worker import WorkerLoop
-from latentcache.store.atomic_io import reading
 from latentcache.store.index import load_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 
@@ -403,8 +400,7 @@ def recovered(task: Task) -> bytes:
         recover_shard(paths, folder)
     for shard in paths.sealed_shards():
         if shard.name.partition("-")[0] == task.shard:
-            with reading(shard):
-                keys.append(np.asarray(load_index(shard).keys()).tobytes())
+            keys.append(load_index(shard).keys().tobytes())
     return b"".join(keys)
 
 
