@@ -35,7 +35,7 @@ def verify(
     data: Path | None = option(None, "--data DATA", "DATA, if it moved. [default: as recorded]"),
     full: bool = option(False, "--full", "Read every payload and every source."),
     sample: str | None = option(
-        None, "--sample PART", "Read a part only: 1/7 (the first of seven), 5%, 2G (bytes) or 300 (samples)."
+        None, "--sample PART", "Read a part only: 1/7 (the first of seven), 5% or 300 (samples)."
     ),
     seed: flags.Seed = 0,
     reencode: int | None = option(

@@ -1,7 +1,7 @@
 """Choose the samples and entries that a check reads, and state what a clean part says of the whole.
 
 ``n/t`` takes the entries whose key falls into the n-th of t slices. Keys hold content hashes, so t runs read every
-entry once, and new entries move no other. ``x%``, ``N`` and ``2G`` draw samples at random by a seed.
+entry once, and new entries move no other. ``x%`` and ``N`` draw samples at random by a seed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from latentcache.store.snapshot import Snapshot
 from latentcache.value import Value
 
 _CERTAINTY = 0.95
-_UNITS = {"%": 1, "": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_GRAMMAR = re.compile(r"([0-9]{1,9})/([0-9]{1,9})|([0-9]{1,12}(?:\.[0-9]{1,9})?)([%KMGT]?)")
-_FORMS = "expected n/t (slice n of t), x%, a size such as 2G, or a number of samples"
+_GRAMMAR = re.compile(r"([0-9]{1,9})/([0-9]{1,9})|([0-9]{1,3}(?:\.[0-9]{1,9})?)%|([0-9]{1,12})")
+_FORMS = "expected n/t (slice n of t), x%, or a number of samples"
 
 
 class Selection(Value):
@@ -30,7 +29,7 @@ class Selection(Value):
 
     amount: float
     unit: str = "samples"
-    """``slice``, ``samples``, ``percent`` of the samples, or ``bytes`` of their payloads, at least."""
+    """``slice``, ``samples``, or ``percent`` of the samples."""
     slices: int = 0
     seed: int = 0
 
@@ -70,16 +69,16 @@ class Chosen(NamedTuple):
 
 
 def parse_selection(text: str, seed: int = 0) -> Selection:
-    """Read ``3/10``, ``2%``, ``2G`` or ``500``."""
+    """Read ``3/10``, ``2%`` or ``500``."""
     found = _GRAMMAR.fullmatch(text)
     if found and found[1] and 1 <= int(found[1]) <= int(found[2]):
         return Selection(amount=int(found[1]), unit="slice", slices=int(found[2]), seed=seed)
-    if found and found[3]:
-        amount, unit = float(found[3]) * _UNITS[found[4]], {"%": "percent", "": "samples"}.get(found[4], "bytes")
-        if amount > 0 and not (unit == "percent" and amount > 100) and not (unit == "samples" and amount % 1):
-            return Selection(amount=amount, unit=unit, seed=seed)
+    if found and found[3] and 0 < float(found[3]) <= 100:
+        return Selection(amount=float(found[3]), unit="percent", seed=seed)
+    if found and found[4] and int(found[4]):
+        return Selection(amount=int(found[4]), seed=seed)
     raise UsageError(
-        "names no part of the samples", argument="sample", value=text, why=_FORMS, fix="give 1/7, 2%, 2G or 300"
+        "names no part of the samples", argument="sample", value=text, why=_FORMS, fix="give 1/7, 2% or 300"
     )
 
 
@@ -110,17 +109,10 @@ def _slice(keys: NDArray[np.uint8], selection: Selection) -> NDArray[np.bool_]:
 
 
 def _drawn(snapshot: Snapshot, selection: Selection) -> NDArray[np.bool_]:
-    """(S,) samples in random order, until there are enough of them, or of their bytes."""
+    """(S,) True for as many random samples as are asked for."""
     total = len(snapshot.samples)
     order = np.random.default_rng(selection.seed).permutation(total)
     count = math.ceil(selection.amount * total / 100 if selection.unit == "percent" else selection.amount)
-    if selection.unit == "bytes":
-        size = np.zeros(total, dtype=np.int64)
-        for rows in snapshot.fields.values():
-            entry = np.asarray(rows.entry)
-            part = np.asarray(rows.bytes)[entry].astype(np.int64) // np.bincount(entry, minlength=1)[entry]
-            np.add.at(size, np.asarray(rows.sample), part)
-        count = int(np.searchsorted(np.cumsum(size[order]), selection.amount)) + 1
     chosen = np.zeros(total, dtype=np.bool_)
     chosen[order[:count]] = True
     return chosen
