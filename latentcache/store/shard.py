@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from latentcache.store.paths import OPEN_SUFFIX
 #: First map size. Growing costs 0.1 ms; a huge map breaks under address space limits.
 FIRST_MAP_BYTES = 1 << 30
 _KEEP_FREE_BYTES = 64 << 20
-_PROBE = "probe.tmp"
 
 
 class ShardWriter:
@@ -121,7 +121,6 @@ def seal_folder(folder: Path, name: str = "") -> Path:
     # of it, durable, over a file that is not, would make a power cut later turn a whole shard into a damaged one.
     sync_file(folder / "data.mdb")
     num_entries = write_index(folder, sealed.name)
-    (folder / _PROBE).unlink(missing_ok=True)
     if num_entries == 0:
         shutil.rmtree(folder)
         return sealed
@@ -137,14 +136,10 @@ def seal_folder(folder: Path, name: str = "") -> Path:
 
 def _has_room(folder: Path) -> bool:
     """Return True if the shard could grow: no full disk, no used-up quota, no file size limit."""
-    probe = folder / _PROBE
     try:
         size = (folder / "data.mdb").stat().st_size
-        with probe.open("wb") as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), size, _KEEP_FREE_BYTES)
     except (OSError, AttributeError) as error:  # macOS lacks the call
         return getattr(error, "errno", 0) not in DISK_FULL
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink(missing_ok=True)
     return True

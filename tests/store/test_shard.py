@@ -113,7 +113,6 @@ def test_a_full_disk_keeps_committed_items(tmp_path):
     assert error == f"DiskFullError disk-full: {DiskFullError.default_fix}"
     count = int(acknowledged[-1])
     assert count > 10
-    assert not (tmp_path / "one.open" / "probe.tmp").exists()
     found = stored(recovered(tmp_path / "one.open"))
     assert found == expected(flat_entry(n, size_of(n)) for n in range(count))
 
@@ -158,7 +157,6 @@ def with_half_an_index(folder):
     with_index(folder)
     (folder / INDEX).write_bytes(b"half")
     (folder / f"{INDEX}.tmp").write_bytes(b"ha")
-    (folder / "probe.tmp").write_bytes(b"")
 
 
 def test_a_truncated_shard_is_set_aside(tmp_path):
