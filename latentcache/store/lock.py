@@ -1,8 +1,7 @@
 """Who builds a cache and who reads it: flocks that end with their processes, so nothing is left to clean up.
 
 The builder's lock answers at once and names its holder. Workers inherit its descriptor; a build that finds it held in
-the name of a dead process waits for its workers. The cache folder is locked as well where its file system allows
-that: somebody may delete the lock file while a build runs.
+the name of a dead process waits for its workers.
 
 A reader has a lease of its snapshot, a shared lock on ``manifest.json``, so that no collector removes the files that
 it still reads. A lease writes nothing, so it works on a read-only folder. A forked child shares it; a pickled
@@ -43,21 +42,18 @@ _held: set[int] = set()
 @contextmanager
 def builder_lock(path: Path) -> Iterator[int]:
     """Hold the cache for building; give the descriptor that holds it, for workers to inherit."""
-    opened: list[int] = []
+    with writing(path):
+        # A link is not followed: what it leads to would be emptied.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    _held.add(descriptor)
     try:
         with writing(path):
-            # A link is not followed: what it leads to would be emptied.
-            opened.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
-        with contextlib.suppress(OSError):  # a folder that cannot be read cannot be locked
-            opened.append(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        _held.update(opened)
-        with writing(path):
-            _take(path, *opened)
-        yield opened[0]
+            _take(path, descriptor)
+        yield descriptor
     finally:
-        for one in _held.intersection(opened):  # none in a fork of the process that took them
-            _held.remove(one)
-            os.close(one)
+        if descriptor in _held:  # not in a fork of the process that took it
+            _held.remove(descriptor)
+            os.close(descriptor)
 
 
 def builder_name(path: Path) -> str:
@@ -83,7 +79,7 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def _take(path: Path, descriptor: int, folder: int = -1) -> None:
+def _take(path: Path, descriptor: int) -> None:
     holder, deadline = dict[str, Any](), time.monotonic() + ORPHANS_S
     while not (free := _locked(descriptor)):
         holder = holder or _read_holder(descriptor)
@@ -95,14 +91,6 @@ def _take(path: Path, descriptor: int, folder: int = -1) -> None:
         raise _held_by(holder, path, f"it has been running since {holder['since']}{left}")
     if not _is_still_there(descriptor, path):  # its holder was rejected, and removed its new cache folder
         raise _held_by(_UNKNOWN, path, "it has just given this cache up")
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        others = (one for one in holders(path.parent) if one["pid"] != os.getpid())
-        why = f"its {path.name} was deleted: never delete it"
-        raise _held_by(_UNKNOWN | next(others, {}), path.parent, why) from None
-    except (OSError, ValueError):  # folders cannot be locked here, as on NFS, or it could not be opened
-        pass
     since = datetime.now(UTC).isoformat(timespec="seconds")
     holder = {"pid": os.getpid(), "host": os.uname().nodename, "since": since}
     # Not emptied before: ext4 would then wait for the disk when the file is closed.

@@ -119,15 +119,3 @@ def test_a_link_as_lock_file_harms_no_file(tmp_path):
     with pytest.raises(CacheReadOnlyError), builder_lock(tmp_path / "builder.lock"):
         pass
     assert (tmp_path / "precious").read_text() == "words"
-
-
-def test_a_deleted_lock_file_keeps_the_lock(path, holder):
-    path.unlink()
-    with pytest.raises(CacheLockedError, match=f"process {holder.pid} on ") as caught, builder_lock(path):
-        pytest.fail("two builders hold one cache")
-    assert (caught.value.slug, caught.value.holder["pid"]) == ("locked", holder.pid)
-    assert "its builder.lock was deleted" in caught.value.why
-    holder.kill()
-    holder.wait()
-    with builder_lock(path):
-        assert json.loads(path.read_text())["pid"] == os.getpid()
