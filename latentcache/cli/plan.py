@@ -140,14 +140,12 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
 
 
 def _no_lengths(path: Path, requested: flags.Requested) -> UsageError:
-    cache = shlex.quote(f"{path}.latentcache")
-    common = f" {requested.common}" if requested.common else ""
-    words = "".join(f" {one}" for one in (requested.source, requested.words, requested.common) if one)
+    build = flags.build_command(path, None, requested, "auto", "")
+    cache, common = shlex.quote(f"{path}.latentcache"), f" {requested.common}" if requested.common else ""
     return UsageError(
         f"{path}: the rows of documents are known after tokenization",
         where=str(path),
-        fix=f"latentcache build {shlex.quote(str(path))}{words}; latentcache plan {cache}{common} --batch-size 8"
-        " --pack 4096",
+        fix=f"{build}; latentcache plan {cache}{common} --batch-size 8 --pack 4096",
     )
 
 
