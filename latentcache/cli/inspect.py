@@ -194,12 +194,12 @@ def _recognized(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     read = f", layout {layout['word']}: {layout['why']}" if layout else ""
     yield "data", f"{payload['data']}: {count_of(counts['samples'], 'samples')} of {payload['data_kind']}{read}"
     sets = layout["sets"] if layout else []
-    for one in sets[:SHOWN] if len(sets) > 1 or (sets and sets[0]["repeats"] > 1) else ():
-        words = [f"{one['name']}: {count_of(one['samples'], 'samples')}"]
-        words += [f"{one['repeats']} repeats"] if one["repeats"] != 1 else []
-        words += [f'class words "{one["class_words"]}"'] if one.get("class_words") else []
-        words += ["regularization"] if one.get("is_reg") else []
-        yield "set", ", ".join([*words, f"split {one['split']}"] if one.get("split") else words)
+    for entry in sets[:SHOWN] if len(sets) > 1 or (sets and sets[0]["repeats"] > 1) else ():
+        words = [f"{entry['name']}: {count_of(entry['samples'], 'samples')}"]
+        words += [f"{entry['repeats']} repeats"] if entry["repeats"] != 1 else []
+        words += [f'class words "{entry["class_words"]}"'] if entry.get("class_words") else []
+        words += ["regularization"] if entry.get("is_reg") else []
+        yield "set", ", ".join([*words, f"split {entry['split']}"] if entry.get("split") else words)
     if len(sets) > SHOWN:
         yield "", f"and {len(sets) - SHOWN} more sets (all of them with --json)"
     if "captions" in payload:
@@ -210,13 +210,13 @@ def _recognized(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ends = records.get("characters")
         lengths = f", {ends['shortest']} to {ends['longest']} characters" if ends else ""
         yield "records", f"{' and '.join(kinds) or 'none'}{lengths}"
-        yield "files", ", ".join(f"{one['path']} {one['records']}" for one in records["files"])
+        yield "files", ", ".join(f"{entry['path']} {entry['records']}" for entry in records["files"])
         if records["roles"]:
             roles = ", ".join(f"{role} {count}" for role, count in records["roles"].items())
             yield "roles", f"{roles} (in the first {count_of(records['looked_at'], 'records')})"
     if payload.get("sizes", {}).get("read"):
         ends = (payload["sizes"][name] for name in ("smallest", "largest"))
-        low, high = (f"{one['height']}x{one['width']} ({one['path']})" for one in ends)
+        low, high = (f"{entry['height']}x{entry['width']} ({entry['path']})" for entry in ends)
         yield "sizes", f"smallest {low}, largest {high} (height x width)"
     if clips := payload.get("clips"):
         yield "videos", f"{clips['samples']}, of {clips['shortest']} to {count_of(clips['longest'], 'frames')}"

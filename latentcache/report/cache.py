@@ -112,9 +112,9 @@ def _field(rows: FieldRows) -> dict[str, Any]:
 
 def _saved(rows: FieldRows) -> dict[str, Any]:
     """Items that share the bytes of an equal one, the bytes that this saves, and those of padding left out."""
-    place = np.asarray(rows.entry).astype(np.int64) << 32 | np.asarray(rows.start)
+    position = np.asarray(rows.entry).astype(np.int64) << 32 | np.asarray(rows.start)
     again = np.ones(len(rows), dtype=np.bool_)
-    again[np.unique(place, return_index=True)[1]] = False
+    again[np.unique(position, return_index=True)[1]] = False
     sizes = np.array([abs(int(np.prod(group.shape))) for group in rows.groups], dtype=np.int64)
     unit = (sizes * DTYPES[rows.spec.dtype][1])[np.asarray(rows.group)]
     length = np.asarray(rows.length).astype(np.int64)

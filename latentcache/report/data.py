@@ -55,12 +55,12 @@ def _sizes(samples: SampleTable) -> dict[str, Any]:
     sizes = samples.columns["original_size"]
     area = np.asarray(sizes).astype(np.int64).prod(axis=1)
     read = np.flatnonzero(area)
-    found: dict[str, Any] = {"read": len(read)}
+    about: dict[str, Any] = {"read": len(read)}
     for name, choose in (("smallest", np.argmin), ("largest", np.argmax)) if len(read) else ():
         row = int(read[choose(area[read])])
         height, width = map(int, sizes[row])
-        found[name] = {"height": height, "width": width, **path_json(samples.names[row])}
-    return found
+        about[name] = {"height": height, "width": width, **path_json(samples.names[row])}
+    return about
 
 
 def _clips(samples: SampleTable) -> dict[str, int]:
@@ -85,11 +85,11 @@ def _records(listing: Listing) -> dict[str, Any]:
     chat = int(np.count_nonzero(np.asarray(samples.columns["form"]) == _CHAT))
     files = np.bincount(np.asarray(samples.inputs["record"].file), minlength=len(samples.files))
     named = [int(number) for number in np.flatnonzero(files)[:_FILES]]
-    found: dict[str, Any] = {"conversations": chat, "texts": len(samples) - chat}
-    found["files"] = [{**path_json(samples.files.names[at]), "records": int(files[at])} for at in named]
+    about: dict[str, Any] = {"conversations": chat, "texts": len(samples) - chat}
+    about["files"] = [{**path_json(samples.files.names[at]), "records": int(files[at])} for at in named]
     characters = np.asarray(samples.columns["characters"])
     if len(characters):
-        found["characters"] = {"shortest": int(characters.min()), "longest": int(characters.max())}
+        about["characters"] = {"shortest": int(characters.min()), "longest": int(characters.max())}
     roles, fields = Counter[str](), Counter[str]()
     looked = np.arange(min(len(samples), _LOOKED_AT))
     for _, inputs in listing.job_inputs(looked, ("record",), strict=False):
@@ -97,7 +97,7 @@ def _records(listing: Listing) -> dict[str, Any]:
         if record is not None:
             fields.update(name for name in _RECORD_FIELDS if getattr(record, name))
             roles.update(message.role for message in record.messages or ())
-    return found | {"roles": dict(roles), "fields": dict(fields), "looked_at": len(looked)}
+    return about | {"roles": dict(roles), "fields": dict(fields), "looked_at": len(looked)}
 
 
 def shown_samples(listing: Listing, plan: BuildPlan | None) -> list[dict[str, Any]]:

@@ -68,7 +68,8 @@ class SourceOptions(Value):
 
     def as_json(self) -> dict[str, Any]:
         """JSON values of what differs from the defaults."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        values = [(option, getattr(self, option.name)) for option in fields(self)]
+        given = {option.name: value for option, value in values if value != option.default}
         given |= {name: list(value) for name, value in given.items() if isinstance(value, tuple)}
         return given | ({"part": str(self.part)} if self.part else {})
 
@@ -80,9 +81,9 @@ class SourceOptions(Value):
     def applied(self, layout: Layout, recorded: Collection[str]) -> tuple[Layout, SourceOptions]:
         """A layout with what is said here, and the options with folders named from its root, as ``paired_with``."""
         given = {name: getattr(self, name) for name in CAPTION_OPTIONS}
-        sets = tuple(replace(one, captions=one.captions.with_options(given)) for one in layout.sets)
+        sets = tuple(replace(image_set, captions=image_set.captions.with_options(given)) for image_set in layout.sets)
         if self.repeats is False:
-            sets = tuple(replace(one, repeats=1, balance="") for one in sets)
+            sets = tuple(replace(image_set, repeats=1, balance="") for image_set in sets)
         folders = {"masks": (self.masks,), "controls": self.controls}
         layout, named = paired_with(replace(layout, sets=sets), folders, recorded)
         return layout, replace(self, masks="".join(named["masks"]), controls=named["controls"])

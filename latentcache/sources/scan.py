@@ -85,11 +85,13 @@ class Listing(ScanResult):
                     yield row, {name: value[number] for name, value in zip(names, values, strict=True)}
 
     def _values(self, name: str, rows: NDArray[np.integer]) -> Sequence[Mapping[str, Any] | None]:
-        held = self.samples.inputs[name]
-        if held.text is not None:
-            return [{"text": text} for text in held.text.take(rows)]
-        there = (np.asarray(held.file)[rows] >= 0).tolist()
-        return [one if own else None for one, own in zip(places(self.samples, rows, name), there, strict=True)]
+        column = self.samples.inputs[name]
+        if column.text is not None:
+            return [{"text": text} for text in column.text.take(rows)]
+        is_held = (np.asarray(column.file)[rows] >= 0).tolist()
+        return [
+            place if held else None for place, held in zip(places(self.samples, rows, name), is_held, strict=True)
+        ]
 
 
 def scan(
@@ -173,6 +175,6 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
     held: dict[str, Any] = {"root": root, "samples": samples, "options": options, "rejected": (), "notes": ()}
     if "record" not in samples.inputs:
         return Listing(data_kind=IMAGES, **held)
-    readings = [one.tobytes() for one in np.asarray(samples.files.reading)]
+    readings = [reading.tobytes() for reading in np.asarray(samples.files.reading)]
     ways = ways_of(root, readings, str(options.part or ""), text_lines=options.text_lines)
     return Listing(data_kind=RECORDS, _ways=ways, **held)

@@ -95,13 +95,13 @@ def missing_shards(names: Iterable[str]) -> Iterator[Rejected]:
 
 def for_training(splits: Sequence[str]) -> list[str]:
     """The same splits; if there are several, what names none is for training."""
-    return [one or TRAIN for one in splits] if len({*splits}) > 1 else [*splits]
+    return [split or TRAIN for split in splits] if len({*splits}) > 1 else [*splits]
 
 
 def which_split(root: Path, splits: Sequence[str], given: str) -> str:
     """The split to read: the given one, else ``train``, else the only one. Raises an error if there is none."""
     if given and given not in splits:
-        good = max(splits, key=lambda one: one == TRAIN, default="")
+        good = max(splits, key=lambda split: split == TRAIN, default="")
         raise UsageError(
             "DATA has no such split",
             argument="split",
@@ -123,20 +123,20 @@ def which_split(root: Path, splits: Sequence[str], given: str) -> str:
     return chosen
 
 
-def choose_split(layout: Layout, split: str) -> Layout:
+def choose_split(layout: Layout, given: str) -> Layout:
     """The sets of one split: the one that is asked for, else ``train``; archives of other splits are noted."""
-    splits = for_training([one.split for one in layout.sets])
-    chosen = which_split(layout.root, splits or [""], split)
+    splits = for_training([image_set.split for image_set in layout.sets])
+    chosen = which_split(layout.root, splits or [""], given)
     pairs = list(zip(layout.sets, splits, strict=True))
     left, notes = set[str](), Notes()
-    for one, its in pairs:
-        if its != chosen and not one.folder:
-            notes.count("split-unused", f"files of the split {its}; {chosen} is read", sorted(one.files))
-            left |= one.files
-    folders = [(one.folder, its) for one, its in pairs if one.folder or not one.archives]
+    for image_set, split in pairs:
+        if split != chosen and not image_set.folder:
+            notes.count("split-unused", f"files of the split {split}; {chosen} is read", sorted(image_set.files))
+            left |= image_set.files
+    folders = [(image_set.folder, split) for image_set, split in pairs if image_set.folder or not image_set.archives]
     layout = replace(
         layout,
-        sets=tuple(one for one, its in pairs if its == chosen),
+        sets=tuple(image_set for image_set, split in pairs if split == chosen),
         split=chosen,
         unread=_unread(folders, chosen),
         notes=(*layout.notes, *notes.all()),

@@ -114,23 +114,23 @@ class Config:
             raise self.error(
                 f"{name}: expected a path, found {json.dumps(value)}", f"give {name} in {self.path.name}"
             )
-        own = Path(os.path.abspath(self.path.parent / value))  # noqa: PTH100 - links stay
-        there = Path(os.path.abspath(value))  # noqa: PTH100
-        found = [one for one in dict.fromkeys((own, there)) if one.exists()]
-        if len(found) > 1:
+        beside = Path(os.path.abspath(self.path.parent / value))  # noqa: PTH100 - links stay
+        below = Path(os.path.abspath(value))  # noqa: PTH100 - the working directory
+        paths = [path for path in dict.fromkeys((beside, below)) if path.exists()]
+        if len(paths) > 1:
             raise self.error(
-                f"{name} = {value!r} is there twice: {own} and {there}", f"write one of them in {self.path}"
+                f"{name} = {value!r} is there twice: {beside} and {below}", f"write one of them in {self.path}"
             )
-        if not found:
+        if not paths:
             fix, fix_python = _correct(f"correct {name} in {shlex.quote(str(self.path))}")
             raise SourceNotFoundError(
                 f"{self.path.name}: {name} = {value!r} does not exist",
                 where=str(self.path),
-                why=" and ".join(f"nothing at {one}" for one in dict.fromkeys((own, there))),
+                why=" and ".join(f"nothing at {path}" for path in dict.fromkeys((beside, below))),
                 fix=fix,
                 fix_python=fix_python,
             )
-        return found[0]
+        return paths[0]
 
     def error(self, what: str, fix: str, why: str = "") -> SourceError:
         """An error of this file."""
@@ -164,17 +164,19 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
     """One layout of several, names below their deepest common folder."""
     if not parts:
         raise config.error("it names no images that could be read", "name a folder of images in it")
-    each = [(part, one) for part in parts for one in part.sets]
+    pairs = [(part, image_set) for part in parts for image_set in part.sets]
     listed = [Path(os.path.abspath(base))] if base is not None else []  # noqa: PTH100
-    listed += [Path(part.root, folder) for part, one in each for _, folder in one.paired if folder]
-    tables = [Path(part.root, one.captions.table).parent for part, one in each if one.captions.table]
+    listed += [Path(part.root, folder) for part, image_set in pairs for _, folder in image_set.paired if folder]
+    tables = [
+        Path(part.root, image_set.captions.table).parent for part, image_set in pairs if image_set.captions.table
+    ]
     root = Path(os.path.commonpath([*listed, *tables, *(part.root for part in parts)]))
 
     def moved(part: Layout, name: str) -> str:
         return relative(Path(part.root, name), root)
 
     folders = {moved(part, folder) for part in parts for folder in part.folders}
-    folders.update(relative(place, root) for place in listed)
+    folders.update(relative(folder, root) for folder in listed)
     used = {Path(part.root, name) for part in parts for name in part.used}
     used.add(Path(os.path.abspath(config.path)))  # noqa: PTH100
     return Layout(
@@ -183,27 +185,29 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
         root=root,
         sets=tuple(
             replace(
-                one,
-                folder=moved(part, one.folder),
-                captions=replace(one.captions, table=one.captions.table and moved(part, one.captions.table)),
-                files=frozenset(moved(part, name) for name in one.files),
-                paired=tuple((name, folder and moved(part, folder)) for name, folder in one.paired),
+                image_set,
+                folder=moved(part, image_set.folder),
+                captions=replace(
+                    image_set.captions, table=image_set.captions.table and moved(part, image_set.captions.table)
+                ),
+                files=frozenset(moved(part, name) for name in image_set.files),
+                paired=tuple((name, folder and moved(part, folder)) for name, folder in image_set.paired),
             )
-            for part, one in each
+            for part, image_set in pairs
         ),
         folders=tuple(path for path in folders if folders.isdisjoint(islice(above(path), 1, None))),
         aside={
             **{moved(part, folder): role for part in parts for folder, role in part.aside.items()},
             **{
                 moved(part, folder): name.partition("_")[0]
-                for part, one in each
-                for name, folder in one.paired
+                for part, image_set in pairs
+                for name, folder in image_set.paired
                 if folder
             },
         },
         unread={moved(part, folder): split for part in parts for folder, split in part.unread.items()},
         split=next((part.split for part in parts if part.unread), ""),
-        used=frozenset(relative(one, root) for one in used if one.is_relative_to(root)),
+        used=frozenset(relative(path, root) for path in used if path.is_relative_to(root)),
         resolutions=tuple(sorted(config.resolutions.union(*(part.resolutions for part in parts)))),
         notes=(
             *(replace(note, name=moved(part, note.name)) for part in parts for note in part.notes),
@@ -227,11 +231,12 @@ def partners(config: Config, entries: Mapping[str, Sequence[tuple[str, Any]]]) -
 
 def of_set(folder: Path, rule: CaptionRule, table: Path | None = None, **more: Any) -> Layout:
     """A layout of one folder, or of the images in it that a table lists."""
-    one = ImageSet(folder="", captions=replace(rule, table=str(table or "")), **more)
-    return Layout(word="", why="", root=folder, sets=(one,), used=frozenset({one.captions.table} - {""}))
+    image_set = ImageSet(folder="", captions=replace(rule, table=str(table or "")), **more)
+    used = frozenset([str(table)]) if table is not None else frozenset[str]()
+    return Layout(word="", why="", root=folder, sets=(image_set,), used=used)
 
 
 def relative(path: Path, root: Path) -> str:
     """A path below the root, empty for the root itself."""
-    found = path.relative_to(root).as_posix()
-    return "" if found == "." else found
+    name = path.relative_to(root).as_posix()
+    return "" if name == "." else name

@@ -52,7 +52,7 @@ def _plain(inventory: Inventory, options: SourceOptions) -> Layout:
 #: Conventions of folders by their word.
 FOLDERS: dict[str, hub.Recognizer] = {kohya.WORD: kohya.recognize, **hub.FORMS, FOLDER: _plain}
 #: Conventions of configuration files by their word. Our own one decides alone.
-CONFIGS = {one.word: one for one in (OWN, kohya.CONFIG, SIMPLETUNER, ONETRAINER, kohya.METADATA)}
+CONFIGS = {trainer.word: trainer for trainer in (OWN, kohya.CONFIG, SIMPLETUNER, ONETRAINER, kohya.METADATA)}
 #: Words of ``--layout``.
 WORDS = (*FOLDERS, *CONFIGS)
 
@@ -141,7 +141,7 @@ def _no_folder(data: Path) -> UsageError:
 
 def _holds_images(inventory: Inventory, options: SourceOptions) -> bool:
     """True if a folder holds images: by an archive, a metadata table, a configuration, or the name of any file."""
-    configs = {name for one in CONFIGS.values() for name in one.names}
+    configs = {name for trainer in CONFIGS.values() for name in trainer.names}
     if configs.intersection(inventory.top.others):
         return True
     if any(folder.images or not _TABLES.isdisjoint(folder.others) for folder in inventory.below()):
@@ -153,14 +153,14 @@ _TABLES = frozenset(TABLE_NAMES)
 
 
 def _of_folder(inventory: Inventory, options: SourceOptions) -> Layout:
-    finders: dict[str, hub.Recognizer] = {name: partial(_in_folder, one) for name, one in CONFIGS.items()}
+    finders: dict[str, hub.Recognizer] = {name: partial(_in_folder, trainer) for name, trainer in CONFIGS.items()}
     finders |= FOLDERS
     word = options.layout
     if word:
-        found = finders[word](inventory, options)
-        if found is None:
+        layout = finders[word](inventory, options)
+        if layout is None:
             raise unfit(inventory.root, word, "nothing in the folder has this form")
-        return found
+        return layout
     if mine := finders.pop(OWN.word)(inventory, options):
         return mine
     del finders[FOLDER]
@@ -200,7 +200,7 @@ def _of_file(data: Path, options: SourceOptions) -> Layout:
 
 
 def _trainer(value: object) -> Trainer | None:
-    return next((one for one in CONFIGS.values() if one.fits(value)), None)
+    return next((trainer for trainer in CONFIGS.values() if trainer.fits(value)), None)
 
 
 def _in_folder(trainer: Trainer, inventory: Inventory, options: SourceOptions) -> Layout | None:

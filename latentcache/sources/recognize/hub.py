@@ -99,11 +99,11 @@ def is_of_images(path: Path) -> bool:
 def recognize_file(path: Path, word: str = "") -> Layout:
     """The layout of one archive; nothing beside it is listed. Raises UsageError if ``word`` is another layout."""
     kind = kind_of_archive(path.name)
-    own = WORDS[kind]
-    if word not in ("", own):
-        raise unfit(path, word, f"it is a file of the layout {own}")
-    one = ImageSet(folder="", archives=kind, files=frozenset((path.name,)))
-    return Layout(word=own, why=f"{path.name} holds images", root=path.parent, sets=(one,), folders=())
+    layout_word = WORDS[kind]
+    if word not in ("", layout_word):
+        raise unfit(path, word, f"it is a file of the layout {layout_word}")
+    archive = ImageSet(folder="", archives=kind, files=frozenset((path.name,)))
+    return Layout(word=layout_word, why=f"{path.name} holds images", root=path.parent, sets=(archive,), folders=())
 
 
 def _layout(inventory: Inventory, kind: str, names: Sequence[str], splits: Sequence[str]) -> Layout:
@@ -138,6 +138,6 @@ def _two_tables(folder: Path, names: Sequence[str]) -> TableError:
     )
 
 
-def _listing(names: Sequence[str], what: str, several: str, one: str) -> str:
+def _listing(names: Sequence[str], what: str, several: str, single: str) -> str:
     more = f" and {count_of(len(names) - 1, f'more {what}')} {several}"
-    return names[0] + (more if len(names) > 1 else f" {one}")
+    return names[0] + (more if len(names) > 1 else f" {single}")

@@ -58,7 +58,7 @@ def recognize(inventory: Inventory, options: SourceOptions) -> Layout | None:
     if base is None:
         return None
     train = _named(inventory, base)
-    reg = [one for name in REG_FOLDERS if name in inventory.top.folders for one in _named(inventory, name)]
+    reg = [folder for name in REG_FOLDERS if name in inventory.top.folders for folder in _named(inventory, name)]
     sets = list[ImageSet]()
     for number, folder in enumerate([*train, *reg]):
         repeats, _, words = folder.path.rpartition("/")[2].partition("_")
@@ -78,8 +78,8 @@ def _named(inventory: Inventory, base: str) -> list[Folder]:
     names = [
         name for name in inventory.folder(base).folders if (match := _NAME.fullmatch(name)) and int(match[1]) >= 1
     ]
-    found = [inventory.folder(f"{base}/{name}" if base else name) for name in names]
-    return [folder for folder in found if folder.images]
+    folders = [inventory.folder(f"{base}/{name}" if base else name) for name in names]
+    return [folder for folder in folders if folder.images]
 
 
 def _doubt(inventory: Inventory, base: str, named: list[Folder]) -> str:
@@ -88,11 +88,12 @@ def _doubt(inventory: Inventory, base: str, named: list[Folder]) -> str:
     odd = [number for number in numbers if number.startswith("0") or int(number) > _MOST]
     if odd:
         return f"{odd[0]} is hardly a number of repeats"
-    own, top = {folder.path for folder in named}, inventory.folder(base)
+    used, top = {folder.path for folder in named}, inventory.folder(base)
     if top.images:
         return count_of(top.images, "images are in no such folder")
-    others = [f"{base}/{name}" if base else name for name in top.folders]
-    left = next((one for path in others if path not in own and (one := inventory.folder(path)).images), None)
+    paths = [f"{base}/{name}" if base else name for name in top.folders]
+    others = [inventory.folder(path) for path in paths if path not in used]
+    left = next((folder for folder in others if folder.images), None)
     return f"{count_of(left.images, 'images')} in {left.path}/ would be left out" if left else ""
 
 
@@ -111,18 +112,19 @@ def _read_config(config: Config, base: Path | None, _: Any) -> Layout:
             for name in _TYPES.keys() & entries:
                 if type(entries[name]) is not _TYPES[name]:
                     raise TypeError(f"{name}: expected {_TYPES[name].__name__}, found {entries[name]!r}")
-            own = str(entries.get("metadata_file") or entries.get("image_dir"))
+            path = str(entries.get("metadata_file") or entries.get("image_dir"))
             repeats = entries.get("num_repeats", 1)
-            if own in seen or repeats < 1:
-                why = "it is there twice in one data set" if own in seen else "num_repeats is less than 1"
-                config.note(f"subset {own} is left out, as by the trainer: {why}")
+            if path in seen or repeats < 1:
+                why = "it is there twice in one data set" if path in seen else "num_repeats is less than 1"
+                config.note(f"subset {path} is left out, as by the trainer: {why}")
                 continue
-            seen.add(own)
+            seen.add(path)
             config.resolutions.update(pixels_in(entries))
-            named = [("conditioning_data_dir", path)] if (path := entries.get("conditioning_data_dir")) else []
+            controls = entries.get("conditioning_data_dir")
+            named = [("conditioning_data_dir", controls)] if controls else []
             masks = [("alpha_mask", ALPHA)] if entries.get("alpha_mask") else []
             paired, balance = partners(config, {"controls": named, "masks": masks}), f"{number}:{config.path}"
-            more: dict[str, Any] = {"name": f"{number}:{own}", "paired": paired, "balance": balance}
+            more: dict[str, Any] = {"name": f"{number}:{path}", "paired": paired, "balance": balance}
             parts.append(_subset(config, entries, repeats=repeats, **more))
     subsets = count_of(sum(len(part.sets) for part in parts), "subsets")
     return joined(config, CONFIG.word, f"{config.path.name} has {subsets} of kohya", parts, base)
@@ -151,8 +153,8 @@ def _subset(config: Config, entries: Mapping[str, Any], **more: Any) -> Layout:
 
 
 def _read_metadata(config: Config, base: Path | None, _: Any) -> Layout:
-    entries = [one for one in config.value.values() if isinstance(one, dict)]
-    config.take({name: True for one in entries for name in one}, ("caption", "tags"))
+    images = [entry for entry in config.value.values() if isinstance(entry, dict)]
+    config.take({name: True for entry in images for name in entry}, ("caption", "tags"))
     table = config.path.absolute()
     part = of_set(table.parent, CaptionRule(table_stems=True, tag_separator=",", lines="first"), table)
     why = f"{config.path.name} lists {count_of(len(config.value), 'images')} of kohya"
@@ -161,7 +163,9 @@ def _read_metadata(config: Config, base: Path | None, _: Any) -> Layout:
 
 def _is_config(value: Any) -> bool:
     datasets = value.get("datasets") if isinstance(value, dict) else None
-    return isinstance(datasets, list) and any(isinstance(one, dict) and "subsets" in one for one in datasets)
+    return isinstance(datasets, list) and any(
+        isinstance(dataset, dict) and "subsets" in dataset for dataset in datasets
+    )
 
 
 def _is_metadata(value: Any) -> bool:

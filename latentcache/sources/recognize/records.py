@@ -124,9 +124,10 @@ def ways_of(root: Path, readings: Sequence[bytes], part: str, *, text_lines: boo
         forms = []
     ways = [Way(kind="arrow")]
     for kind in {*KINDS.values()}:
-        ways += [Way(kind=kind, text_lines=text_lines), *(Way(kind=kind, form=one, text_lines=True) for one in forms)]
+        ways.append(Way(kind=kind, text_lines=text_lines))
+        ways += [Way(kind=kind, form=form, text_lines=True) for form in forms]
     by_reading = {way.reading(part): way for way in ways}
-    return [by_reading.get(one) for one in readings]
+    return [by_reading.get(reading) for reading in readings]
 
 
 def holds_records(inventory: Inventory) -> bool:
@@ -336,7 +337,7 @@ def _not_usable(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
         return "record-field", f"expected formatting as one of {', '.join(_FORMS)}, found {found}"
     columns, tags = entry.get("columns", {}), entry.get("tags", {})
     named = [*columns.values(), *tags.values()] if isinstance(columns, dict) and isinstance(tags, dict) else [0]
-    if not all(one is None or isinstance(one, str) for one in named):
+    if not all(name is None or isinstance(name, str) for name in named):
         return "record-field", "expected columns and tags as objects of names"
     special = [column for column in (*_MEDIA, *_PREFERENCE) if columns.get(column)]
     if entry.get("ranking") or special:

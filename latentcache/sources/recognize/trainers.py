@@ -50,8 +50,8 @@ _SETTINGS = {"path": str, "repeats": int, "controls": list} | dict.fromkeys(
 
 def _is_list(value: Any, required: str, others: set[str]) -> bool:
     """True for a list of objects that all have one name, and some of which have one of others."""
-    found = isinstance(value, list) and len(value) > 0 and all(isinstance(one, dict) for one in value)
-    return found and all(required in one for one in value) and any(others & set(one) for one in value)
+    is_list = isinstance(value, list) and len(value) > 0 and all(isinstance(item, dict) for item in value)
+    return is_list and all(required in item for item in value) and any(others & set(item) for item in value)
 
 
 # SimpleTuner
@@ -59,94 +59,98 @@ def _is_list(value: Any, required: str, others: set[str]) -> bool:
 
 def _simpletuner(config: Config, base: Path | None, _: Any) -> Layout:
     parts, further = [], dict[str, Pair]()
-    for one in config.value:
-        if one.get("dataset_type") == "conditioning" and not _is_off(one) and one.get("type", "local") == "local":
-            role = "mask" if one.get("conditioning_type") == "mask" else "control"
-            config.take(one, _SIMPLE)
-            further[str(one["id"])] = role, str(config.place(one.get("instance_data_dir"), "instance_data_dir"))
-    for one in config.value:
-        kind = one.get("dataset_type", "image")
-        if str(one["id"]) in further:
-            role, folder = further[str(one["id"])]
-            parts.append(Layout(word="", why="", root=Path(folder), sets=(), aside={"": role}))
-        elif _is_off(one) or kind in _CACHES:
-            config.ignored.add(f"{one['id']} ({'disabled' if kind not in _CACHES else kind})")
+    for dataset in config.value:
+        is_local = not _is_off(dataset) and dataset.get("type", "local") == "local"
+        if is_local and dataset.get("dataset_type") == "conditioning":
+            role = "mask" if dataset.get("conditioning_type") == "mask" else "control"
+            config.take(dataset, _SIMPLE)
+            folder = config.place(dataset.get("instance_data_dir"), "instance_data_dir")
+            further[str(dataset["id"])] = role, str(folder)
+    for dataset in config.value:
+        kind = dataset.get("dataset_type", "image")
+        if str(dataset["id"]) in further:
+            role, path = further[str(dataset["id"])]
+            parts.append(Layout(word="", why="", root=Path(path), sets=(), aside={"": role}))
+        elif _is_off(dataset) or kind in _CACHES:
+            config.ignored.add(f"{dataset['id']} ({'disabled' if kind not in _CACHES else kind})")
         elif kind != "image":
-            config.note(f"data set {one['id']} ({kind}) is not read: it is not one of images")
-        elif one.get("type", "local") != "local":
-            raise _elsewhere(config, one)
+            config.note(f"data set {dataset['id']} ({kind}) is not read: it is not one of images")
+        elif dataset.get("type", "local") != "local":
+            raise _elsewhere(config, dataset)
         else:
-            parts.append(_backend(config, one, _conditioning(config, one, further)))
+            parts.append(_backend(config, dataset, _conditioning(config, dataset, further)))
     sets = count_of(sum(len(part.sets) for part in parts), "data sets")
     return joined(config, "simpletuner", f"{config.path.name} has {sets} of SimpleTuner", parts, base)
 
 
-def _is_off(one: Mapping[str, Any]) -> bool:
-    return bool(one.get("disabled") or one.get("disable"))
+def _is_off(dataset: Mapping[str, Any]) -> bool:
+    return bool(dataset.get("disabled") or dataset.get("disable"))
 
 
-def _conditioning(config: Config, one: Mapping[str, Any], further: Mapping[str, Pair]) -> tuple[Pair, ...]:
+def _conditioning(config: Config, dataset: Mapping[str, Any], further: Mapping[str, Pair]) -> tuple[Pair, ...]:
     """Inputs of a data set and the folders of its conditioning data sets, in their order."""
-    named, free, found = one.get("conditioning_data") or [], list(INPUTS["controls"]), list[Pair]()
+    named, free, pairs = dataset.get("conditioning_data") or [], list(INPUTS["controls"]), list[Pair]()
     named = [named] if isinstance(named, str) else named
     for name in dict.fromkeys(named):
         if name not in further:
-            config.note(f"data set {one['id']}: its conditioning data set {name} is not there")
+            config.note(f"data set {dataset['id']}: its conditioning data set {name} is not there")
     for role, folder in [further[name] for name in named if name in further]:
         name = "mask" if role == "mask" else free.pop(0) if free else ""
-        found += [(name, folder)] if name else []
-    return tuple(found)
+        pairs += [(name, folder)] if name else []
+    return tuple(pairs)
 
 
-def _backend(config: Config, one: Mapping[str, Any], paired: tuple[Pair, ...]) -> Layout:
-    one = {"resolution_type": "", **one}  # of the trainer's other file
-    config.take(one, _SIMPLE)
-    config.resolutions.update(pixels_in(one))
-    repeats = str(one.get("repeats") or 0).removesuffix(".0")
+def _backend(config: Config, dataset: Mapping[str, Any], paired: tuple[Pair, ...]) -> Layout:
+    dataset = {"resolution_type": "", **dataset}  # of the trainer's other file
+    config.take(dataset, _SIMPLE)
+    config.resolutions.update(pixels_in(dataset))
+    repeats = str(dataset.get("repeats") or 0).removesuffix(".0")
     if not repeats.isdecimal():
-        raise ValueError(f"repeats: expected a whole number from 0, found {one['repeats']!r}")
-    folder, table = config.place(one.get("instance_data_dir"), "instance_data_dir"), None
-    if one.get("caption_strategy") == "parquet" and not one.get("only_instance_prompt"):
-        table = config.place(one.get("parquet", {}).get("path"), "parquet.path")
-    elif one.get("metadata_backend") == "parquet":
-        config.note(f"data set {one['id']}: images without a row of its parquet file are used, too")
+        raise ValueError(f"repeats: expected a whole number from 0, found {dataset['repeats']!r}")
+    folder, table = config.place(dataset.get("instance_data_dir"), "instance_data_dir"), None
+    if dataset.get("caption_strategy") == "parquet" and not dataset.get("only_instance_prompt"):
+        table = config.place(dataset.get("parquet", {}).get("path"), "parquet.path")
+    elif dataset.get("metadata_backend") == "parquet":
+        config.note(f"data set {dataset['id']}: images without a row of its parquet file are used, too")
     return of_set(
         folder,
-        _simple_rule(config, one),
+        _simple_rule(config, dataset),
         table,
-        name=str(one["id"]),
+        name=str(dataset["id"]),
         repeats=int(repeats) + 1,
-        is_reg=bool(one.get("is_regularisation_data")),
+        is_reg=bool(dataset.get("is_regularisation_data")),
         paired=paired,
         paired_by_path=True,
     )
 
 
-def _elsewhere(config: Config, one: Mapping[str, Any]) -> SourceError:
+def _elsewhere(config: Config, dataset: Mapping[str, Any]) -> SourceError:
     fetch = {
-        "aws": f"`aws s3 sync s3://{one.get('aws_bucket_name')} FOLDER`, and give FOLDER with the type local",
-        "huggingface": f"`hf download --repo-type dataset {one.get('dataset_name')} --local-dir FOLDER`, and give "
-        "FOLDER in a latentcache.toml",
-    }.get(one["type"], "copy its images here, and name their folder with the type local")
-    what, why = f"data set {one['id']} has the type {one['type']}", "only folders of images on this disk are read"
-    return config.error(what, fetch + '; "disabled": true leaves it out', why)
+        "aws": f"`aws s3 sync s3://{dataset.get('aws_bucket_name')} FOLDER`, and give FOLDER with the type local",
+        "huggingface": f"`hf download --repo-type dataset {dataset.get('dataset_name')} --local-dir FOLDER`, and "
+        "give FOLDER in a latentcache.toml",
+    }.get(dataset["type"], "copy its images here, and name their folder with the type local")
+    what = f"data set {dataset['id']} has the type {dataset['type']}"
+    return config.error(
+        what, fetch + '; "disabled": true leaves it out', "only folders of images on this disk are read"
+    )
 
 
-def _simple_rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
-    strategy, prompt = one.get("caption_strategy", "filename"), one.get("instance_prompt") or ""
-    prompts = [str(one).strip() for one in (prompt if isinstance(prompt, list) else [prompt])]
-    prefix = f"{prompts[0]} " if one.get("prepend_instance_prompt") else ""
-    if strategy == "instanceprompt" or one.get("only_instance_prompt"):
+def _simple_rule(config: Config, dataset: Mapping[str, Any]) -> CaptionRule:
+    strategy, prompt = dataset.get("caption_strategy", "filename"), dataset.get("instance_prompt") or ""
+    prompts = [str(text).strip() for text in (prompt if isinstance(prompt, list) else [prompt])]
+    prefix = f"{prompts[0]} " if dataset.get("prepend_instance_prompt") else ""
+    if strategy == "instanceprompt" or dataset.get("only_instance_prompt"):
         return CaptionRule(extensions=(), text=BETWEEN.join(prompts), text_source="instance prompt")
     if strategy == "filename":
         return CaptionRule(extensions=(), from_name=_WITH_BLANKS, prefix=prefix)
     if strategy == "textfile":
-        lines = "" if one.get("disable_multiline_split") else "all"
+        lines = "" if dataset.get("disable_multiline_split") else "all"
         return CaptionRule(extensions=(".txt",), lines=lines, prefix=prefix)
     if strategy != "parquet":
-        what = f"data set {one['id']}: caption_strategy {strategy!r} is not read"
+        what = f"data set {dataset['id']}: caption_strategy {strategy!r} is not read"
         raise config.error(what, "give textfile, filename, instanceprompt or parquet")
-    table = one.get("parquet", {})
+    table = dataset.get("parquet", {})
     captions = table.get("caption_column")
     return CaptionRule(
         image_column=str(table.get("filename_column") or ""),
@@ -162,40 +166,41 @@ def _simple_rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
 
 def _onetrainer(config: Config, base: Path | None, _: Any) -> Layout:
     parts = []
-    for one in config.value:
-        repeats = float(one.get("balancing", one.get("repeats", 1.0)))
-        off = "disabled" if not one.get("enabled", True) else "" if repeats else "balancing 0"
+    for concept in config.value:
+        repeats = float(concept.get("balancing", concept.get("repeats", 1.0)))
+        off = "disabled" if not concept.get("enabled", True) else "" if repeats else "balancing 0"
         if off:
-            config.ignored.add(f"{one.get('name') or one['path']} ({off})")
+            config.ignored.add(f"{concept.get('name') or concept['path']} ({off})")
         else:
-            parts.append(_concept(config, one, repeats))
+            parts.append(_concept(config, concept, repeats))
     why = f"{config.path.name} has {count_of(len(parts), 'concepts')} of OneTrainer"
     return joined(config, "onetrainer", why, parts, base)
 
 
-def _concept(config: Config, one: Mapping[str, Any], repeats: float) -> Layout:
-    text, kind, label = one.get("text") or {}, str(one.get("type", "STANDARD")), one.get("name") or one["path"]
-    config.take(one, _CONCEPT)
-    image = {name: value for name, value in (one.get("image") or {}).items() if name.startswith("enable_")}
-    resolution = str((one.get("image") or {}).get("resolution_override", ""))
+def _concept(config: Config, concept: Mapping[str, Any], repeats: float) -> Layout:
+    text, kind = concept.get("text") or {}, str(concept.get("type", "STANDARD"))
+    label = concept.get("name") or concept["path"]
+    config.take(concept, _CONCEPT)
+    image = {name: value for name, value in (concept.get("image") or {}).items() if name.startswith("enable_")}
+    resolution = str((concept.get("image") or {}).get("resolution_override", ""))
     follows = bool(image.get("enable_resolution_override")) and resolution.isdecimal()
     config.resolutions.update([int(resolution)] if follows else [])
     used = ("image.enable_resolution_override",) if follows else ()
     config.take({f"image.{name}": value for name, value in image.items()}, used)
     config.take({k: v for k, v in text.items() if v != _TEXT_DEFAULTS.get(k)}, ("prompt_source", "prompt_path"))
-    if one.get("balancing_strategy", "REPEATS") != "REPEATS":
+    if concept.get("balancing_strategy", "REPEATS") != "REPEATS":
         config.note(f"concept {label} asks for {count_of(int(repeats), 'samples')} per epoch; each is seen once")
         repeats = 1
     elif repeats < 1 or repeats != int(repeats):
         config.note(f"concept {label} asks for {repeats:g} repeats; whole numbers from 1 are used")
     layout = of_set(
-        config.place(one["path"], "path"),
+        config.place(concept["path"], "path"),
         _concept_rule(config, text),
-        name=str(one.get("name") or ""),
-        recursive=bool(one.get("include_subdirectories")),
+        name=str(concept.get("name") or ""),
+        recursive=bool(concept.get("include_subdirectories")),
         repeats=max(1, int(repeats)),
         is_reg=kind == "PRIOR_PREDICTION",
-        split="validation" if kind == "VALIDATION" or one.get("validation_concept") else "",
+        split="validation" if kind == "VALIDATION" or concept.get("validation_concept") else "",
     )
     if text.get("prompt_source") != "concept":
         return layout
@@ -231,16 +236,21 @@ def _own(config: Config, base: Path | None, find: Callable[[Path, str, str], Lay
             if type(value) is not _SETTINGS.get(name) or not is_lines or (name == "repeats" and values[name] < 1):
                 raise config.error(f"{name} = {value!r} is no setting of a set", f"expected {', '.join(_SETTINGS)}")
         layout = find(config.place(values.get("path"), "path"), values.get("layout", ""), values.get("split", ""))
-        if values.get("caption_ext") and not any(one.has_caption_files for one in layout.sets):
+        if values.get("caption_ext") and not any(image_set.has_caption_files for image_set in layout.sets):
             raise config.error(f"caption_ext: {values['path']} has no caption files beside images", "leave it out")
         masks = [("masks", values["masks"])] if values.get("masks") else []
-        controls = [("controls", one) for one in values.get("controls", []) if one]
+        controls = [("controls", folder) for folder in values.get("controls", []) if folder]
         paired = partners(config, {"masks": masks, "controls": controls})
         sets = [
-            replace(one, captions=one.captions.with_options(values), repeats=one.repeats * values.get("repeats", 1),
-                    name=values.get("name", one.name), paired=paired or one.paired)
-            for one in layout.sets
-        ]  # fmt: skip
+            replace(
+                image_set,
+                captions=image_set.captions.with_options(values),
+                repeats=image_set.repeats * values.get("repeats", 1),
+                name=values.get("name", image_set.name),
+                paired=paired or image_set.paired,
+            )
+            for image_set in layout.sets
+        ]
         parts.append(replace(layout, sets=tuple(sets)))
     why = f"{config.path.name} has {count_of(len(config.value['sets']), 'sets')}"
     return joined(config, OWN.word, why, parts, base)
