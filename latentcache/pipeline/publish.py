@@ -52,6 +52,7 @@ def publish(
 
     ``base`` has all samples and no fields; its ``rejected`` and ``notes`` are those of the source.
     """
+    catalog.forget()  # the tables of its keys, which nothing looks up any more
     new = _new_snapshot(base, works, catalog, root)
     catalog.forget()
 

@@ -131,6 +131,12 @@ class Catalog:
                 rows[name][at] = getattr(index, name)[entry]
         return rows
 
+    def entry_numbers(self, rows: Any) -> NDArray[np.int64]:
+        """(n,) a number for the entry of each item."""
+        bases = np.cumsum([0, *(self._index(number).entries for number in range(len(self.shards)))], dtype=np.int64)
+        numbers: NDArray[np.int64] = bases[rows.shard] + rows.entry
+        return numbers
+
     def entry_keys(self, rows: Any) -> NDArray[np.uint8]:
         """(n, 32) keys of the entries that hold items."""
         keys = np.empty((len(rows.shard), KEY_BYTES), dtype=np.uint8)

@@ -107,8 +107,8 @@ def new_field(
         order = np.lexsort((variant, group, sample))
         sample, group, variant, place = sample[order], group[order], variant[order], place[order]
     rows = catalog.places(place)
-    entry, first = _in_order(_entry_numbers(rows))
-    entries = rows[first]
+    entry, first = _in_order(catalog.entry_numbers(rows))
+    entries = rows if len(first) == len(rows) else rows[first]  # there may be ten million
     plain, ragged = catalog.own_columns(kind, place)
     return field_columns(
         kind,
@@ -125,14 +125,6 @@ def new_field(
         **{name: entries[name] for name in ENTRY_TYPES},
         **about,
     )
-
-
-def _entry_numbers(rows: Any) -> NDArray[np.int64]:
-    """(n,) a number for the entry of each row."""
-    used, position = np.unique(rows.shard, return_inverse=True)
-    bases = np.cumsum([0, *(int(rows.entry[rows.shard == one].max()) + 1 for one in used)], dtype=np.int64)
-    numbers: NDArray[np.int64] = bases[position] + rows.entry
-    return numbers
 
 
 def _in_order(number: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
