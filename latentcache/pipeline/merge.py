@@ -85,7 +85,14 @@ def merge_caches(
 
 
 def _opened(part: Path) -> Snapshot:
-    snapshot = open_leased(part)
+    try:
+        snapshot = open_leased(part)
+        snapshot.check()
+    except CacheDamagedError as error:
+        if error.fix == error.default_fix:
+            verify = f"latentcache verify {shlex.quote(str(part))} --full"
+            error.fix = f"run `{verify}`: it prints the commands that repair it"
+        raise
     if not snapshot.complete or CachePaths(part).building.exists():
         raise CacheIncompleteError(
             f"{part}: its last build has not finished, or a repair removed entries",

@@ -2,6 +2,7 @@ import re
 import shutil
 
 import pytest
+from damaged import flip
 from small_builds import CASES, built, rows_of, tree
 
 from latentcache import combine, open_cache, verify_cache
@@ -131,6 +132,20 @@ def test_damaged_entries_are_rejected_and_the_next_merge_goes_on(case, parts, tm
     path.write_bytes(intact)
     assert merge_caches(parts, tmp_path / "merged").samples == 12
     assert copied < set(paths.sealed_shards())
+
+
+@pytest.mark.parametrize("file", ["columns.safetensors", "manifest.json", "rejected.jsonl"])
+def test_a_damaged_part_is_named_with_its_fix(parts, tmp_path, file):
+    path = CachePaths(parts[1]).snapshot(1) / file
+    if file == "columns.safetensors":
+        flip(path, 9)
+    else:
+        path.write_bytes(b"nothing")
+    with pytest.raises(CacheDamagedError) as caught:
+        merge_caches(parts, tmp_path / "merged")
+    assert caught.value.where == str(path)
+    assert f"`latentcache verify {parts[1]} --full`" in caught.value.fix
+    assert not (tmp_path / "merged").exists()
 
 
 def test_a_part_keeps_its_number_and_rejects_another(case, data, parts):
