@@ -24,11 +24,11 @@ from latentcache.fields.table import STAT_WIDTH
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
-from latentcache.sources.causes import Findings, counted, fault, rejected, unused_lines
+from latentcache.sources.causes import Findings, Notes, fault, rejected, unused_lines
 from latentcache.sources.columns import CAPTION_COLUMNS, choose_column, named
 from latentcache.sources.formats import ARROW, TAR
 from latentcache.sources.formats.files import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
-from latentcache.sources.formats.rows import Rows, opened
+from latentcache.sources.formats.rows import opened
 from latentcache.sources.formats.tar import Member, tar_members
 from latentcache.sources.inventory import IMAGE_EXTENSIONS
 from latentcache.sources.known import KnownFiles, hash_rows
@@ -40,7 +40,6 @@ from latentcache.sources.units import Scan, Units
 _RULE = 2
 _CAPTIONS = ("txt", "caption", "json")
 _IMAGES = frozenset(ending[1:] for ending in IMAGE_EXTENSIONS)
-_NOT_PLAIN = "members are links or no plain files"
 
 
 class ArchiveImages(NamedTuple):
@@ -76,13 +75,13 @@ def read_archives(request: Scan, layout: Layout, findings: Findings) -> ArchiveI
             memos[name] = stat_source(layout.root / name)
         except UnusableSampleError as error:
             findings.reject(name, error)
-    sets = [owners[name] for name in memos]
-    readings = hash_rows(_reading(layout.sets[number]) for number in sets)
+    owner = np.array([owners[name] for name in memos], dtype=np.int32)
+    readings = hash_rows(_reading(layout.sets[number]) for number in owner.tolist())
     stats = np.array(list(memos.values()), dtype=np.uint64).reshape(-1, STAT_WIDTH)
     held, files, parts = request.held(Strings.of(memos), stats, readings), np.arange(len(memos)), list[Units]()
 
     def read(file: int) -> None:
-        name, image_set = held.names[file], layout.sets[sets[file]]
+        name, image_set = held.names[file], layout.sets[int(owner[file])]
         entries = _Archive(layout.root, name, image_set, findings).entries()
         if (part := request.options.part) is not None:
             entries = [entry for entry in entries if part.holds_name(name + entry.tail)]
@@ -93,7 +92,7 @@ def read_archives(request: Scan, layout: Layout, findings: Findings) -> ArchiveI
     before = (note for note in request.notes if note.reason != "no-caption")
     findings.notes.add(*(note for note in before if unchanged.intersection(above(note.name))))
     units = Units.joined([*parts, _known_units(held, known)])
-    file, owner = units["image"], np.array(sets, dtype=np.int32)
+    file = units["image"]
     units.columns["owner"] = owner[file]
     units.columns["repeats"] = np.array([image_set.repeats for image_set in layout.sets], dtype=np.int32)[owner[file]]
     units.columns["caption"] = np.where(units["line"] > 0, file, -1)
@@ -140,7 +139,7 @@ class _Archive:
     """One archive of a set; its faults go to ``findings``."""
 
     def __init__(self, root: Path, name: str, image_set: ImageSet, findings: Findings) -> None:
-        self._path, self._name, self._findings, self._notes = root / name, name, findings, findings.notes
+        self._path, self._name, self._findings, self._notes = root / name, name, findings, Notes()
         self._kind, self._rule = image_set.archives, image_set.captions
         self._caption_column = "".join(self._rule.caption_columns[:1])
 
@@ -157,7 +156,7 @@ class _Archive:
         if not entries and len(self._findings.rejected) == count:
             self._notes.add(rejected(self._name, "unused", "it holds no images"))
         lines = [(self._name, entry.line) for entry in entries if entry.text and self._rule.unused_line(entry.text)]
-        self._notes.add(*unused_lines(lines))
+        self._findings.notes.add(*self._notes.all(), *unused_lines(lines))
         return entries
 
     def _of_tar(self) -> list[Entry]:
@@ -174,8 +173,8 @@ class _Archive:
                     self._findings.reject(f"{self._name}/{image.name}", error)
                     continue
                 entries.append(Entry(f"/{image.name}", image.number, (image.offset, image.size), text))
-        orphans = [member.name for members in texts.values() for member in members.values()]
-        self._note_members("caption members have no image of their key", "caption-unused", orphans)
+        for members_of_key in texts.values():
+            self._count("caption-unused", "caption members have no image of their key", *members_of_key.values())
         if self._caption_column and entries and all(entry.text is None for entry in entries):
             what = f"no JSON member of an image has a caption called {self._caption_column}"
             raise fault("no-caption-column", what, self._path)
@@ -185,31 +184,28 @@ class _Archive:
         """Key -> its images, and key -> ending -> its captions; other members are noted."""
         suffix = self._rule.image_column.lower().removeprefix(".")
         wanted = frozenset((suffix,)) if suffix else _IMAGES
-        images, others = defaultdict[str, list[Member]](list), defaultdict[str, list[str]](list)
-        texts = defaultdict[str, dict[str, Member]](dict)
+        images, texts = defaultdict[str, list[Member]](list), defaultdict[str, dict[str, Member]](dict)
         try:
             for member in tar_members(file):
                 base = member.name.rfind("/") + 1
                 dot = member.name.find(".", base)
                 key, ending = member.name[: max(dot, 0)], member.name[dot + 1 :].lower()
                 if member.size < 0:
-                    others[_NOT_PLAIN].append(member.name)
-                elif dot > base and ending in wanted:
+                    self._count("unused", "members are links or no plain files", member)
+                elif dot <= base:
+                    self._count("member-unused", "members without a key", member)
+                elif ending in wanted:
                     images[key].append(member)
-                elif dot > base and ending in (("json",) if self._caption_column else _CAPTIONS):
+                elif ending in (("json",) if self._caption_column else _CAPTIONS):
                     texts[key][ending] = member
                 else:
-                    words = f"ending in .{ending.rpartition('.')[2]}" if dot > base else "without a key"
-                    others[f"members {words}"].append(member.name)
+                    self._count("member-unused", f"members ending in .{ending.rpartition('.')[2]}", member)
         except UnusableSampleError as error:
             self._findings.reject(self._name, error)
-        for words, names in others.items():
-            self._note_members(words, "unused" if words == _NOT_PLAIN else "member-unused", names)
         return images, texts
 
-    def _note_members(self, words: str, cause: str, names: Sequence[str]) -> None:
-        if names:
-            self._notes.add(counted(f"{self._name}/{names[0]}", cause, len(names), words, first=names[0]))
+    def _count(self, cause: str, words: str, *members: Member) -> None:
+        self._notes.count(cause, words, (f"{self._name}/{member.name}" for member in members))
 
     def _caption(self, descriptor: int, members: dict[str, Member]) -> str | None:
         """The text of the first caption member that has one; a second one that differs is noted. None: JSON alone."""
@@ -233,7 +229,13 @@ class _Archive:
         with opened(self._path, self._kind) as table:
             if table.is_empty:  # what it would hold need not be known
                 return
-            image, caption = self._columns(table)
+            texts, asked = table.texts, self._caption_column
+            image = choose_column(self._path, "image", table.binary, table.images(), self._rule.image_column)
+            caption = choose_column(self._path, "caption", texts, named(texts, CAPTION_COLUMNS), asked)
+            others = [name for name in table.schema.names if name != image]
+            if not caption and others:
+                detail = f"it has no column of captions; other columns: {listed(others)}"
+                self._notes.add(rejected(self._name, "text-column", detail))
             for row, (span, value) in enumerate(table.samples(image, caption), start=1):
                 try:
                     text = captions_in(value or "")
@@ -243,20 +245,6 @@ class _Archive:
                     self._findings.reject(self._name, error, line=row)
                 else:
                     yield Entry(f":{row}", row, span, text or None)
-
-    def _columns(self, table: Rows) -> tuple[str, str]:
-        """The columns of images and captions; texts that are no caption are noted."""
-        texts = table.texts
-        image = choose_column(self._path, "image", table.binary, table.images(), self._rule.image_column)
-        caption = choose_column(self._path, "caption", texts, named(texts, CAPTION_COLUMNS), self._caption_column)
-        odd = [field for field in table.schema if named([field.name], CAPTION_COLUMNS)]
-        if not caption and (odd or texts):
-            why = f"no column of {self._name} is called {', '.join(CAPTION_COLUMNS)}"
-            if odd:
-                why = f"{odd[0].name} of {self._name} holds {odd[0].type}"
-            detail = f"{why}; texts are in {listed(texts) or 'no column'}"
-            self._notes.add(rejected(self._name, "text-column", detail))
-        return image, caption
 
 
 def _check(path: str, key: str, images: Sequence[Member]) -> None:

@@ -65,7 +65,7 @@ def test_captions_that_are_no_text_are_said(tmp_path):
     pq.write_table(pa.table({"image": [png(1)], "text": [{"en": "a"}], "other": ["b"]}), tmp_path / "a.parquet")
     (note,) = scan(tmp_path).notes
     assert note.reason == "text-column"
-    assert note.detail == "text of a.parquet holds struct<en: string>; texts are in other"
+    assert note.detail == "it has no column of captions; other columns: text, other"
     pq.write_table(pa.table({"image": [png(1)], "text": [["a", None]]}), tmp_path / "a.parquet")
     assert [(one.line, one.reason) for one in scan(tmp_path).rejected] == [(1, "table-row")]
 
