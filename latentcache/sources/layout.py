@@ -14,7 +14,6 @@ from latentcache.errors import UsageError
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.identity.stat import StatMemo
 from latentcache.sources.inventory import CAPTION_EXTENSIONS
 from latentcache.sources.records import Way
 from latentcache.value import Value
@@ -260,21 +259,14 @@ class RecordFiles:
     """Below the root."""
     ways: list[Way] = field(default_factory=list)
     """(F,) how each is read."""
-    stats: list[Any] = field(default_factory=list)
-    """(F, 5) see ``inventory.Folder``; zeros for a file without a state."""
     rejected: list[Rejected] = field(default_factory=list)
     notes: list[Rejected] = field(default_factory=list)
 
     def take(self, names: Iterable[str], way: Way) -> None:
         """Add files that are read in one way."""
         for name in names:
-            try:
-                stat: tuple[int, ...] = StatMemo.of((self.root / name).stat()).identity
-            except OSError:  # reading it gives the reason
-                stat = (0,) * 5
             self.names.append(name)
             self.ways.append(way)
-            self.stats.append(stat)
 
 
 def unfit(data: Path, word: str, why: str) -> UsageError:

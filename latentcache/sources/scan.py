@@ -21,12 +21,12 @@ from latentcache.sources.inventory import Inventory, file_digest
 from latentcache.sources.layout import Layout
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.places import places
-from latentcache.sources.readers.folder import NO_CAPTION, ImageScan
-from latentcache.sources.readers.records import RecordScan, read_records
+from latentcache.sources.readers.folder import NO_CAPTION, read_images
+from latentcache.sources.readers.records import read_records, scan_records
 from latentcache.sources.recognize.find import IMAGES, RECORDS, check_folder, find_kind, find_layout
 from latentcache.sources.recognize.records import INFO_NAME, find_records, ways_of
 from latentcache.sources.records import Way
-from latentcache.sources.units import ScanResult
+from latentcache.sources.units import Scan, ScanResult
 
 _BLOCK = 1 << 12
 
@@ -147,14 +147,14 @@ def scan(
         names = set(known.files.names) if known is not None and is_same else set[str]()
         files = find_records(data, options, inventory, names)
         digest = file_digest(data) if inventory is None else inventory.digest()
-        result = RecordScan(options=options, **shared)(files)
+        result = scan_records(Scan(options=options, **shared), files)
         more: dict[str, Any] = {"root": files.root, "_ways": files.ways}
     else:
         layout, options = options.applied(find_layout(data, options, inventory), recorded)
         if inventory is None or layout.root.absolute() != data.absolute():
             inventory = Inventory(layout.root, follow_links=options.follow_links)
         digest = inventory.digest(layout.folders) if layout.folders else file_digest(data)
-        result = ImageScan(options=options, hash_all=hash_all, notes=notes, **shared)(layout, inventory)
+        result = read_images(Scan(options=options, hash_all=hash_all, notes=notes, **shared), layout, inventory)
         if options.repeats is False:  # an image may be in two sets
             columns = {name: column for name, column in result.samples.columns.items() if name != "repeats"}
             result = replace(result, samples=replace(result.samples, columns=columns))

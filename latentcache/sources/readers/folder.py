@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, compress
 from pathlib import Path
 
@@ -45,6 +45,7 @@ from latentcache.sources.readers.archive import ArchiveImages, read_archives
 from latentcache.sources.readers.balance import balanced
 from latentcache.sources.readers.table import read_tables
 from latentcache.sources.units import Scan, ScanResult, Units
+from latentcache.value import Value
 
 #: Most repeats of a sample.
 MAX_REPEATS = 65535
@@ -57,45 +58,35 @@ _ASIDE = "label."
 _BLOCK = 1 << 14
 
 
-@dataclass(slots=True, kw_only=True)
-class ImageCounts:
+class ImageCounts(Value):
     """Numbers of samples by set and by origin of their captions; ``inspect`` prints them."""
 
-    captions: dict[str, int] = field(default_factory=dict)
+    captions: Mapping[str, int]
     """Origin of captions -> how many: ``sidecar .txt``, ``class words``, ``none``."""
-    first_without: str = ""
-    several: int = 0
+    first_without: str
+    several: int
     """Samples with more than one caption."""
-    set_samples: tuple[int, ...] = ()
+    set_samples: tuple[int, ...]
 
-    def count(self, sets: Sequence[ImageSet], units: Units, texts: Strings, names: Strings) -> None:
-        """Count the samples of each set, and where their captions are from."""
-        is_empty, numbers = np.diff(texts.ends, prepend=0) == 0, {NO_CAPTION: 0}
-        source = np.zeros(len(units), dtype=np.int32)
 
-        def note(rows: NDArray[np.bool_], word: str) -> None:
-            source[rows] = numbers.setdefault(word, len(numbers))
-
-        for number, one in enumerate(sets):
-            rule, mine = one.captions, units["owner"] == number
-            note(mine, "file name" if rule.from_name else rule.text_source)
-            for at, ending in enumerate(rule.extensions):
-                note(mine & (units["which"] == at), f"sidecar {ending}")
-            if rule.table or one.archives:
-                inside = "tar members" if one.archives == TAR else "column"
-                note(mine & (units["line"] > 0), rule.table or inside)
-            note(mine & is_empty, rule.text_source if rule.is_empty_by_choice else NO_CAPTION)
-        many = np.bincount(source, minlength=len(numbers)).tolist()
-        words = [*list(numbers)[1:], NO_CAPTION]
-        self.captions = {word: many[numbers[word]] for word in words if many[numbers[word]]}
-        self.first_without = names[int((source == 0).argmax())] if many[0] else ""
-        self.several = len(further_captions(texts))
-        self.set_samples = tuple(np.bincount(units["owner"], minlength=len(sets)).tolist())
-
-    def notes(self) -> Iterator[Rejected]:
-        """One note if some images have no caption and others do."""
-        if self.first_without and set(self.captions) != {NO_CAPTION}:
-            yield counted(self.first_without, "no-caption", self.captions[NO_CAPTION], "images have no caption")
+def _counts(sets: Sequence[ImageSet], units: Units, texts: Strings, names: Strings) -> ImageCounts:
+    is_empty, origin = np.diff(texts.ends, prepend=0) == 0, np.full(len(units), NO_CAPTION, dtype=object)
+    for number, image_set in enumerate(sets):
+        rule, mine = image_set.captions, units["owner"] == number
+        origin[mine] = "file name" if rule.from_name else rule.text_source
+        for at, ending in enumerate(rule.extensions):
+            origin[mine & (units["which"] == at)] = f"sidecar {ending}"
+        if rule.table or image_set.archives:
+            inside = "tar members" if image_set.archives == TAR else "column"
+            origin[mine & (units["line"] > 0)] = rule.table or inside
+        origin[mine & is_empty] = rule.text_source if rule.is_empty_by_choice else NO_CAPTION
+    is_none = origin == NO_CAPTION
+    return ImageCounts(
+        captions=dict(Counter(origin.tolist()).most_common()),
+        first_without=names[int(is_none.argmax())] if is_none.any() else "",
+        several=len(further_captions(texts)),
+        set_samples=tuple(np.bincount(units["owner"], minlength=len(sets)).tolist()),
+    )
 
 
 class _Files:
@@ -244,110 +235,110 @@ class _Files:
             self.findings.notes.add(rejected(name, "caption-unused", detail))
 
 
-class ImageScan(Scan):
-    """A scan of images that are files."""
+def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResult:
+    """Every image of a layout; raises EmptySourceError, TableError or SourceError as ``scan.scan``."""
+    part = request.options.part
+    files = _Files(inventory, layout, videos=request.options.videos)
+    findings, root = files.findings, inventory.root
+    findings.notes.add(*layout.notes)
+    read, units = dict[str, tuple[bytes, StatMemo]](), _of_folders(layout, files)
+    if any(one.captions.table for one in layout.sets):
+        rows, read = read_tables(layout, root, files.of_sets(), len(files.names), findings)
+        units = _with_tables(files, units, rows)
+    if part is not None:
+        mine = [part.holds_name(name) for name in files.names.take(units["image"])]
+        units = units.take(np.array(mine, dtype=np.bool_))
+    _pair(request, layout, files, units)
+    archives, rules = read_archives(request, layout, findings), [one.captions for one in layout.sets]
+    added = [*(memo for _, memo in read.values()), *archives.memos.values()]
+    names, memos = files.names, files.memos
+    if added:
+        names = Strings.of(chain(names, read, archives.memos))
+        memos = np.concatenate([memos, np.array(added, dtype=np.uint64)])
+    names, memos = _used_files(names, memos, units, len(files.names))
+    first = len(names) - len(archives.memos)
+    reading = _readings(len(names), units, rules, archives)
+    held = request.held(names, memos, reading)
+    for number, (content, memo) in enumerate(read.values(), start=first - len(read)):
+        held.remember(number, content, memo)
+    if archives.memos:
+        units = Units.joined([units, archives.units.behind(first)])
+    if archives.memos or not files.is_in_order:
+        units = _sorted(names, units)
+    if request.options.repeats is not False:
+        _check_repeats(root, held.names, units)
+    captions = CaptionFiles(root, held, rules)
+    good = captions.read(units, findings)
+    units = units if good.all() else units.take(good)
+    caption = captions.column(units)
+    assert caption.text is not None
+    samples = _samples(units, held, caption, layout.sets, reading)
+    counts = _counts(layout.sets, units, caption.text, samples.names)
+    if counts.first_without and set(counts.captions) != {NO_CAPTION}:
+        number = counts.captions[NO_CAPTION]
+        findings.notes.add(counted(counts.first_without, "no-caption", number, "images have no caption"))
+    findings.notes.add(*captions.unused_lines(units, caption.text))
+    notes, rejections = findings.notes.all(), in_order(findings.rejected)
+    if not len(samples) and not rejections and part is None:
+        raise _nothing(inventory, layout, notes)
+    scanned = ScanResult(samples=samples, rejected=rejections, notes=notes, images=counts)
+    return _hashed(request, root, scanned, held)
 
-    def __call__(self, layout: Layout, inventory: Inventory) -> ScanResult:
-        """Every image of a layout; raises EmptySourceError, TableError or SourceError as ``scan.scan``."""
-        part = self.options.part
-        files = _Files(inventory, layout, videos=self.options.videos)
-        findings, root = files.findings, inventory.root
-        findings.notes.add(*layout.notes)
-        read, units = dict[str, tuple[bytes, StatMemo]](), _of_folders(layout, files)
-        if any(one.captions.table for one in layout.sets):
-            rows, read = read_tables(layout, root, files.of_sets(), len(files.names), findings)
-            units = _with_tables(files, units, rows)
-        if part is not None:
-            mine = [part.holds_name(name) for name in files.names.take(units["image"])]
-            units = units.take(np.array(mine, dtype=np.bool_))
-        self._pair(layout, files, units)
-        archives, rules = read_archives(self, layout, findings), [one.captions for one in layout.sets]
-        added = [*(memo for _, memo in read.values()), *archives.memos.values()]
-        names, memos = files.names, files.memos
-        if added:
-            names = Strings.of(chain(names, read, archives.memos))
-            memos = np.concatenate([memos, np.array(added, dtype=np.uint64)])
-        names, memos = _used_files(names, memos, units, len(files.names))
-        first = len(names) - len(archives.memos)
-        reading = _readings(len(names), units, rules, archives)
-        held = self.held(names, memos, reading)
-        for number, (content, memo) in enumerate(read.values(), start=first - len(read)):
-            held.remember(number, content, memo)
-        if archives.memos:
-            units = Units.joined([units, archives.units.behind(first)])
-        if archives.memos or not files.is_in_order:
-            units = _sorted(names, units)
-        captions = CaptionFiles(root, held, rules)
-        if len(units):  # sets that share an image add up, and regularization images are as many as the others
-            most = int(units["repeats"].argmax())
-            self._check_repeats(layout, held.names[int(units["image"][most])], int(units["repeats"][most]))
-        good = captions.read(units, findings)
-        units = units if good.all() else units.take(good)
-        samples = _samples(units, held, captions.column(units), layout.sets, reading)
-        found, captioned = ImageCounts(), samples.inputs["caption"].text
-        assert captioned is not None
-        found.count(layout.sets, units, captioned, samples.names)
-        findings.notes.add(*found.notes(), *captions.unused_lines(units, captioned))
-        notes, rejections = findings.notes.all(), in_order(findings.rejected)
-        if not len(samples) and not rejections and part is None:
-            raise _nothing(inventory, layout, notes)
-        scanned = ScanResult(samples=samples, rejected=rejections, notes=notes, images=found)
-        return self._hashed(root, scanned, held)
 
-    def _check_repeats(self, layout: Layout, name: str, repeats: int) -> None:
-        if repeats > MAX_REPEATS and self.options.repeats is not False:
-            raise SourceError(
-                f"{name}: {repeats} repeats, more than {MAX_REPEATS}",
-                where=str(layout.root),
-                why="more occurrences of a sample in an epoch cannot be stored",
-                fix="give fewer repeats, or --no-repeats",
-                fix_python="give fewer repeats, or repeats=False",
-            )
-
-    def _pair(self, layout: Layout, files: _Files, units: Units) -> None:
-        """Add columns of masks and control images: those of the snapshot too, so that one that is gone is found."""
-        partners, before = files.partners, self.known.inputs if self.known is not None else {}
-        inputs = dict.fromkeys(
-            [*partners.inputs(layout), *sorted({*before} - {"image", "caption"} - layout.unpaired)]
+def _check_repeats(root: Path, names: Strings, units: Units) -> None:
+    """Raise for more repeats than are stored; sets that share an image add up."""
+    most = int(units["repeats"].argmax()) if len(units) else 0
+    if len(units) and units["repeats"][most] > MAX_REPEATS:
+        raise SourceError(
+            f"{names[int(units['image'][most])]}: {units['repeats'][most]} repeats, more than {MAX_REPEATS}",
+            where=str(root),
+            why="more occurrences of a sample in an epoch cannot be stored",
+            fix="give fewer repeats, or --no-repeats",
+            fix_python="give fewer repeats, or repeats=False",
         )
-        for role in inputs:
-            rows = zip(
-                files.names.take(units["image"]), units["image"].tolist(), units["owner"].tolist(), strict=True
-            )
-            found = [partners.of(name, image, layout.sets[owner], role) for name, image, owner in rows]
-            units.columns[role] = np.array(found, dtype=np.int32)
-        used = {file for role in inputs for file in units[role].tolist()}
-        if self.options.part is None:
-            files.findings.notes.add(*partners.unused(used, layout))
 
-    def _hashed(self, root: Path, scanned: ScanResult, held: KnownFiles) -> ScanResult:
-        """With the contents of files that may be what they were, by their size, or that the snapshot rejected."""
-        samples, old, columns = scanned.samples, held.table, dict(scanned.samples.columns)
-        hashed, unread = 0, dict[tuple[str, int], UnusableSampleError]()
-        out = {item.label for item in self.rejected}
-        for name in [name for name in samples.inputs if name != "caption"]:
-            own = samples.inputs[name]
-            rows = np.flatnonzero((own.file >= 0) & ~own.content.any(axis=1))
-            to_hash, matched = np.full(len(rows), self.hash_all), np.arange(len(rows))
-            if out:
-                to_hash |= np.array([label in out for label in samples.names.take(rows)], dtype=np.bool_)
-            if old is not None and name in old.inputs and len(matched):
-                is_known = np.zeros(len(old.files), dtype=np.bool_)
-                is_known[held.place[held.place >= 0]] = True
-                left = np.flatnonzero(~is_known[old.inputs[name].file])
-                place = match_names(samples.names.select(rows), old.names.select(left))
-                matched, before = matched[place >= 0], left[place[place >= 0]]
-                then = old.inputs[name].content[before]
-                alike = sizes(samples, rows[matched], name) == sizes(old, before, name)
-                to_hash[matched] |= alike & then.any(axis=1) & (self.chosen is None or self.chosen[before])
-            samples, failed = with_hashes(root, samples, name, rows[to_hash], self.stopping)
-            hashed += int(np.count_nonzero(to_hash))
-            unread |= {(name, row): error for row, error in failed.items()}
-            if old is not None and name == "image" and len(matched):
-                same = then.any(axis=1) & (then == samples.inputs[name].content[rows[matched]]).all(axis=1)
-                for label in filter(_is_of_file, old.columns):
-                    columns[label][rows[matched[same]]] = old.columns[label][before[same]]
-        return replace(scanned, samples=replace(samples, columns=columns), hashed=hashed, unread=unread)
+
+def _pair(request: Scan, layout: Layout, files: _Files, units: Units) -> None:
+    """Add columns of masks and control images: those of the snapshot too, so that one that is gone is found."""
+    partners, before = files.partners, request.known.inputs if request.known is not None else {}
+    inputs = dict.fromkeys([*partners.inputs(layout), *sorted({*before} - {"image", "caption"} - layout.unpaired)])
+    for role in inputs:
+        rows = zip(files.names.take(units["image"]), units["image"].tolist(), units["owner"].tolist(), strict=True)
+        found = [partners.of(name, image, layout.sets[owner], role) for name, image, owner in rows]
+        units.columns[role] = np.array(found, dtype=np.int32)
+    used = {file for role in inputs for file in units[role].tolist()}
+    if request.options.part is None:
+        files.findings.notes.add(*partners.unused(used, layout))
+
+
+def _hashed(request: Scan, root: Path, scanned: ScanResult, held: KnownFiles) -> ScanResult:
+    """With the contents of files that may be what they were, by their size, or that the snapshot rejected."""
+    samples, old, columns = scanned.samples, held.table, dict(scanned.samples.columns)
+    hashed, unread = 0, dict[tuple[str, int], UnusableSampleError]()
+    out = {item.label for item in request.rejected}
+    for name in [name for name in samples.inputs if name != "caption"]:
+        own = samples.inputs[name]
+        rows = np.flatnonzero((own.file >= 0) & ~own.content.any(axis=1))
+        to_hash, matched = np.full(len(rows), request.hash_all), np.arange(len(rows))
+        if out:
+            to_hash |= np.array([label in out for label in samples.names.take(rows)], dtype=np.bool_)
+        if old is not None and name in old.inputs and len(matched):
+            is_known = np.zeros(len(old.files), dtype=np.bool_)
+            is_known[held.place[held.place >= 0]] = True
+            left = np.flatnonzero(~is_known[old.inputs[name].file])
+            place = match_names(samples.names.select(rows), old.names.select(left))
+            matched, before = matched[place >= 0], left[place[place >= 0]]
+            then = old.inputs[name].content[before]
+            alike = sizes(samples, rows[matched], name) == sizes(old, before, name)
+            to_hash[matched] |= alike & then.any(axis=1) & (request.chosen is None or request.chosen[before])
+        samples, failed = with_hashes(root, samples, name, rows[to_hash], request.stopping)
+        hashed += int(np.count_nonzero(to_hash))
+        unread |= {(name, row): error for row, error in failed.items()}
+        if old is not None and name == "image" and len(matched):
+            same = then.any(axis=1) & (then == samples.inputs[name].content[rows[matched]]).all(axis=1)
+            for label in filter(_is_of_file, old.columns):
+                columns[label][rows[matched[same]]] = old.columns[label][before[same]]
+    return replace(scanned, samples=replace(samples, columns=columns), hashed=hashed, unread=unread)
 
 
 def _beside(

@@ -23,8 +23,10 @@ from latentcache.errors import EmptySourceError, SourceError, UnusableSampleErro
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
+from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import as_rejected, in_order
 from latentcache.sources.causes import rejected as note
+from latentcache.sources.formats.files import stat_source
 from latentcache.sources.known import KnownFiles, hash_rows, is_range
 from latentcache.sources.layout import RecordFiles
 from latentcache.sources.record_file import RecordReader
@@ -85,59 +87,62 @@ def _matching(
     yield from ((row, None) for row in numbers[done:])
 
 
-class RecordScan(Scan):
-    """A scan of records; see ``scan.scan``."""
+def scan_records(request: Scan, files: RecordFiles) -> ScanResult:
+    """All records of these files; raises SourceError for one alone of which nothing can be read."""
+    part = request.options.part
+    readings = {way: way.reading(str(part or "")) for way in dict.fromkeys(files.ways)}
+    reading = hash_rows(readings[way] for way in files.ways)
+    stats = np.array([_state(files.root / name) for name in files.names], dtype=np.uint64).reshape(-1, STAT_WIDTH)
+    held = request.held(Strings.of(files.names), stats, reading)
+    rejected, notes, rows = list[Rejected](), [*files.notes], bytearray()
+    read = partial(_read, request, files=files, held=held, rows=rows, rejected=rejected)
+    known = request.contained(held, np.arange(len(files.names)), "record", rejected, read)
+    table = held.table
+    if table is None or not is_range(held.place, len(table.files)):
+        new = np.frombuffer(rows, dtype=_ROW)
+        table = _table(held, reading, np.concatenate([_known(held.table, *held.rows_in("record", known)), new]))
+    rejections = in_order([*files.rejected, *rejected])
+    if part is None:  # else they may be in other parts
+        is_none = np.bincount(np.asarray(table.inputs["record"].file), minlength=len(files.names)) == 0
+        named = {item.name for item in rejections}
+        names = held.names.take(np.flatnonzero(is_none))
+        notes += [note(name, "unused", "it holds no records") for name in names if name not in named]
+        if not len(table) and not rejections and not request.stopping():
+            raise _nothing(files)
+    return ScanResult(samples=table, rejected=rejections, notes=tuple(notes))
 
-    def __call__(self, files: RecordFiles) -> ScanResult:
-        """All records of these files; raises SourceError for one alone of which nothing can be read."""
-        part = str(self.options.part or "")
-        readings = {way: way.reading(part) for way in dict.fromkeys(files.ways)}
-        reading = hash_rows(readings[way] for way in files.ways)
-        stats = np.array([(*stat, 0) for stat in files.stats], dtype=np.uint64).reshape(-1, STAT_WIDTH)
-        held = self.held(Strings.of(files.names), stats, reading)
-        rejected, notes, rows = list[Rejected](), [*files.notes], bytearray()
-        read = partial(self._read, files=files, held=held, rows=rows, rejected=rejected)
-        known = self.contained(held, np.arange(len(files.names)), "record", rejected, read)
-        table = held.table
-        if table is not None and not is_range(held.place, len(table.files)):
-            table = None
-        if table is None:
-            new = np.frombuffer(rows, dtype=_ROW)
-            table = _table(held, reading, np.concatenate([_known(held.table, *held.rows_in("record", known)), new]))
-        rejections = in_order([*files.rejected, *rejected])
-        if self.options.part is None:  # else they may be in other parts
-            is_none = np.bincount(np.asarray(table.inputs["record"].file), minlength=len(files.names)) == 0
-            named = {item.name for item in rejections}
-            names = held.names.take(np.flatnonzero(is_none))
-            notes += [note(name, "unused", "it holds no records") for name in names if name not in named]
-            if not len(table) and not rejections and not self.stopping():
-                raise _nothing(files)
-        return ScanResult(samples=table, rejected=rejections, notes=tuple(notes))
 
-    def _read(
-        self, file: int, files: RecordFiles, held: KnownFiles, rows: bytearray, rejected: list[Rejected]
-    ) -> None:
-        """Add the rows of one file, and its rejected records."""
-        name = files.names[file]
-        reader, part = RecordReader(files.root / name, name, files.ways[file]), self.options.part
-        try:
-            for number, record in enumerate(reader, start=1):
-                if part is None or part.holds(record.content):
-                    size = min(record_size(record), 0xFFFF_FFFF)
-                    rows += _PACKED.pack(file, record.line, size, record.form, record.content)
-                if not number % _OFTEN and self.stopping():
-                    return
-        except UnusableSampleError as error:
-            if reader.last and error.slug != "not-records":
-                error.what = f"rest unread: {error.what}"
-                rejected += [*reader.rejected.all(), as_rejected(name, error, line=reader.last + 1)]
-                return  # to be read again: nothing is known of the rest
-            if files.alone:
-                raise SourceError(f"{name}: {error.what}", where=str(reader.path), fix=error.fix) from error
-            raise
-        assert reader.stat is not None
-        rejected += reader.rejected.all()
-        held.remember(file, reader.content, reader.stat)
+def _state(path: Path) -> StatMemo:
+    try:
+        return stat_source(path)
+    except UnusableSampleError:  # reading it gives the reason
+        return StatMemo(*[0] * STAT_WIDTH)
+
+
+def _read(
+    request: Scan, file: int, files: RecordFiles, held: KnownFiles, rows: bytearray, rejected: list[Rejected]
+) -> None:
+    """Add the rows of one file, and its rejected records."""
+    name = files.names[file]
+    reader, part = RecordReader(files.root / name, name, files.ways[file]), request.options.part
+    try:
+        for number, record in enumerate(reader, start=1):
+            if part is None or part.holds(record.content):
+                size = min(record_size(record), 0xFFFF_FFFF)
+                rows += _PACKED.pack(file, record.line, size, record.form, record.content)
+            if not number % _OFTEN and request.stopping():
+                return
+    except UnusableSampleError as error:
+        if reader.last and error.slug != "not-records":
+            error.what = f"rest unread: {error.what}"
+            rejected += [*reader.rejected.all(), as_rejected(name, error, line=reader.last + 1)]
+            return  # to be read again: nothing is known of the rest
+        if files.alone:
+            raise SourceError(f"{name}: {error.what}", where=str(reader.path), fix=error.fix) from error
+        raise
+    assert reader.stat is not None
+    rejected += reader.rejected.all()
+    held.remember(file, reader.content, reader.stat)
 
 
 def _nothing(files: RecordFiles) -> EmptySourceError:
