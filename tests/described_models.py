@@ -4,7 +4,6 @@ import json
 
 from latentcache.encoders.vae.describe import describe_model
 from latentcache.fields.latents import LatentsSettings
-from latentcache.fields.protocol import Cached
 
 
 def described_model(model, *, on_cuda=False, **settings):
@@ -12,6 +11,6 @@ def described_model(model, *, on_cuda=False, **settings):
 
 
 def as_cached(described):
-    """Read the recipe of a build back from a manifest."""
+    """Read the recipe and provenance of a build back from a manifest, for ``DescribeContext``."""
     recipe = type(described.recipe).from_json(json.loads(json.dumps(described.recipe.as_json())))
-    return Cached(recipe=recipe, provenance=json.loads(json.dumps(described.provenance)))
+    return {"recipe": recipe, "provenance": json.loads(json.dumps(described.provenance))}

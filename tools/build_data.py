@@ -20,7 +20,7 @@ from latentcache.encoders.vae.builtin import Encoder
 from latentcache.encoders.vae.describe import ModelDescription, describe
 from latentcache.encoders.vae.producer import open_encoder
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings
-from latentcache.fields.protocol import Cached, DescribeContext
+from latentcache.fields.protocol import DescribeContext
 from latentcache.geometry.placement import Placement, place_in
 from latentcache.geometry.sizes import Size
 from latentcache.images.decode import decode
@@ -62,7 +62,7 @@ def latents_settings(model: str, *, storage: str | None = None, resample: str | 
 
 def opened(settings: LatentsSettings, device: str = "cpu") -> tuple[LatentsRecipe, Encoder]:
     """Return the recipe of these settings, and its encoder."""
-    found = describe(settings, Cached(), DescribeContext(device=device))
+    found = describe(settings, DescribeContext(device=device))
     assert isinstance(found.recipe, LatentsRecipe)
     model = ModelDescription(**found.producer, spec=found.recipe.encoder)
     return found.recipe, open_encoder(model, device=device)

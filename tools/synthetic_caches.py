@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from latentcache.encoders.vae.describe import describe
 from latentcache.fields.latents import Latents, LatentsRecipe, LatentsSettings, Normalization
 from latentcache.fields.prompt_embeds import PromptEmbeds, PromptRecipe
-from latentcache.fields.protocol import Cached, DescribeContext, Described, FieldKind, FieldPlan, FieldRecipe
+from latentcache.fields.protocol import DescribeContext, Described, FieldKind, FieldPlan, FieldRecipe
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.geometry.sizes import Size
@@ -52,7 +52,7 @@ def settings_of(*sizes: Size) -> LatentsSettings:
 
 def described(*sizes: Size, normalization: Normalization | None = None) -> Described:
     """Create the recipe of these buckets; with a normalization it has 16 channels."""
-    found: Described = describe(settings_of(*sizes), Cached(), DescribeContext())
+    found: Described = describe(settings_of(*sizes), DescribeContext())
     assert isinstance(found.recipe, LatentsRecipe)
     if normalization is None:
         return found

@@ -311,16 +311,13 @@ class Difference(Value):
     detail: str = ""
 
 
-class Cached(Value):
-    """Current snapshot's recipe and provenance, if there is one, which a field's settings may follow."""
-
-    recipe: FieldRecipe | None = None
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-
-
 class DescribeContext(Value):
     """Values that a describer may use beside the settings."""
 
+    recipe: FieldRecipe | None = None
+    """Recipe of the current snapshot, which settings that were not given follow."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """Provenance of the current snapshot."""
     samples: SampleTable | None = None
     """None if no data is at hand (``verify``); then the cached recipe says which kind of data it was made for."""
     device: str = "auto"
@@ -329,8 +326,6 @@ class DescribeContext(Value):
     check: bool = False
     """True: only say which recipe the settings ask for. A recorded encoder is not downloaded: if it is not here,
     ``Described.not_compared`` says so."""
-    check_encoder: bool = False
-    """True with ``check``: raise if the recorded encoder is not here."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Settings that a configuration in DATA asks for."""
     followed: Described | None = None
@@ -445,7 +440,7 @@ class FieldKind:
     encoder: str = "encoder"
     """Word for the maker of the items: ``encoder``, ``tokenizer``."""
     describer: str = ""
-    """``module:function``: ``(settings, cached: Cached, context: DescribeContext) -> Described``, without torch."""
+    """``module:function``: ``(settings, context: DescribeContext) -> Described``, without torch."""
     producer: str = ""
     """``module:Class``: ``Class(described.producer, recipe, ProducerContext)``; imported in workers only."""
 
@@ -551,7 +546,7 @@ class FieldKind:
         settings = self.settings(**{fields(self.settings)[0].name: str(wanted)})
         module, _, name = self.describer.partition(":")
         describe = getattr(import_module(module), name)
-        described = describe(settings, Cached(recipe=recipe, provenance=provenance), DescribeContext(check=True))
+        described = describe(settings, DescribeContext(recipe=recipe, provenance=provenance, check=True))
         return self.differences(recipe, described.recipe, (provenance, described.provenance))
 
     def describe(self, recipe: Recipe, provenance: Mapping[str, Any]) -> dict[str, str]:

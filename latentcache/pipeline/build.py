@@ -191,9 +191,16 @@ class _Build:
         device, ask = self.settings.device, self.engine.ask
         layout = self.listing.layout
         asked = {"resolutions": layout.resolutions} if layout is not None and layout.resolutions else {}
-        context = DescribeContext(samples=self.samples, device=device, ask=ask, asked=asked, followed=followed)
+        context = DescribeContext(
+            **self.existing.cached(kind),
+            samples=self.samples,
+            device=device,
+            ask=ask,
+            asked=asked,
+            followed=followed,
+        )
         settings = self.fields.get(kind.name) or kind.settings()
-        found: Described = load(kind.describer)(settings, self.existing.cached(kind), context)
+        found: Described = load(kind.describer)(settings, context)
         for note in found.notes:
             self.observer.warned(note)
         return found

@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, RecipeError, UsageError
-from latentcache.fields.protocol import Cached, Described, FieldKind
+from latentcache.fields.protocol import Described, FieldKind
 from latentcache.fields.registry import field_kind
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.sources.options import SourceOptions
@@ -51,13 +51,13 @@ class Existing(Value):
         """The field in the snapshot."""
         return None if self.snapshot is None else self.snapshot.fields.get(name)
 
-    def cached(self, kind: FieldKind) -> Cached:
-        """Return the recipe and the provenance that unset settings of a field follow."""
+    def cached(self, kind: FieldKind) -> dict[str, Any]:
+        """Return the ``recipe`` and the ``provenance`` that unset settings of a field follow; empty: none."""
         try:
             stored = self.state["fields"][kind.name]
-            return Cached(recipe=kind.recipe.from_json(stored["recipe"]), provenance=stored["provenance"])
+            return {"recipe": kind.recipe.from_json(stored["recipe"]), "provenance": stored["provenance"]}
         except (RecipeError, KeyError, TypeError):
-            return Cached()
+            return {}
 
     def options(self, settings: BuildSettings) -> SourceOptions:
         """Return the options for reading DATA: as given, else as before."""

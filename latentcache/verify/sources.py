@@ -16,8 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoundError, UsageError
-from latentcache.fields.protocol import Cached, DescribeContext, Described, FieldPlan, Group
+from latentcache.errors import (
+    EmptySourceError,
+    LatentcacheError,
+    ModelNotFoundError,
+    SourceNotFoundError,
+    UsageError,
+)
+from latentcache.fields.protocol import DescribeContext, Described, FieldPlan, Group
 from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import hint_for
@@ -116,7 +122,6 @@ def described_now(
             held = ", ".join(snapshot.fields)
             fix = "leave its settings out, or build it first"
             raise UsageError(f"the cache has no field {name}", why=f"its fields: {held}", fix=fix)
-    context = DescribeContext(device=device, check=True, check_encoder=depth.reencode > 0)
     found = dict[str, Described]()
     leads_first = sorted(snapshot.fields.items(), key=lambda pair: bool(pair[1].kind and pair[1].kind.follows))
     for name, rows in leads_first:
@@ -128,9 +133,17 @@ def described_now(
             lost = f"{rows.kind.encoder} was not checked (this cache is untrusted)"
             found[name] = Described(recipe=rows.recipe, label="", not_compared=lost)
             continue
-        cached = Cached(recipe=rows.recipe, provenance={} if depth.untrusted else rows.provenance)
-        beside = replace(context, followed=found.get(rows.kind.follows))
-        described = load(rows.kind.describer)(wanted, cached, beside)
+        context = DescribeContext(
+            recipe=rows.recipe,
+            provenance={} if depth.untrusted else rows.provenance,
+            device=device,
+            check=True,
+            followed=found.get(rows.kind.follows),
+        )
+        described: Described = load(rows.kind.describer)(wanted, context)
+        if depth.reencode and described.not_compared:
+            fix = "add the option with its present place; without --reencode a check needs no encoder"
+            raise ModelNotFoundError(f"{name}: its encoder is not here", why=described.not_compared, fix=fix)
         is_same = wanted == default and described.recipe.recipe_id == rows.recipe.recipe_id
         found[name] = replace(described, recipe=rows.recipe) if is_same else described
     return found

@@ -14,7 +14,6 @@ import numpy as np
 
 from latentcache.fields.latents import PixelProfile
 from latentcache.fields.protocol import (
-    Cached,
     DescribeContext,
     Described,
     FieldKind,
@@ -49,8 +48,8 @@ class EdgeMap(FieldKind):
     recipe, shape, work = EdgeRecipe, (-1, 8), WorkSize(unit_jobs=64)
 
 
-def describe(settings: EdgeSettings, cached: Cached, context: DescribeContext) -> Described:
-    recipe = cached.recipe if isinstance(cached.recipe, EdgeRecipe) else EdgeRecipe()
+def describe(settings: EdgeSettings, context: DescribeContext) -> Described:
+    recipe = context.recipe if isinstance(context.recipe, EdgeRecipe) else EdgeRecipe()
     if settings.edge_threshold is not None:
         recipe = EdgeRecipe(threshold=settings.edge_threshold)
     return Described(recipe=recipe, label="edges")

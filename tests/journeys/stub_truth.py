@@ -9,7 +9,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from latentcache.encoders.vae.builtin import StubEncoder, builtin_spec
 from latentcache.fields.latents import LatentsSettings
-from latentcache.fields.protocol import Cached, DescribeContext
+from latentcache.fields.protocol import DescribeContext
 from latentcache.fields.registry import field_kind, load
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
@@ -42,7 +42,7 @@ def bytes_of(content):
 @cache
 def recipe_of(number):
     describe = load(field_kind(FIELD).describer)
-    return describe(RECIPES[number], Cached(), DescribeContext()).recipe
+    return describe(RECIPES[number], DescribeContext()).recipe
 
 
 @cache

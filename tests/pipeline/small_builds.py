@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from latentcache.fields.protocol import Cached, DescribeContext
+from latentcache.fields.protocol import DescribeContext
 from latentcache.fields.registry import field_kind, load
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings
@@ -137,9 +137,9 @@ def arrays_of(cache, field):
 
 def described(snapshot, name):
     """Describe a field of a snapshot with its current encoder."""
-    rows, context = snapshot.fields[name], DescribeContext(device="cpu", check=True, check_encoder=True)
-    cached = Cached(recipe=rows.recipe, provenance=rows.provenance)
-    return load(rows.kind.describer)(rows.kind.settings(), cached, context)
+    rows = snapshot.fields[name]
+    context = DescribeContext(recipe=rows.recipe, provenance=rows.provenance, device="cpu", check=True)
+    return load(rows.kind.describer)(rows.kind.settings(), context)
 
 
 def reasons(report):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from latentcache.fields.protocol import Cached, DescribeContext
+from latentcache.fields.protocol import DescribeContext
 from latentcache.fields.registry import field_kind, load
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
@@ -13,7 +13,7 @@ KIND = field_kind("latents")
 
 def described(**changes):
     settings = KIND.settings(model="stub", resolutions=(64,), bucket_step=32, **changes)
-    return load(KIND.describer)(settings, Cached(), DescribeContext())
+    return load(KIND.describer)(settings, DescribeContext())
 
 
 def contents(seeds):

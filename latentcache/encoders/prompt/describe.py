@@ -31,7 +31,7 @@ from latentcache.encoders.weights import fingerprint_memo, read_headers, read_js
 from latentcache.errors import EncoderError, UnsupportedModelError, UsageError
 from latentcache.fields.captions import DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.prompt_embeds import PromptRecipe, PromptSettings
-from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
+from latentcache.fields.protocol import DescribeContext, Described, followed
 from latentcache.fields.table import SampleTable
 from latentcache.identity.content import content_hash, json_hash
 from latentcache.value import Value
@@ -48,9 +48,10 @@ _TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _STUB_WIDTH, _STUB_LENGTH = 8, 77
 
 
-def _describe(name: str, settings: PromptSettings, cached: Cached, context: DescribeContext) -> Described:
+def _describe(name: str, settings: PromptSettings, context: DescribeContext) -> Described:
     """Settings that were not given follow the cache."""
-    before, made = cached.recipe if isinstance(cached.recipe, PromptRecipe) else None, cached.provenance
+    before = context.recipe if isinstance(context.recipe, PromptRecipe) else None
+    made = context.provenance
     model = settings.text_encoder or str(made.get("text_encoder") or "")
     if not model:
         named = [one.name for one in fields(settings) if getattr(settings, one.name) is not None]
@@ -94,7 +95,7 @@ def _found(
     """The recipe of one output of a model; of the cache if a check does not find its model."""
     if is_stub(model):
         return _stub(name, model)
-    if before is None or settings.text_encoder is not None or not context.check or context.check_encoder:
+    if before is None or settings.text_encoder is not None or not context.check:
         return _pipeline(name, model, settings, before, made, context)
     try:
         return _pipeline(name, recorded(model, str(made.get("revision", ""))), settings, before, made, context)

@@ -21,7 +21,7 @@ from latentcache.encoders.text.producer import stub_recipe
 from latentcache.encoders.versions import installed
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
-from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
+from latentcache.fields.protocol import DescribeContext, Described, followed
 from latentcache.fields.tokenizer import (
     CLOCK,
     JSON_NAME,
@@ -52,14 +52,15 @@ _WANTED = Wanted(
 CHAT, PROMPT = 1, 2
 
 
-def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContext) -> Described:
+def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
     """The recipe that settings, tokenizer and cache give. Settings that were not given follow the cache."""
-    before = cached.recipe if isinstance(cached.recipe, InputIdsRecipe) else None
-    made, given = cached.provenance, settings
+    before = context.recipe if isinstance(context.recipe, InputIdsRecipe) else None
+    made = context.provenance
+    given = settings
     settings = _completed(settings, before, made)
     word, template = settings.tokenizer or "", settings.chat_template
     revision = str(made.get("revision", "")) if word == made.get("tokenizer") else ""
-    if context.check and not context.check_encoder and before is not None:
+    if context.check and before is not None:
         if lost := _lost(given, settings, made):
             options = settings.template_options or before.template_options
             ends: Any = {"add_bos": bool(settings.add_bos), "add_eos": settings.add_eos is not False}

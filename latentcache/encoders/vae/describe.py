@@ -19,7 +19,7 @@ from latentcache.encoders.vae.families import config_hash, family_of, normalizat
 from latentcache.encoders.vae.locate import denoiser_size, encoder_tensors, locate
 from latentcache.encoders.versions import installed, on_cuda
 from latentcache.encoders.weights import fingerprint_memo, read_headers
-from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
+from latentcache.errors import EncoderError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import (
     EncoderSpec,
     GeometrySettings,
@@ -30,7 +30,7 @@ from latentcache.fields.latents import (
     pixels_of,
 )
 from latentcache.fields.paired import mask_recipe
-from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
+from latentcache.fields.protocol import DescribeContext, Described, followed
 from latentcache.value import Value
 
 DEFAULT_MODEL = "demo"
@@ -68,7 +68,7 @@ class ModelDescription(Value):
         return bool(self.config_path)
 
 
-def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
+def describe(settings: LatentsSettings, context: DescribeContext) -> Described:
     """The recipe that settings, model and cache give. Settings that were not given follow the cache.
 
     An existing cache keeps its choices, so another machine, another torch or missing flags do not encode everything
@@ -77,8 +77,9 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     if context.followed is not None:
         _check_followed(settings, context.followed)
         return context.followed
-    before, made = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None, cached.provenance
-    if context.check and before is not None and settings.model is None and not context.check_encoder:
+    before = context.recipe if isinstance(context.recipe, LatentsRecipe) else None
+    made = context.provenance
+    if context.check and before is not None and settings.model is None:
         model = str(made.get("model") or DEFAULT_MODEL)
         try:
             folder = model if model == DEFAULT_MODEL else recorded(model, str(made.get("revision", "")))
@@ -124,12 +125,12 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     )
 
 
-def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
+def describe_mask(settings: LatentsSettings, context: DescribeContext) -> Described:
     """The recipe of masks beside latents; alone it follows the settings and the cache."""
-    if context.followed is None and isinstance(cached.recipe, LatentsRecipe) and settings.model is None:
-        found = Described(recipe=_of_cache(settings, cached.recipe), label="")
+    if context.followed is None and isinstance(context.recipe, LatentsRecipe) and settings.model is None:
+        found = Described(recipe=_of_cache(settings, context.recipe), label="")
     else:
-        found = describe(settings, Cached(), context)
+        found = describe(settings, replace(context, recipe=None, provenance={}))
     assert isinstance(found.recipe, LatentsRecipe)
     decoders, chosen = {"decoders": installed(_DECODERS)}, {} if context.followed else found.chosen
     return Described(recipe=mask_recipe(found.recipe), label="mask", provenance=decoders, chosen=chosen)
@@ -236,13 +237,7 @@ def _described(
     if old is not None:
         tiling = old.tiling and settings.model is None  # another model may have no tiles
         chosen = followed(chosen, storage_dtype=old.storage_dtype, latents=old.posterior, tiling=tiling)
-    try:
-        description = describe_model(chosen, on_cuda=not context.check and on_cuda(context.device), known=made)
-    except ModelNotFoundError as error:
-        if settings.model is None and context.check_encoder:
-            error.fix = "give its present place with --model; without --reencode a check needs no model"
-            error.fix_python = ""
-        raise
+    description = describe_model(chosen, on_cuda=not context.check and on_cuda(context.device), known=made)
     if settings.compute_dtype not in (None, "auto"):
         return description
     compute = description.spec.compute_dtype

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -9,13 +10,15 @@ from latentcache.encoders.prompt.describe import describe_sequence, describe_vec
 from latentcache.encoders.prompt.producer import call_default
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.prompt_embeds import PromptEmbeds, PromptSettings
-from latentcache.fields.protocol import Cached, DescribeContext
+from latentcache.fields.protocol import DescribeContext
 
 CONTEXT = DescribeContext(ask=lambda _, **arguments: call_default(**arguments))
 
 
 def recipe_of(folder, cached=None, **settings):
-    return describe_sequence(PromptSettings(text_encoder=str(folder), **settings), cached or Cached(), CONTEXT).recipe
+    return describe_sequence(
+        PromptSettings(text_encoder=str(folder), **settings), replace(CONTEXT, **cached or {})
+    ).recipe
 
 
 @pytest.fixture
@@ -31,9 +34,7 @@ def test_a_recipe_depends_on_the_encoders_in_use_alone(flux, tmp_path):
         config = next((moved / name).glob("*config.json"))
         config.write_text(json.dumps(json.loads(config.read_text()) | {"surprise": 1}))
     assert recipe_of(moved).recipe_id == before.recipe_id
-    pooled = [
-        describe_vector(PromptSettings(text_encoder=str(one)), Cached(), CONTEXT).recipe for one in (flux, moved)
-    ]
+    pooled = [describe_vector(PromptSettings(text_encoder=str(one)), CONTEXT).recipe for one in (flux, moved)]
     assert pooled[0].recipe_id != pooled[1].recipe_id
 
 
@@ -65,10 +66,10 @@ def test_the_library_version_of_a_configuration_is_not_in_the_recipe(flux):
 
 def test_unset_settings_follow_the_cache(flux):
     found = describe_sequence(
-        PromptSettings(text_encoder=str(flux), text_length=64, text_storage_dtype="float32"), Cached(), CONTEXT
+        PromptSettings(text_encoder=str(flux), text_length=64, text_storage_dtype="float32"), CONTEXT
     )
-    cached = Cached(recipe=found.recipe, provenance=found.provenance)
-    assert describe_sequence(PromptSettings(), cached, CONTEXT).recipe == found.recipe
+    cached = {"recipe": found.recipe, "provenance": found.provenance}
+    assert describe_sequence(PromptSettings(), replace(CONTEXT, **cached)).recipe == found.recipe
     assert recipe_of(flux, cached, text_length=32).length == 32
 
 
@@ -146,7 +147,7 @@ def test_a_missing_folder_and_a_folder_without_a_pipeline(tmp_path):
     with pytest.raises(UnsupportedModelError, match="not a pipeline"):
         recipe_of(tmp_path)
     with pytest.raises(UsageError, match="no pipeline was named"):
-        describe_sequence(PromptSettings(), Cached(), CONTEXT)
+        describe_sequence(PromptSettings(), CONTEXT)
 
 
 def test_a_length_that_is_a_property_of_the_model_is_rejected(pipelines):
@@ -163,11 +164,11 @@ def test_libraries_that_clean_captions_are_in_the_recipe_and_a_missing_one_is_re
             "latentcache.encoders.prompt.describe.installed",
             lambda names, has=has: {one: has.get(one, "") for one in names},
         )
-        found.append(describe_sequence(PromptSettings(text_encoder=str(folder)), Cached(), CONTEXT))
+        found.append(describe_sequence(PromptSettings(text_encoder=str(folder)), CONTEXT))
     assert found[0].notes == ()
     assert [one for one in found[1].notes if "pip install ftfy" in one]
     assert found[0].recipe.recipe_id != found[1].recipe.recipe_id
-    cached = Cached(recipe=found[0].recipe, provenance=found[0].provenance)
-    again = describe_sequence(PromptSettings(), cached, CONTEXT).recipe
+    cached = {"recipe": found[0].recipe, "provenance": found[0].provenance}
+    again = describe_sequence(PromptSettings(), replace(CONTEXT, **cached)).recipe
     differing = [name for name, *_ in PromptEmbeds().differences(found[0].recipe, again)]
     assert differing == ["arguments"], "another machine without the library encodes the captions anew, and says so"

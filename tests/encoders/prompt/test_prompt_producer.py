@@ -14,7 +14,7 @@ from latentcache.encoders.prompt.producer import PromptProducer, call_default
 from latentcache.errors import EncoderError
 from latentcache.fields.dtypes import as_floats
 from latentcache.fields.prompt_embeds import PromptSettings
-from latentcache.fields.protocol import Cached, DescribeContext, Job, Output, ProducerContext
+from latentcache.fields.protocol import DescribeContext, Job, Output, ProducerContext
 
 OUTPUTS = [(name, output) for name, row in PIPELINES.items() for output in row]
 TEXTS = ["a red fox", "", "a caption about a dog and a cat, " * 3, "word " * 300]
@@ -23,7 +23,7 @@ TEXTS = ["a red fox", "", "a caption about a dog and a cat, " * 3, "word " * 300
 def described(folder, output, **settings):
     describe = describe_sequence if output == "prompt_embeds" else describe_vector
     settings = PromptSettings(text_encoder=str(folder), **{"text_storage_dtype": "float32"} | settings)
-    return describe(settings, Cached(), DescribeContext(ask=lambda _, **arguments: call_default(**arguments)))
+    return describe(settings, DescribeContext(ask=lambda _, **arguments: call_default(**arguments)))
 
 
 def encoded(found, texts=TEXTS):

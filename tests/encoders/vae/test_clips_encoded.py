@@ -13,7 +13,7 @@ from latentcache.encoders.vae.describe import describe
 from latentcache.encoders.vae.producer import VaeProducer
 from latentcache.errors import RecipeError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import LatentsSettings
-from latentcache.fields.protocol import Cached, DescribeContext, Job, Output, ProducerContext
+from latentcache.fields.protocol import DescribeContext, Job, Output, ProducerContext
 from latentcache.geometry.sizes import Size
 
 BUCKET = Size(64, 96)
@@ -31,7 +31,7 @@ FAMILIES = [
 
 def described(model, bucket=BUCKET, **changes):
     settings = {"model": str(model), "buckets": (bucket,), "storage_dtype": "float32", "frames": (9,), **changes}
-    return describe(LatentsSettings(**settings), Cached(), DescribeContext(device="cpu"))
+    return describe(LatentsSettings(**settings), DescribeContext(device="cpu"))
 
 
 def latents(root, name, model, count, bucket=BUCKET, **changes):

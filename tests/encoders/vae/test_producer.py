@@ -15,7 +15,7 @@ from latentcache.encoders.vae.producer import VaeProducer, checked_noise, open_e
 from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
 from latentcache.fields.dtypes import is_finite
 from latentcache.fields.latents import Latents, LatentsSettings
-from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Output, Pending, ProducerContext
+from latentcache.fields.protocol import DescribeContext, Failure, Job, Output, Pending, ProducerContext
 from latentcache.geometry.placement import flipped, place_in
 from latentcache.geometry.sizes import Size
 from latentcache.images import decode as decode_module
@@ -35,7 +35,7 @@ def draw(path, seed=1, height=80, width=70, **options):
 
 def opened(root, buckets=((64, 64),), *, options=None, **settings):
     settings = {"model": "stub", "buckets": tuple(Size(*bucket) for bucket in buckets)} | settings
-    described = describe(LatentsSettings(**settings), Cached(), DescribeContext(device="cpu"))
+    described = describe(LatentsSettings(**settings), DescribeContext(device="cpu"))
     groups = tuple(described.recipe.group(Size(*bucket)) for bucket in buckets)
     context = ProducerContext(root=str(root), device="cpu", groups=groups, options=options or {})
     producer = VaeProducer(json.loads(json.dumps(described.producer)), described.recipe, context)
