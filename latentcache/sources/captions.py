@@ -63,7 +63,7 @@ class CaptionFiles:
             try:
                 file = int(files[number])
                 text, content, memo = read_caption(self._root, name)
-                texts[number] = self._rules[units["owner"][number]].made(text)
+                texts[number] = self._rules[units["owner"][number]].formatted(text)
                 if memo is not None:
                     self._held.remember(file, content, memo)
             except UnusableSampleError as error:

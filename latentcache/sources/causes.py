@@ -179,12 +179,12 @@ def counted(name: str, cause: str, count: int, what: str, *, first: str = "") ->
     return rejected(name, cause, f"{count_of(count, what)}, the first is {first or name}", count=count)
 
 
-def unused_lines(found: Sequence[tuple[str, int]]) -> Iterator[Rejected]:
+def unused_lines(captions: Sequence[tuple[str, int]]) -> Iterator[Rejected]:
     """One note on captions (file, first line that is not used) of which only the first line is used."""
-    if found:
-        name, line = found[0]
+    if captions:
+        name, line = captions[0]
         words = "captions have lines that are not used"
-        note = counted(name, "caption-lines", len(found), words, first=f"{name}:{line}")
+        note = counted(name, "caption-lines", len(captions), words, first=f"{name}:{line}")
         yield replace(note, line=line)
 
 

@@ -149,7 +149,7 @@ class Inventory:
     def digest(self, paths: Iterable[str] = ("",)) -> str:
         """Digest over the names and sizes of the files in some folders that may be data, wherever the root lies."""
         total = xxhash.xxh3_128()
-        for folder in sorted((one for path in paths for one in self.below(path)), key=attrgetter("path")):
+        for folder in sorted((inner for path in paths for inner in self.below(path)), key=attrgetter("path")):
             total.update(os.fsencode(folder.prefix) + b"\0" + folder.digest)
         return total.hexdigest()
 
@@ -180,12 +180,12 @@ class Inventory:
                 folder.notes.append(note)
             else:
                 folder.folders[name] = linked
-        found = _Odd(self, folder, full, linked)
+        others = _Odd(self, folder, full, linked)
         for name in sorted([*odd, *compress(names, ~(is_file | is_folder))]):
-            found.sort_out(name)
+            others.sort_out(name)
         if not is_file.all():
             names, numbers = list(compress(names, is_file)), numbers[is_file]
-        self._fill(folder, names, numbers[:, :5], found)
+        self._fill(folder, names, numbers[:, :5], others)
         return folder
 
     def _fill(self, folder: Folder, names: list[str], stats: NDArray[np.uint64], odd: _Odd) -> None:

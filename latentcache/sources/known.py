@@ -34,11 +34,11 @@ def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
     Both are compared as bytes, in their order; of two names that differ the smaller one is left out. These, and the
     rest after too many of them, are compared by 64-bit hashes and then by name.
     """
-    place, is_used = np.full(len(names), -1, dtype=np.int32), np.zeros(len(others), dtype=np.bool_)
+    position, is_used = np.full(len(names), -1, dtype=np.int32), np.zeros(len(others), dtype=np.bool_)
     mine, theirs, most, left_out = 0, 0, _SLICE, 0
     while left_out < _MOST_LEFT_OUT and (count := min(most, len(names) - mine, len(others) - theirs)):
         if names.matches(mine, others, theirs, count):
-            place[mine : mine + count] = np.arange(theirs, theirs + count)
+            position[mine : mine + count] = np.arange(theirs, theirs + count)
             is_used[theirs : theirs + count] = True
             mine, theirs, most = mine + count, theirs + count, min(2 * most, _SLICE)
         elif count > 1:
@@ -46,19 +46,21 @@ def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
         else:
             left_out += 1
             mine, theirs = (mine + 1, theirs) if names[mine] < others[theirs] else (mine, theirs + 1)
-    here, there = np.flatnonzero(place < 0), np.flatnonzero(~is_used)
+    here, there = np.flatnonzero(position < 0), np.flatnonzero(~is_used)
     if not len(here) or not len(there):
-        return place
+        return position
     wanted, hashes = _hashes(names, here), _hashes(others, there)
     order = np.argsort(hashes, kind="stable")
-    found = order[np.minimum(np.searchsorted(hashes, wanted, sorter=order), len(there) - 1)]
-    matched = np.flatnonzero(hashes[found] == wanted)
+    nearest = order[np.minimum(np.searchsorted(hashes, wanted, sorter=order), len(there) - 1)]
+    matched = np.flatnonzero(hashes[nearest] == wanted)
     for start in range(0, len(matched), _SLICE):
         some = matched[start : start + _SLICE]
-        rows, places = here[some], there[found[some]]
-        equal = np.array([a == b for a, b in zip(names.take(rows), others.take(places), strict=True)], dtype=np.bool_)
-        place[rows[equal]] = places[equal]
-    return place
+        rows, positions = here[some], there[nearest[some]]
+        equal = np.array(
+            [a == b for a, b in zip(names.take(rows), others.take(positions), strict=True)], dtype=np.bool_
+        )
+        position[rows[equal]] = positions[equal]
+    return position
 
 
 def _hashes(names: Strings, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
@@ -140,13 +142,13 @@ class KnownFiles:
         return self.table is not None and is_range(rows, len(self.table))
 
     def _trust(self, table: SampleTable, block: slice) -> None:
-        place = self.place[block]
-        there = np.flatnonzero(place >= 0)
+        position = self.place[block]
+        there = np.flatnonzero(position >= 0)
         if not len(there):
             return
-        memos = np.ascontiguousarray(table.files.stat[place[there]])
+        memos = np.ascontiguousarray(table.files.stat[position[there]])
         good = (memos[:, :5] == self.stat[block][there, :5]).all(axis=1) & ~racy(memos)
-        place[there[~good]] = -1
+        position[there[~good]] = -1
         there = there[good] + block.start
         self.stat[there, 5] = memos[good, 5]
         self.content[there] = table.files.content[self.place[there]]
@@ -155,8 +157,8 @@ class KnownFiles:
         read = [item for item in rejected if item.content and len(item.stat) == STAT_WIDTH and not item.line]
         if not read:
             return
-        place = match_names(Strings.of([item.name for item in read]), names)
-        for item, file in zip(read, place.tolist(), strict=True):
+        position = match_names(Strings.of([item.name for item in read]), names)
+        for item, file in zip(read, position.tolist(), strict=True):
             memo = np.array([value & 0xFFFF_FFFF_FFFF_FFFF for value in item.stat], dtype=np.uint64)
             unknown = file >= 0 and not self.stat[file, 5]
             if unknown and (memo[:5] == self.stat[file, :5]).all() and not racy(memo[None])[0]:
@@ -169,9 +171,9 @@ def fold_reads(stat: NDArray[np.uint64], files: NDArray[np.integer], read: NDArr
     same = (stat[files, :5] == read[:, :5]).all(axis=1)
     first = np.full(len(stat), np.iinfo(np.uint64).max, dtype=np.uint64)
     np.minimum.at(first, files, np.where(same, read[:, 5], 0))
-    own = np.unique(files)
-    before = stat[own, 5]
-    stat[own, 5] = np.where(before > 0, np.minimum(before, first[own]), first[own])
+    read_files = np.unique(files)
+    before, first = stat[read_files, 5], first[read_files]
+    stat[read_files, 5] = np.where(before > 0, np.minimum(before, first), first)
 
 
 def with_contents(
@@ -208,11 +210,11 @@ def with_hashes(
         data, memo = read_image(root, place)
         return content_hash(data), memo
 
-    for number, one in read_each(read, samples, rows, name, stopping):
-        if isinstance(one, UnusableSampleError):
-            failed[int(rows[number])] = one
+    for number, result in read_each(read, samples, rows, name, stopping):
+        if isinstance(result, UnusableSampleError):
+            failed[int(rows[number])] = result
         else:
-            contents[number], memos[number] = np.frombuffer(one[0], dtype=np.uint8), one[1]
+            contents[number], memos[number] = np.frombuffer(result[0], dtype=np.uint8), result[1]
     done = np.flatnonzero(memos[:, -1])
     if len(done):
         samples = with_contents(samples, name, rows[done], contents[done], memos[done])
@@ -224,8 +226,8 @@ def files_of(samples: SampleTable, chosen: NDArray[np.bool_] | None) -> NDArray[
     if chosen is None:
         return np.ones(len(samples.files), dtype=np.bool_)
     wanted = np.zeros(len(samples.files), dtype=np.bool_)
-    for one in samples.inputs.values():
-        files = np.asarray(one.file)[chosen]
+    for column in samples.inputs.values():
+        files = np.asarray(column.file)[chosen]
         wanted[files[files >= 0]] = True
     return wanted
 
@@ -242,8 +244,8 @@ def is_range(rows: NDArray[np.integer], count: int) -> bool:
 
 def take_rows(column: NDArray[Any], rows: NDArray[np.integer]) -> NDArray[Any]:
     """Rows of a column, zeros for -1."""
-    found = np.zeros((len(rows), *column.shape[1:]), dtype=column.dtype)
+    taken = np.zeros((len(rows), *column.shape[1:]), dtype=column.dtype)
     there = np.flatnonzero(rows >= 0)
     if len(there):
-        found[there] = column[rows[there]]
-    return found
+        taken[there] = column[rows[there]]
+    return taken

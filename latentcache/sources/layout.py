@@ -91,14 +91,14 @@ class CaptionRule(Value):
     @property
     def is_empty_by_choice(self) -> bool:
         """True if images without any other caption have the empty one: ``--default-caption ""``."""
-        return bool(self.text_source) and not self.made(self.text)
+        return bool(self.text_source) and not self.formatted(self.text)
 
     def fallback(self, name: str) -> str:
         """The caption of an image that has none, by its file name."""
         stem = name.rpartition("/")[2].rpartition(".")[0]
-        return self.made(self.text if self.from_name is None else self.from_name(stem))
+        return self.formatted(self.text if self.from_name is None else self.from_name(stem))
 
-    def made(self, text: str) -> str:
+    def formatted(self, text: str) -> str:
         """The caption of a text; several are joined by NUL."""
         several = text.split(BETWEEN)
         if self.lines == "all" and len(several) == 1:
@@ -106,9 +106,9 @@ class CaptionRule(Value):
         if self.lines == "first":
             several = [several[0].partition("\n")[0]]
         if self.lines:
-            several = [one.strip() for one in several]
-        several = [one for one in several if one] or [""] * self.bare
-        return BETWEEN.join(self.prefix + one + self.suffix for one in several)
+            several = [caption.strip() for caption in several]
+        several = [caption for caption in several if caption] or [""] * self.bare
+        return BETWEEN.join(self.prefix + caption + self.suffix for caption in several)
 
     def unused_line(self, text: str) -> int:
         """The first line that is not used, from 2; 0: all are used, or the user chose the lines."""
@@ -228,15 +228,15 @@ class Layout(Value):
     def _numbers(self) -> Mapping[str, Sequence[int]]:
         """Folder -> its sets that are no archives."""
         numbers = defaultdict[str, list[int]](list)
-        for number, one in enumerate(self.sets):
-            if not one.archives:
-                numbers[one.folder].append(number)
+        for number, image_set in enumerate(self.sets):
+            if not image_set.archives:
+                numbers[image_set.folder].append(number)
         return numbers
 
     @cached_property
     def _roles(self) -> Mapping[str, str]:
-        paired = {folder: name.partition("_")[0] for one in self.sets for name, folder in one.paired if folder}
-        return {**self.aside, **paired}
+        pairs = [pair for image_set in self.sets for pair in image_set.paired]
+        return {**self.aside, **{folder: name.partition("_")[0] for name, folder in pairs if folder}}
 
 
 def above(path: str) -> Iterator[str]:

@@ -112,7 +112,7 @@ def _new_units(file: int, image_set: ImageSet, entries: Sequence[Entry]) -> Unit
         line=member * np.array([entry.text is not None for entry in entries], dtype=np.bool_),
         member=member,
         span=np.array([entry.span for entry in entries], dtype=np.uint64).reshape(-1, 2),
-        text=np.array([image_set.captions.made(entry.text or "") for entry in entries], dtype=object),
+        text=np.array([image_set.captions.formatted(entry.text or "") for entry in entries], dtype=object),
         own=np.array([entry.tail for entry in entries], dtype=object),
     )
 

@@ -93,7 +93,7 @@ def read_tables(
                 continue
             if row.caption is not None:
                 unread += [(table, row.line)] if rule.unused_line(row.caption) else []
-                row = row._replace(caption=rule.made(row.caption))
+                row = row._replace(caption=rule.formatted(row.caption))
             used = taken.setdefault(name, _Taken(inside[name][0], first + len(contents) - 1, number, row))
             used.repeats += image_set.repeats
             differing += [name] if used.row.caption != row.caption else []
