@@ -90,21 +90,21 @@ class KnownFiles:
         self, table: SampleTable | None, names: Strings, memos: NDArray[np.uint64], rejected: Sequence[Rejected] = ()
     ) -> None:
         self.table, self.names, count = table, names, len(names)
-        self.place = np.full(count, -1, dtype=np.int32)
+        self.position = np.full(count, -1, dtype=np.int32)
         """(F,) position in the snapshot's files; -1 for a file that is new or may have changed."""
         self.stat = memos
         """(F, 6) memos; the moment of hashing is 0 for a file that is not trusted."""
         self.content = np.zeros((count, HASH_BYTES), dtype=np.uint8)
         """(F, 16) content of trusted files, else zeros."""
         if table is not None and len(table.files):
-            self.place = match_names(names, table.files.names)
+            self.position = match_names(names, table.files.names)
             for start in range(0, count, _SLICE):
                 self._trust(table, slice(start, min(start + _SLICE, count)))
         self._rejected(names, rejected)
 
     def distrust(self, files: NDArray[Any]) -> None:
         """Forget files: their positions, or (F,) True for each."""
-        self.place[files] = -1
+        self.position[files] = -1
         self.stat[files, 5] = 0
         self.content[files] = 0
 
@@ -124,7 +124,7 @@ class KnownFiles:
         whole = np.arange(len(file)) if held.line is None else np.flatnonzero(np.asarray(held.line) == 0)
         of_file[file[whole]] = whole
         of_file[-1] = -1
-        return of_file[np.where(files >= 0, self.place[files], -1)]
+        return of_file[np.where(files >= 0, self.position[files], -1)]
 
     def rows_in(self, input_name: str, files: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(n,) rows of the snapshot's samples that are parts of trusted files, file by file, and the file of each."""
@@ -132,8 +132,8 @@ class KnownFiles:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         held = np.asarray(self.table.inputs[input_name].file)
         order = np.arange(len(held)) if (np.diff(held) >= 0).all() else np.argsort(held, kind="stable")
-        first = np.searchsorted(held, self.place[files], sorter=order)
-        count = np.searchsorted(held, self.place[files], side="right", sorter=order) - first
+        first = np.searchsorted(held, self.position[files], sorter=order)
+        count = np.searchsorted(held, self.position[files], side="right", sorter=order) - first
         rows = order[np.arange(int(count.sum())) + np.repeat(first - np.cumsum(count) + count, count)]
         return rows, np.repeat(files, count)
 
@@ -142,7 +142,7 @@ class KnownFiles:
         return self.table is not None and is_range(rows, len(self.table))
 
     def _trust(self, table: SampleTable, block: slice) -> None:
-        position = self.place[block]
+        position = self.position[block]
         there = np.flatnonzero(position >= 0)
         if not len(there):
             return
@@ -151,7 +151,7 @@ class KnownFiles:
         position[there[~good]] = -1
         there = there[good] + block.start
         self.stat[there, 5] = memos[good, 5]
-        self.content[there] = table.files.content[self.place[there]]
+        self.content[there] = table.files.content[self.position[there]]
 
     def _rejected(self, names: Strings, rejected: Sequence[Rejected]) -> None:
         read = [item for item in rejected if item.content and len(item.stat) == STAT_WIDTH and not item.line]

@@ -37,12 +37,12 @@ class Scan:
         """The files of the snapshot among these, without those that are to be read again or were read otherwise."""
         held = KnownFiles(self.known, names, memos, () if self.full else self.rejected)
         if self.full and self.known is not None:
-            held.distrust(take_rows(files_of(self.known, self.chosen), held.place))
+            held.distrust(take_rows(files_of(self.known, self.chosen), held.position))
         old = held.table.files.reading if held.table is not None else None
         if old is not None or reading is not None:  # files that the snapshot read in another way
-            before = np.zeros((len(names), HASH_BYTES), np.uint8) if old is None else take_rows(old, held.place)
+            before = np.zeros((len(names), HASH_BYTES), np.uint8) if old is None else take_rows(old, held.position)
             now = np.zeros_like(before) if reading is None else reading
-            held.distrust((before != now).any(axis=1) & (held.place >= 0))
+            held.distrust((before != now).any(axis=1) & (held.position >= 0))
         return held
 
     def contained(
@@ -57,7 +57,7 @@ class Scan:
         lacking = {place for item in self.rejected if item.target or item.content for place in above(item.name)}
         if lacking:  # the snapshot has no rows for these
             held.distrust(files[[one in lacking for one in names]])
-        is_known = (held.place[files] >= 0) & (held.table is not None and held.table.inputs[name].line is not None)
+        is_known = (held.position[files] >= 0) & (held.table is not None and held.table.inputs[name].line is not None)
         own = {names[number] for number in np.flatnonzero(is_known).tolist()} if self.rejected else set[str]()
         bad += [item for item in self.rejected if own.intersection(above(item.name))]
         for file, label in zip(files[~is_known].tolist(), held.names.take(files[~is_known]), strict=True):

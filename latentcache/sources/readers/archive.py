@@ -88,7 +88,7 @@ def read_archives(request: Scan, layout: Layout, findings: Findings) -> ArchiveI
         parts.append(_new_units(file, image_set, entries))
 
     known = request.contained(held, files, "image", findings.rejected, read)
-    unchanged = set(held.names.take(files[held.place >= 0]))
+    unchanged = set(held.names.take(files[held.position >= 0]))
     before = (note for note in request.notes if note.reason != "no-caption")
     findings.notes.add(*(note for note in before if unchanged.intersection(above(note.name))))
     units = Units.joined([*parts, _known_units(held, known)])

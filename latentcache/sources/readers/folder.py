@@ -324,7 +324,7 @@ def _hashed(request: Scan, root: Path, scanned: ScanResult, held: KnownFiles) ->
             to_hash |= np.array([label in out for label in samples.names.take(rows)], dtype=np.bool_)
         if old is not None and name in old.inputs and len(matched):
             is_known = np.zeros(len(old.files), dtype=np.bool_)
-            is_known[held.place[held.place >= 0]] = True
+            is_known[held.position[held.position >= 0]] = True
             left = np.flatnonzero(~is_known[old.inputs[name].file])
             place = match_names(samples.names.select(rows), old.names.select(left))
             matched, before = matched[place >= 0], left[place[place >= 0]]

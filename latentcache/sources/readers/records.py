@@ -98,7 +98,7 @@ def scan_records(request: Scan, files: RecordFiles) -> ScanResult:
     read = partial(_read, request, files=files, held=held, rows=rows, rejected=rejected)
     known = request.contained(held, np.arange(len(files.names)), "record", rejected, read)
     table = held.table
-    if table is None or not is_range(held.place, len(table.files)):
+    if table is None or not is_range(held.position, len(table.files)):
         new = np.frombuffer(rows, dtype=_ROW)
         table = _table(held, reading, np.concatenate([_known(held.table, *held.rows_in("record", known)), new]))
     rejections = in_order([*files.rejected, *rejected])
