@@ -230,7 +230,8 @@ def stretch_index(shard: Path, keys: NDArray[np.uint8]) -> None:
     old = {name: np.asarray(file[name]) for name in file}
     keys = keys[np.lexsort(keys[:, CONTENT_SLICE].copy().view(">u8").astype(np.uint64).T[::-1])]
     columns: dict[str, Any] = {name: np.repeat(v, count, axis=0) if len(v) == 1 else v for name, v in old.items()}
-    columns["key"], columns["same"] = keys, keys[:, CONTENT_SLICE]
+    columns["key"] = columns["item.key"] = keys
+    columns["item.same"], columns["item.entry"] = keys[:, CONTENT_SLICE], np.arange(count, dtype=np.uint32)
     columns["offset"] = old["offset"][0] + np.arange(count, dtype=np.uint64) * np.uint64(12 << 10)
     columns["checksum"] = np.random.default_rng(1).integers(0, 1 << 63, count).astype(np.uint64)
     (shard / "index.safetensors").chmod(0o644)

@@ -110,7 +110,7 @@ class Catalog:
             wanted[:, CONTENT_SLICE] = stored[:, CONTENT_SLICE]
             held: NDArray[np.bool_] = (stored == wanted).all(axis=1)
             for some, _, index, item in self._parts(at):
-                held[some] &= (index.of_items("same")[item] == same[row][some]).all(axis=1)
+                held[some] &= (index.columns["item.same"][item] == same[row][some]).all(axis=1)
             return held
 
         return self._search(_SAME, _mixed(keys, same), right)
@@ -118,15 +118,14 @@ class Catalog:
     def forget(self) -> None:
         """Give the memory back; what is needed again is made again."""
         self._tables = {}
-        for index in self._indexes.values():
-            index.forget()
 
     def places(self, place: NDArray[np.integer]) -> Any:
         """(n,) where items are, as a record array of ``PLACE_TYPES``."""
         rows: Any = np.zeros(len(place), dtype=PLACE_TYPES).view(np.recarray)
         for at, number, index, item in self._parts(place):
-            entry, _, start, length = index.places(item)
-            rows.shard[at], rows.entry[at], rows.start[at], rows.length[at] = number, entry, start, length
+            entry = index.columns["item.entry"][item]
+            rows.shard[at], rows.entry[at] = number, entry
+            rows.start[at], rows.length[at] = index.columns["item.start"][item], index.columns["item.length"][item]
             for name in ("offset", "head", "bytes", "checksum"):
                 rows[name][at] = getattr(index, name)[entry]
         return rows
@@ -142,7 +141,7 @@ class Catalog:
         keys = np.empty((len(rows.shard), KEY_BYTES), dtype=np.uint8)
         for number in np.unique(rows.shard).tolist():
             at = rows.shard == number
-            keys[at] = self._index(number).entry_keys(rows.entry[at])
+            keys[at] = self._index(number).key[rows.entry[at]]
         return keys
 
     def own_columns(self, kind: FieldKind, place: NDArray[np.integer]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -175,16 +174,15 @@ class Catalog:
 
     def stored(self, place: int) -> tuple[EntryHeader, int, memoryview] | None:
         """Head and payload of the entry that holds an item, and the item's position; None if a check fails."""
-        one = np.array([place])
         try:
-            ((_, _, index, item),) = self._parts(one)
-            entry, (position,), _, _ = index.places(item)
+            ((_, _, index, item),) = self._parts(np.array([place]))
+            entry = index.columns["item.entry"][item]
             with _opened(index) as file:
                 header, _, payload = whole_entry(file, int(index.offset[entry][0]), int(index.head[entry][0]))
-            right = header.item_keys()[position].tobytes() == self.keys(one).tobytes()
-        except (StoreError, OSError, IndexError):
+            position = np.flatnonzero((header.item_keys() == index.keys(item)).all(axis=1))[0]
+        except (StoreError, IndexError):
             return None
-        return (header, int(position), payload) if right else None
+        return header, int(position), payload
 
     def item(self, place: int) -> Item | None:
         """One item with its own columns, for storing it under another key; None if its entry fails its check."""
@@ -281,7 +279,7 @@ class Catalog:
                 part = slice(start, min(start + _TOGETHER, index.items))
                 keys = index.keys(part)
                 items = np.arange(base + part.start, base + part.stop, dtype=np.uint32)
-                same = None if name == _KEY else index.of_items("same")[part]
+                same = None if name == _KEY else index.columns["item.same"][part]
                 chosen = np.ones(len(items), dtype=np.bool_) if same is None else same.any(axis=1)
                 if index.left_out is not None:
                     chosen &= ~index.left_out[part]
@@ -331,7 +329,7 @@ def _left_out(index: ShardIndex, removed: Sequence[int]) -> NDArray[np.bool_] | 
     except OSError as error:
         raise unreadable(data, error) from error
     left_out = (offset + np.asarray(index.bytes) > size) | np.isin(offset, np.array(removed, dtype=np.uint64))
-    return left_out[index.places(np.arange(index.items))[0]] if left_out.any() else None
+    return left_out[np.asarray(index.columns["item.entry"])] if left_out.any() else None
 
 
 def catalog_of(indexes: Sequence[ShardIndex]) -> Catalog:

@@ -190,7 +190,7 @@ def publish_moved(paths: CachePaths, snapshot: Snapshot, moved: Mapping[str, str
         for old, new in moved.items():
             entries = np.flatnonzero(shard == names.index(old))
             index = load_index(paths.shard(new))
-            keys, wanted = (one.view("S32")[:, 0] for one in (index.entry_keys(), rows.key[entries]))
+            keys, wanted = (one.view("S32")[:, 0] for one in (np.asarray(index.key), rows.key[entries]))
             shard[entries] = names.index(new)
             offset[entries] = np.asarray(index.offset)[np.searchsorted(keys, wanted)]  # in the order of keys
         fields.append(replace(rows, shard=shard, offset=offset))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,8 +43,15 @@ _FLAGS_AT = 10
 #: Bytes of a value that are read at first; the head of an entry that is no block is shorter.
 _FRONT_BYTES = 256
 _HEADS_TOGETHER = 1 << 14
-_ROW_TYPES = np.dtype("V32,u8,u4,u8,u8,u4,V16,u4")
-_ROW_TYPES.names = ("key", "offset", "head", "bytes", "checksum", "block", "same", "length")
+_ENTRY_TYPES = np.dtype("V32,u8,u4,u8,u8,u4")
+_ENTRY_TYPES.names = ("key", "offset", "head", "bytes", "checksum", "items")
+#: Columns of items that heads have.
+_ITEM_COLUMNS: dict[str, NDArray[Any]] = {
+    "content": np.zeros((0, HASH_BYTES), np.uint8),
+    "same": np.zeros((0, HASH_BYTES), np.uint8),
+    "start": np.zeros(0, np.uint32),
+    "length": np.zeros(0, np.uint32),
+}
 
 
 _OwnColumns = tuple[int, dict[str, NDArray[Any]]]
@@ -130,70 +136,23 @@ def walk(descriptor: int, meta: Meta) -> Iterator[Place]:
 
 
 class ShardIndex:
-    """Content of a shard: E entries with I items, in key order. Columns are read when they are asked for.
+    """Content of a shard: E entries in key order, and their I items. Columns are read when they are asked for.
 
-    ``block`` (E,) are the items of a block, 0 for an entry that is an item. ``offset`` (E,) is where the payload
-    begins, ``head`` the bytes before it, ``bytes`` its size and ``checksum`` its xxh3-64.
+    ``offset`` (E,) is where the payload begins, ``head`` the bytes before it, ``bytes`` its size and ``checksum`` its
+    xxh3-64. The items of an entry follow each other; their columns have names such as ``item.length``.
     """
 
     def __init__(self, folder: Path, columns: Any) -> None:
         self.folder, self.columns = folder, columns
-        self.block, self.offset, self.head = columns["block"], columns["offset"], columns["head"]
+        self.key, self.offset, self.head = columns["key"], columns["offset"], columns["head"]
         self.bytes, self.checksum = columns["bytes"], columns["checksum"]
-        self.entries = len(self.offset)
-        self.has_blocks = bool(len(columns["item.content"]))
+        self.entries, self.items = len(self.key), len(columns["item.key"])
         self.left_out: NDArray[np.bool_] | None = None
         """(I,) True for items that no build may use; None: there is none."""
-        self.items = int(np.maximum(np.asarray(self.block), 1).sum()) if self.has_blocks else self.entries
-
-    def entry_keys(self, entries: Any = slice(None)) -> NDArray[np.uint8]:
-        """(n, 32) keys of entries."""
-        return np.asarray(self.columns["key"][entries])
 
     def keys(self, items: Any = slice(None)) -> NDArray[np.uint8]:
         """(n, 32) keys of items."""
-        if not self.has_blocks:
-            return self.entry_keys(items)
-        keys = self.entry_keys(self._expanded["entry"][items])
-        keys[:, CONTENT_SLICE] = self._expanded["content"][items]
-        return keys
-
-    def of_items(self, name: str) -> Any:
-        """(I, ...) ``same`` or ``length`` of all items."""
-        return self._expanded[name] if self.has_blocks else self.columns[name]
-
-    def places(self, items: NDArray[np.integer]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """(n,) the entry of items, their position in it, and their start and length in its payload."""
-        if not self.has_blocks:
-            nothing = np.zeros(len(items), dtype=np.uint32)
-            return items, nothing, nothing, self.columns["length"][items]
-        entry, start, length = (self._expanded[name][items] for name in ("entry", "start", "length"))
-        return entry, items - self._expanded["first"][entry], start, length
-
-    def forget(self) -> None:
-        """Give the memory back that items of blocks take; it is taken again when they are asked for."""
-        vars(self).pop("_expanded", None)
-
-    @cached_property
-    def _expanded(self) -> dict[str, NDArray[Any]]:
-        """Columns of all items, blocks taken apart; ``first`` (E,) is the first item of each entry."""
-        counts = np.asarray(self.block).astype(np.int64)
-        times = np.maximum(counts, 1)
-        entry = np.repeat(np.arange(self.entries, dtype=np.uint32), times)
-        in_block, first = counts[entry] > 0, np.cumsum(times) - times
-        found = {"entry": entry, "first": first}
-        of_entries = {name: np.asarray(self.columns[name]) for name in ("key", "same", "length")}
-        of_entries["content"] = of_entries.pop("key")[:, CONTENT_SLICE]
-        for name, values in of_entries.items():
-            both = values, np.asarray(self.columns[f"item.{name}"])
-            if not any(one.any() for one in both):
-                found[name] = np.broadcast_to(both[0][:1], (len(entry), *both[0].shape[1:]))
-                continue
-            found[name] = both[0][entry]
-            found[name][in_block] = both[1]
-        width = np.where((found["length"] == 0) & in_block, 1, found["length"])
-        starts = np.cumsum(width, dtype=np.int64) - width
-        return found | {"start": (starts - starts[first][entry]).astype(np.uint32)}
+        return np.asarray(self.columns["item.key"][items])
 
 
 def collect_index(data: Path) -> dict[str, NDArray[Any]]:
@@ -213,27 +172,27 @@ def collect_index(data: Path) -> dict[str, NDArray[Any]]:
         raise unreadable(data, error) from error
     except (ValueError, struct.error) as error:
         raise CacheDamagedError("the pages of a shard are damaged", where=str(data), why=str(error)) from error
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} | _joined(own)[1]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    items = columns.pop("items")
+    entry = columns["item.entry"] = np.repeat(np.arange(len(items), dtype=np.uint32), items)
+    columns["item.key"] = columns["key"][entry]
+    columns["item.key"][:, CONTENT_SLICE] = columns.pop("item.content")
+    return columns | _joined(own)[1]
 
 
 def _indexed(heads: Sequence[tuple[bytes, int, EntryHeader]]) -> dict[str, NDArray[Any]]:
-    """The columns of the format, of entries with these keys, offsets and heads."""
-    rows, blocks = list[tuple[Any, ...]](), list[EntryHeader]()
-    for key, offset, header in heads:
-        of_item = 0, header.same[0].tobytes(), int(header.length[0])
-        if header.packed:
-            blocks.append(header)
-            of_item = header.items, b"", 0
-        sizes = header.head_bytes, header.payload_bytes, header.payload_checksum
-        rows.append((key, offset + header.head_bytes, *sizes, *of_item))
-    table = np.array(rows, dtype=_ROW_TYPES)
-    columns: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(table[name]) for name in _ROW_TYPES.names or ()}
+    """The columns of the format, of entries with these keys, offsets and heads; the number and contents of items."""
+    table = np.array(
+        [
+            (key, offset + head.head_bytes, head.head_bytes, head.payload_bytes, head.payload_checksum, head.items)
+            for key, offset, head in heads
+        ],
+        dtype=_ENTRY_TYPES,
+    )
+    columns: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(table[name]) for name in _ENTRY_TYPES.names or ()}
     columns["key"] = columns["key"].view(np.uint8).reshape(-1, KEY_BYTES)
-    columns["same"] = columns["same"].view(np.uint8).reshape(-1, HASH_BYTES)
-    empty = np.zeros((0, HASH_BYTES), dtype=np.uint8)
-    columns["item.content"] = np.concatenate([empty, *(header.content for header in blocks)])
-    columns["item.same"] = np.concatenate([empty, *(header.same for header in blocks)])
-    columns["item.length"] = np.concatenate([np.zeros(0, np.uint32), *(header.length for header in blocks)])
+    for name, nothing in _ITEM_COLUMNS.items():
+        columns[f"item.{name}"] = np.concatenate([nothing, *(getattr(head, name) for _, _, head in heads)])
     return columns
 
 

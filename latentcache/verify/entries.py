@@ -206,7 +206,7 @@ def positions(index: ShardIndex, view: View, entries: NDArray[np.intp]) -> tuple
     offset = np.asarray(index.offset).astype(np.int64)
     order = np.argsort(offset, kind="stable")
     place = order[np.minimum(np.searchsorted(offset[order], view.offset[entries]), len(order) - 1)]
-    listed = (offset[place] == view.offset[entries]) & (index.entry_keys(place) == view.key[entries]).all(axis=1)
+    listed = (offset[place] == view.offset[entries]) & (index.key[place] == view.key[entries]).all(axis=1)
     return place, listed
 
 

@@ -84,7 +84,7 @@ def test_entry_heads_are_pinned(paths):
     heads = {entry["key"]: bytes.fromhex(entry["head"]) for entry in EXPECTED["entries"]}
     for folder in paths.sealed_shards():
         index, data = load_index(folder), (folder / "data.mdb").read_bytes()
-        for entry, key in enumerate(index.entry_keys()):
+        for entry, key in enumerate(np.asarray(index.key)):
             offset, head = int(index.offset[entry]), int(index.head[entry])
             assert data[offset - head : offset] == heads.pop(key.tobytes().hex())
     assert not heads

@@ -93,11 +93,11 @@ def test_the_index_locates_every_item(tmp_path, names):
     index = load_index(folder)
     made = {item.key: item for name in names for item in items_of(name, numbers)}
     keys = index.keys()
-    entry, _, start, length = index.places(np.arange(index.items))
+    entry, start, length = (np.asarray(index.columns[f"item.{name}"]) for name in ("entry", "start", "length"))
     assert index.items == len(keys) == len(made)
     data = (folder / "data.mdb").read_bytes()
     offset, size = np.asarray(index.offset).astype(int), np.asarray(index.bytes).astype(int)
-    same = np.asarray(index.of_items("same"))
+    same = np.asarray(index.columns["item.same"])
     for row, key in enumerate(keys):
         item = made[key.tobytes()]
         payload = data[offset[entry[row]] : offset[entry[row]] + size[entry[row]]]
@@ -106,7 +106,8 @@ def test_the_index_locates_every_item(tmp_path, names):
         begin = int(start[row]) * unit
         assert array[begin : begin + item.array.size].tobytes() == item.array.tobytes()
         assert same[row].tobytes() == (item.same or bytes(16))
-    assert [key.tobytes() for key in index.entry_keys()] == sorted(key.tobytes() for key in index.entry_keys())
+    entry_keys = [key.tobytes() for key in np.asarray(index.key)]
+    assert entry_keys == sorted(entry_keys)
 
 
 def test_an_index_of_another_shard_is_rejected(tmp_path):

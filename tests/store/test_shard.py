@@ -30,7 +30,9 @@ def stored(folder):
     """Read every value of a sealed shard by key, with checks."""
     index, found = load_index(folder), {}
     data = (folder / "data.mdb").read_bytes()
-    places = zip(np.asarray(index.offset).tolist(), np.asarray(index.head).tolist(), index.entry_keys(), strict=True)
+    places = zip(
+        np.asarray(index.offset).tolist(), np.asarray(index.head).tolist(), np.asarray(index.key), strict=True
+    )
     for offset, head, key in places:
         header = read_header(data[offset - head : offset], key.tobytes())
         payload = data[offset : offset + header.payload_bytes]
