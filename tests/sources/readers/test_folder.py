@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latentcache.errors import EmptySourceError, SourceAmbiguousError, SourceError, SourceNotFoundError, UsageError
+from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
 from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import content_hash
@@ -50,30 +50,6 @@ def reasons(items):
 @pytest.fixture
 def trusting(monkeypatch):
     monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # trust every file at once
-
-
-def test_a_caption_that_cannot_be_used(tmp_path):
-    root = tmp_path / "data"
-    put(root, a_jpg="x", b_jpg="x", c_jpg="x", d_jpg="x", e_jpg="x", g_jpg="x", shared="text")
-    (tmp_path / "secret").write_text("secret")
-    (root / "a.txt").write_bytes(b"caf\xe9")
-    (root / "b.txt").symlink_to(tmp_path / "secret")
-    (root / "c.txt").symlink_to("nowhere")
-    (root / "d.txt").symlink_to("shared")
-    os.mkfifo(root / "e.txt")
-    (root / "f.txt").symlink_to("nowhere")
-    found = scan(root)
-    assert captions(found) == [("d.jpg", "text"), ("g.jpg", "")]
-    assert reasons(found.rejected) == [
-        ("a.jpg", "caption-encoding"),
-        ("b.jpg", "outside-root"),
-        ("c.jpg", "not-found"),
-        ("e.jpg", "not-regular"),
-        ("f.txt", "not-found"),
-    ]
-    assert found.rejected[3].detail == "caption file e.txt: it is a named pipe, not a regular file"
-    item = found.rejected[0]
-    assert (item.detail, item.stat[0]) == ("caption file a.txt: expected UTF-8, found byte 0xe9 at offset 3", 1)
 
 
 def test_a_lost_caption_file_that_is_not_used_leaves_its_image(tmp_path):
@@ -297,32 +273,6 @@ def test_touched_files_are_hashed_again(tmp_path, trusting):
     found = scan(tmp_path, IMAGES, first.samples)
     assert contents(found) == [content_hash(data) for data in (b"x", b"q", b"z")]
     assert found.samples.columns["original_size"].tolist() == [[1, 2], [0, 0], [3, 4]]
-
-
-@pytest.mark.parametrize(
-    ("files", "kind"),
-    [
-        (("a.jpg",), "images"),
-        (("a.jpg", "b.jsonl"), "both"),
-        (("metadata.jsonl", "b.jsonl"), "both"),
-        (("b.jsonl", "c.txt"), "records"),
-        (("c.txt", "README.md"), "records"),
-    ],
-)
-def test_kinds_of_folders(tmp_path, files, kind):
-    for name in files:
-        (tmp_path / name).write_text('{"text": "x", "file_name": "a.jpg"}\n')
-    for name in ("state.json", "args.json", "dataset_infos.json", "dataset_info.json"):  # of other programs
-        (tmp_path / name).write_text('{"step": 7}')
-    if kind != "both":
-        assert scan(tmp_path).data_kind == kind
-        return
-    with pytest.raises(SourceAmbiguousError, match="images and records") as caught:
-        scan(tmp_path)
-    assert "--model" in caught.value.fix
-    assert "--tokenizer" in caught.value.fix
-    assert scan(tmp_path, inputs=("image",)).data_kind == "images"
-    assert scan(tmp_path, inputs=("record",)).data_kind == "records"
 
 
 def test_masks_stay_with_their_images_if_a_caption_is_rejected(tmp_path):

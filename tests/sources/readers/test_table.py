@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from latentcache.errors import SourceAmbiguousError, TableError
+from latentcache.errors import TableError
 from latentcache.sources.causes import Findings
 from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS
 from latentcache.sources.readers.table import Row, image_named, make_row, match_rows, read_table
@@ -133,18 +133,6 @@ def test_a_row_without_a_usable_caption_is_rejected_alone(tmp_path):
     assert rows_of(tmp_path, "file_name,text\na.jpg,x\0y\n") == [("a.jpg", "caption-unicode")]
 
 
-def test_a_table_that_is_not_a_file_of_the_folder(tmp_path):
-    root = tmp_path / "data"
-    root.mkdir()
-    (root / CSV).symlink_to(CSV)
-    with pytest.raises(TableError, match="Too many levels of symbolic links"):
-        read_table(root, CSV, set())
-    (root / CSV).unlink()
-    (root / CSV).mkdir()
-    with pytest.raises(TableError, match="it is a folder, not a regular file"):
-        read_table(root, CSV, set())
-
-
 @given(st.lists(TEXTS, min_size=1, max_size=5), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]), st.booleans())
 @example(["\r", "\n", '"', ",", "\r\n", "\ufeff", "\u2028", " a ", "NA", "001"], csv.QUOTE_MINIMAL, False)
 def test_captions_round_trip(tmp_path_factory, captions, quoting, ascii_only):
@@ -156,20 +144,6 @@ def test_captions_round_trip(tmp_path_factory, captions, quoting, ascii_only):
     (root / JSONL).write_bytes("\n".join(lines).encode())
     for name in (CSV, JSONL):
         assert [row.caption for row in read_table(root, name, set())[0]] == captions
-
-
-@pytest.mark.parametrize(
-    ("columns", "what", "fix"),
-    [
-        ("file,text,caption,prompt", "3 columns of metadata.csv may hold the captions", "--caption-column=text"),
-        ("file,path,text,id", "2 columns of metadata.csv may hold the images", "--image-column=file"),
-        ("file,file,text,id", "2 columns of metadata.csv may hold the images", "rename one"),
-    ],
-)
-def test_several_columns_that_may_be_meant_are_an_error(tmp_path, columns, what, fix):
-    with pytest.raises(SourceAmbiguousError, match=what) as caught:
-        rows_of(tmp_path, f"{columns}\na.jpg,x,y,z\n")
-    assert fix in caught.value.fix
 
 
 def test_captions_of_later_rows_alone_reject_the_others(tmp_path):
