@@ -175,6 +175,11 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
     def moved(part: Layout, name: str) -> str:
         return relative(Path(part.root, name), root)
 
+    splits = {(moved(part, folder), split) for part in parts for folder, split in part.unread.items()}
+    unread = dict(splits)
+    if len(unread) < len(splits):
+        what = "two sets read different splits of one folder"
+        raise config.error(what, "give the folder of each split as a path, such as x/train and x/test")
     folders = {moved(part, folder) for part in parts for folder in part.folders}
     folders.update(relative(folder, root) for folder in listed)
     used = {Path(part.root, name) for part in parts for name in part.used}
@@ -205,7 +210,7 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
                 if folder
             },
         },
-        unread={moved(part, folder): split for part in parts for folder, split in part.unread.items()},
+        unread=unread,
         split=next((part.split for part in parts if part.unread), ""),
         used=frozenset(relative(path, root) for path in used if path.is_relative_to(root)),
         resolutions=tuple(sorted(config.resolutions.union(*(part.resolutions for part in parts)))),

@@ -356,6 +356,16 @@ def test_several_data_sets_in_one_file(tmp_path):
     ]
 
 
+def test_two_splits_of_one_folder_need_a_path_each(tmp_path):
+    put(tmp_path, {"x/train/a.jpg": "x", "x/test/b.jpg": "x"})
+    splits = ("train", "test")
+    put(tmp_path, {"latentcache.toml": "".join(f'[[sets]]\npath = "x"\nsplit = "{split}"\n' for split in splits)})
+    with pytest.raises(SourceError, match="different splits of one folder"):
+        scan(tmp_path)
+    put(tmp_path, {"latentcache.toml": "".join(f'[[sets]]\npath = "x/{split}"\n' for split in splits)})
+    assert [name for name, _, _ in rows(scan(tmp_path))] == ["x/test/b.jpg", "x/train/a.jpg"]
+
+
 def test_paths_of_a_configuration(tmp_path, monkeypatch):
     put(tmp_path, {"conf/dataset.toml": KOHYA})
     with pytest.raises(SourceNotFoundError) as caught:
