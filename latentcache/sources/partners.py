@@ -8,14 +8,12 @@ sd-scripts ``conditioning_data_dir``, ai-toolkit ``control_path`` and ``mask_pat
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from latentcache.errors import UsageError
-from latentcache.fields.table import Rejected
-from latentcache.sources.causes import counted
+from latentcache.sources.causes import Notes
 from latentcache.sources.layout import CONTROL_ENDING, MASK_ENDING, ImageSet, Layout
 
 #: Word of ``--masks`` for the transparency of each image, and word that turns masks or control images off.
@@ -59,16 +57,12 @@ class Partners:
                     return found
         return self._beside.get((role, stem), -1)
 
-    def unused(self, used: Collection[int], layout: Layout) -> Iterator[Rejected]:
-        """One note for masks and one for control images that belong to no sample, or are not wanted."""
-        left = defaultdict[str, list[str]](list)
+    def note_unused(self, used: Collection[int], layout: Layout, notes: Notes) -> None:
+        """Count masks and control images that belong to no sample, or are not wanted."""
         for file, (role, name) in self._roles.items():
-            left[role] += [] if file in used else [name]
-        for role, names in left.items():
-            words = "masks" if role == "mask" else "control images"
-            why = "are not wanted" if role in layout.unpaired else "belong to no image"
-            if names:
-                yield counted(names[0], role, len(names), f"{words} {why}")
+            if file not in used:
+                why = "are not wanted" if role in layout.unpaired else "belong to no image"
+                notes.count(role, f"{'masks' if role == 'mask' else 'control images'} {why}", (name,))
 
 
 def paired_with(

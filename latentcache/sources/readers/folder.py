@@ -308,7 +308,7 @@ def _pair(request: Scan, layout: Layout, files: _Files, units: Units) -> None:
         units.columns[role] = np.array(found, dtype=np.int32)
     used = {file for role in inputs for file in units[role].tolist()}
     if request.options.part is None:
-        files.findings.notes.add(*partners.unused(used, layout))
+        partners.note_unused(used, layout, files.findings.notes)
 
 
 def _hashed(request: Scan, root: Path, scanned: ScanResult, held: KnownFiles) -> ScanResult:
@@ -388,17 +388,13 @@ def _of_folders(layout: Layout, files: _Files) -> Units:
         for one in own:
             repeats[rows] += reg.get(one, sets[one].repeats)
         other = next((one for one in own if sets[one].captions != sets[own[0]].captions), -1)
-        if other >= 0 and len(rows):
+        if other >= 0:
             words = f"images have the captions of {sets[own[0]].label}, not those of {sets[other].label}"
-            first = files.names[int(files.images[rows[0]])]
-            files.findings.notes.add(counted(first, "in-two-sets", len(rows), words))
+            files.findings.notes.count("in-two-sets", words, files.names.take(files.images[rows]))
     owner = folder_of[files.owner]
     units = Units(image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=repeats)
-    out = (owner >= 0) & (repeats == 0)
-    if out.any():
-        first = files.names[int(files.images[int(out.argmax())])]
-        words = "regularization images are left out, as by the trainer"
-        files.findings.notes.add(counted(first, "reg-unused", int(out.sum()), words))
+    out = files.names.take(files.images[(owner >= 0) & (repeats == 0)])
+    files.findings.notes.count("reg-unused", "regularization images are left out, as by the trainer", out)
     kept = (owner >= 0) & (repeats > 0)
     return units if kept.all() else units.take(kept)
 
@@ -455,7 +451,7 @@ def _with_tables(files: _Files, folders: Units, rows: Units) -> Units:
         repeats = dict(zip(folders["image"][is_again].tolist(), folders["repeats"][is_again].tolist(), strict=True))
         rows.columns["repeats"] += [repeats.get(image, 0) for image in rows["image"].tolist()]
         words = "images of a folder have the captions of a table, and the repeats of both"
-        files.findings.notes.add(counted(files.names[min(repeats)], "in-two-sets", len(repeats), words))
+        files.findings.notes.count("in-two-sets", words, files.names.take(sorted(repeats)))
     units = Units.joined([folders.take(~is_again), rows])
     return units.take(np.argsort(units["image"]))
 

@@ -24,7 +24,7 @@ from latentcache.errors import TableError, UnusableSampleError
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import caption_fault, captions_in
-from latentcache.sources.causes import Findings, Notes, counted, fault, rejected, unused_lines
+from latentcache.sources.causes import Findings, Notes, fault, rejected, unused_lines
 from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS, FOCUS_COLUMNS, choose_column, named
 from latentcache.sources.formats import PARQUET
 from latentcache.sources.formats.files import listed, read_source, shown
@@ -98,15 +98,11 @@ def read_tables(
             used.repeats += image_set.repeats
             differing += [name] if used.row.caption != row.caption else []
         notes.add(*unused_lines(unread))
-        if differing:
-            words = "images have another caption in a deeper table, which counts"
-            notes.add(counted(table, "in-two-sets", len(differing), words, first=differing[0]))
+        notes.count("in-two-sets", "images have another caption in a deeper table, which counts", differing)
         unlisted |= {name: table for name in inside if name not in first_rows}
         beside = sorted({text for name, (_, text) in inside.items() if text and name not in others} - left)
         left.update(beside)
-        if beside:
-            words = "caption files beside images are not used"
-            notes.add(counted(table, "sidecar-unused", len(beside), words, first=beside[0]))
+        notes.count("sidecar-unused", "caption files beside images of a table are not used", beside)
     for name, table in unlisted.items():
         if name not in taken and name not in others:
             notes.add(rejected(name, "unlisted", f"{table} has no row for it"))
@@ -150,13 +146,13 @@ def _with_columns(table: str, rows: Sequence[Row], notes: Notes) -> list[Row]:
             elif kind is not type(None):
                 kinds[name] = float if {kind, before} == {int, float} else None
     kept = {name: kind for name, kind in kinds.items() if kind not in (None, type(None)) and name}
-    left = [name for name, kind in kinds.items() if kind is None or not name]
+    left = [name or "(no name)" for name, kind in kinds.items() if kind is None or not name]
     if all(row.caption is None and row.error is None for row in rows):
         said = f"; columns of the samples: {listed(list(kept))}" if kept else ""
         notes.add(rejected(table, "text-column", f"it has no column of captions{said}"))
     if left:
-        why = f"columns that are not used: {listed(left)}; short texts and numbers are"
-        notes.add(rejected(table, "text-column", why))
+        what = f"numbers, or texts of at most {_LONGEST_CELL} bytes"
+        notes.add(rejected(table, "text-column", f"columns that are not used: {listed(left)}; a column holds {what}"))
     return [
         row._replace(
             more={name: kept[name](value) for name, value in row.more.items() if name in kept and value is not None}
@@ -290,7 +286,9 @@ def _chosen(path: Path, line: int, columns: Sequence[str], rule: CaptionRule) ->
         caption = choose_column(path, "caption", columns, named(columns, CAPTION_COLUMNS), "".join(asked))
     except UnusableSampleError as error:
         what, name = ("file names", FILE_COLUMNS[0]) if error.slug == "no-image-column" else ("captions", "text")
-        raise _error(path, line, f"no column of {what}", error.what, f"{error.fix}, or call it {name}") from error
+        said = _error(path, line, f"no column of {what}", error.what, f"{error.fix}, or call it {name}")
+        said.fix_python = f"{error.fix_python or error.fix}, or call it {name}"
+        raise said from error
     return file, (
         *([caption] if caption else ()),
         *(column for column in rule.caption_columns[1:] if column in columns),

@@ -18,7 +18,7 @@ def test_tables_above_each_other(tmp_path):
     found = scan(tmp_path)
     assert rows(found) == [("sub/b.jpg", "deep"), ("sub/c.jpg", "c")]
     assert [(item.name, item.reason) for item in found.rejected] == [("sub/gone.jpg", "not-found")]
-    assert notes(found) == [("a.jpg", "unlisted"), ("metadata.csv", "in-two-sets")]
+    assert notes(found) == [("a.jpg", "unlisted"), ("sub/b.jpg", "in-two-sets")]
 
 
 def test_a_parquet_table(tmp_path):
