@@ -171,12 +171,15 @@ class StaleCacheError(StoreError, slug="stale-cache"):
 
 
 class CorruptEntryError(StoreError, slug="entry-corrupt"):
-    """One entry fails its check: of which ``sample``, and its ``key`` in hex."""
+    """One entry fails its check: of which ``sample``, its ``key`` in hex, and which part of it is damaged.
+
+    ``reason``: ``truncated``, ``header`` or ``payload``.
+    """
 
     default_fix = "run `latentcache verify --full` on the cache: it prints the commands that repair it"
 
-    def __init__(self, what: str, *, sample: str = "", key: str = "", **parts: Any) -> None:
-        self.sample, self.key = sample, key
+    def __init__(self, what: str, *, sample: str = "", key: str = "", reason: str = "payload", **parts: Any) -> None:
+        self.sample, self.key, self.reason = sample, key, reason
         super().__init__(what, **parts)
 
 

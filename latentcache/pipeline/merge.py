@@ -213,10 +213,10 @@ def _copy(snapshot: Snapshot, paths: CachePaths) -> None:
     """Copy the entries of a part that are not there yet; each one is checked."""
     catalog, root = load_catalog(paths), snapshot.paths.root
     for number, shard in enumerate(snapshot.shards):
-        places = np.concatenate([_places(rows, number, catalog) for rows in snapshot.fields.values()])
+        spans = np.concatenate([_spans(rows, number, catalog) for rows in snapshot.fields.values()])
         try:
-            if len(places):
-                copy_entries(paths, snapshot.paths.shard(shard), places)
+            if len(spans):
+                copy_entries(paths, snapshot.paths.shard(shard), spans)
         except (CacheDamagedError, CorruptEntryError) as error:
             mend = f"latentcache verify {shlex.quote(str(root))} --full --repair --yes"
             raise CacheDamagedError(
@@ -227,7 +227,7 @@ def _copy(snapshot: Snapshot, paths: CachePaths) -> None:
             ) from error
 
 
-def _places(rows: FieldRows, shard: int, catalog: Catalog) -> NDArray[Any]:
+def _spans(rows: FieldRows, shard: int, catalog: Catalog) -> NDArray[Any]:
     """Entries of a field in one shard of which an item is not committed yet, as ``copy_entries`` takes them."""
     entry = np.asarray(rows.entry)
     lacking = np.zeros(rows.entries, dtype=np.bool_)
@@ -235,7 +235,7 @@ def _places(rows: FieldRows, shard: int, catalog: Catalog) -> NDArray[Any]:
     for start in range(0, len(items), SLICE):
         some = items[start : start + SLICE]
         lacking[entry[some[catalog.find(rows.row_keys(some)) < 0]]] = True
-    return rows.entry_places(np.flatnonzero(lacking))
+    return rows.entry_spans(np.flatnonzero(lacking))
 
 
 def _publish(

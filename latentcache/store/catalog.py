@@ -24,7 +24,7 @@ from latentcache.fields.protocol import FieldKind
 from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES
 from latentcache.store.atomic_io import make_folder, opened, unreadable, writing
 from latentcache.store.entry import EntryHeader, Item
-from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index, whole_entry
+from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index, read_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.snapshot import removed_entries
 
@@ -177,12 +177,15 @@ class Catalog:
         try:
             ((_, _, index, item),) = self._parts(np.array([place]))
             entry = index.columns["item.entry"][item]
+            head = int(index.head[entry][0])
             with _opened(index) as file:
-                header, _, payload = whole_entry(file, int(index.offset[entry][0]), int(index.head[entry][0]))
+                header, value = read_entry(
+                    file, int(index.offset[entry][0]) - head, head + int(index.bytes[entry][0])
+                )
             position = np.flatnonzero((header.item_keys() == index.keys(item)).all(axis=1))[0]
         except (StoreError, IndexError):
             return None
-        return header, int(position), payload
+        return header, int(position), value[head:]
 
     def item(self, place: int) -> Item | None:
         """One item with its own columns, for storing it under another key; None if its entry fails its check."""

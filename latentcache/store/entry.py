@@ -205,17 +205,22 @@ def _own_columns(items: Sequence[Item], kind: FieldKind) -> dict[str, NDArray[An
     return columns
 
 
-def read_header(data: Buffer, key: bytes | None = None) -> EntryHeader:
+def read_header(data: Buffer, key: bytes | None = None, length: int | None = None) -> EntryHeader:
     """Parse a head, which more bytes may follow, and believe nothing that it does not prove.
 
-    ``key`` is the key that it must have; None: any is right. Raises CorruptEntryError, or CacheFormatError for a
-    another version of the format.
+    ``key`` is the key that it must have, ``length`` that of head and payload; None: any is right. Raises
+    CorruptEntryError, or CacheFormatError for another version of the format.
     """
     hexed = (bytes(data[KEY_AT : KEY_AT + KEY_BYTES]) if key is None else key).hex()
     try:
-        return _parsed(memoryview(data), key)
+        header = _parsed(memoryview(data), key)
+        if length not in (None, header.head_bytes + header.payload_bytes):
+            raise ValueError(f"expected {header.head_bytes + header.payload_bytes} bytes, found {length}")
     except (ValueError, struct.error, LookupError, SafetensorError) as error:
-        raise CorruptEntryError("the head of an entry is damaged", key=hexed, why=str(error)) from error
+        raise CorruptEntryError(
+            "the head of an entry is damaged", key=hexed, reason="header", why=str(error)
+        ) from error
+    return header
 
 
 def _parsed(data: memoryview, key: bytes | None) -> EntryHeader:

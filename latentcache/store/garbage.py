@@ -23,7 +23,7 @@ from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import make_folder, opened, sync_folder, unreadable, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry
-from latentcache.store.index import load_index, whole_entry, write_index
+from latentcache.store.index import load_index, read_entry, write_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.publish import publish_replacement
 from latentcache.store.shard import ShardWriter, seal_folder
@@ -105,10 +105,10 @@ def set_aside(paths: CachePaths, folder: Path) -> None:
     sync_folder(paths.quarantine)
 
 
-def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any]) -> str:
+def copy_entries(paths: CachePaths, source: Path, spans: NDArray[Any]) -> str:
     """Copy entries of a shard, of this or another cache, into a new sealed one; gives its name.
 
-    ``places``: (n,) ``PLACE_DTYPE``, at least one. Raises CorruptEntryError or CacheDamagedError if an entry fails
+    ``spans``: (n,) ``SPAN_DTYPE``, at least one. Raises CorruptEntryError or CacheDamagedError if an entry fails
     its check, StoreError if it cannot be read; nothing is copied then.
     """
     name = os.urandom(8).hex()
@@ -119,7 +119,7 @@ def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any]) -> str:
         with writing(folder), contextlib.closing(ShardWriter(folder)) as writer:
             batch: list[NewEntry] = []
             size = 0
-            for entry in _intact(source / "data.mdb", places):
+            for entry in _intact(source / "data.mdb", spans):
                 batch.append(entry)
                 size += len(entry.value)
                 if size >= _COMMIT_BYTES:
@@ -135,14 +135,14 @@ def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any]) -> str:
     return name
 
 
-def _intact(data: Path, places: NDArray[Any]) -> Iterator[NewEntry]:
-    """The entry at each place, proven."""
-    places = places[np.unique(places["offset"], return_index=True)[1]]  # each once, in the order of the file
+def _intact(data: Path, spans: NDArray[Any]) -> Iterator[NewEntry]:
+    """The entry in each span of a file, proven."""
+    spans = spans[np.unique(spans["offset"], return_index=True)[1]]  # each once, in the order of the file
     try:
         with opened(data) as descriptor:
-            for key, offset, head in places.tolist():
-                header, front, payload = whole_entry(descriptor, offset, head, bytes(key))
-                yield NewEntry(header.key, front + payload, tuple(one.tobytes() for one in header.item_keys()))
+            for key, offset, head, size in spans.tolist():
+                header, value = read_entry(descriptor, offset - head, head + size, bytes(key))
+                yield NewEntry(header.key, value, tuple(item.tobytes() for item in header.item_keys()))
     except OSError as error:
         raise unreadable(data, error) from error
 

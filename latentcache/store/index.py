@@ -56,7 +56,7 @@ _ITEM_COLUMNS: dict[str, NDArray[Any]] = {
 
 _OwnColumns = tuple[int, dict[str, NDArray[Any]]]
 """Number of items, and columns of them that belong to their kinds."""
-Place = tuple[bytes, int, int]
+StoredValue = tuple[bytes, int, int]
 """A key, and offset in the file and length of its value in bytes."""
 
 
@@ -105,7 +105,7 @@ def _parse_meta(front: bytes, offset: int) -> Meta | None:
     return Meta(page_size, last_page, transaction, root)
 
 
-def walk(descriptor: int, meta: Meta) -> Iterator[Place]:
+def walk(descriptor: int, meta: Meta) -> Iterator[StoredValue]:
     """Every committed key with offset and length of its value, in key order. Raises ValueError, struct.error."""
     size, stack, seen = meta.page_size, [] if meta.root == _NO_PAGE else [meta.root], set[int]()
     while stack:
@@ -225,29 +225,24 @@ def checked_head(descriptor: int, offset: int, length: int, key: bytes | None = 
     size = int.from_bytes(front[8:12], "little")
     if _FRONT_BYTES < size <= length:
         front = os.pread(descriptor, size, offset)
-    header = read_header(front, key)
-    if header.head_bytes + header.payload_bytes != length:
-        why = f"expected {header.head_bytes + header.payload_bytes} bytes, found {length}"
-        raise CorruptEntryError("the length of an entry is wrong", key=header.key.hex(), why=why)
-    return header
+    return read_header(front, key, length)
 
 
-def whole_entry(
-    descriptor: int, offset: int, head: int, key: bytes | None = None
-) -> tuple[EntryHeader, bytes, memoryview]:
-    """The head of an entry, parsed and as it is, and its payload, all proven.
+def read_entry(descriptor: int, offset: int, length: int, key: bytes | None = None) -> tuple[EntryHeader, memoryview]:
+    """The head of an entry, and its value of ``length`` bytes from byte ``offset`` on: head and payload, all proven.
 
-    The payload begins at byte ``offset``, ``head`` bytes of head are before it; ``key`` None: any is right. Errors as
-    :func:`checked_head`; CorruptEntryError also if the payload fails its check.
+    ``key`` None: any is right. Raises as :func:`read_header`; CorruptEntryError also if the payload fails its check,
+    or is not there; OSError.
     """
-    if not head <= offset <= (size := os.fstat(descriptor).st_size):
-        raise CorruptEntryError("an entry is outside its file", key=(key or b"").hex())
-    front = os.pread(descriptor, head, offset - head)
-    header = read_header(front, key)
-    payload = read_at(descriptor, offset, min(header.payload_bytes, size))
-    if (header.head_bytes, checksum(payload)) != (head, header.payload_checksum):
-        raise CorruptEntryError("the payload of an entry is damaged", key=header.key.hex())
-    return header, front, payload
+    if not 0 <= offset <= offset + length <= os.fstat(descriptor).st_size:
+        raise CorruptEntryError("a shard ends before an entry", key=(key or b"").hex(), reason="truncated")
+    value = read_at(descriptor, offset, length)
+    header = read_header(value, key, length)
+    found = checksum(value[header.head_bytes :])
+    if found != header.payload_checksum:
+        why = f"checksum: expected {header.payload_checksum:016x}, found {found:016x}"
+        raise CorruptEntryError("the payload of an entry is damaged", key=header.key.hex(), reason="payload", why=why)
+    return header, value
 
 
 def write_index(folder: Path, name: str) -> int:

@@ -39,8 +39,8 @@ ROW_TYPES = {"sample": "i4", "entry": "i4", "group": "i4", "variant": "u1", "sta
 #: How often, and how far apart in seconds, a snapshot is looked for that is not being removed.
 _TRIES, _WAIT_S = 50, 0.02
 _SLICE = 1 << 17
-#: Where an entry is: its key, the byte at which its payload begins, and the bytes of its head.
-PLACE_DTYPE = np.dtype([("key", "u1", (32,)), ("offset", "<u8"), ("head", "<u4")])
+#: The bytes of an entry in a file: its key, the byte at which its payload begins, and the bytes of head and payload.
+SPAN_DTYPE = np.dtype([("key", "u1", (32,)), ("offset", "<u8"), ("head", "<u4"), ("bytes", "<u8")])
 
 
 class FieldRows(Value, eq=False):
@@ -127,12 +127,12 @@ class FieldRows(Value, eq=False):
                 return False
         return True
 
-    def entry_places(self, entries: NDArray[np.integer]) -> NDArray[Any]:
-        """(n,) ``PLACE_DTYPE``: key, offset of the payload and bytes of the head of entries."""
-        places = np.empty(len(entries), dtype=PLACE_DTYPE)
-        for name in ("key", "offset", "head"):
-            places[name] = getattr(self, name)[entries]
-        return places
+    def entry_spans(self, entries: NDArray[np.integer]) -> NDArray[Any]:
+        """(n,) ``SPAN_DTYPE`` of entries."""
+        spans = np.empty(len(entries), dtype=SPAN_DTYPE)
+        for name in SPAN_DTYPE.names or ():
+            spans[name] = getattr(self, name)[entries]
+        return spans
 
     def _content(self, sample: NDArray[np.integer]) -> NDArray[np.uint8]:
         """(n, 16) what item keys of these samples are made from."""

@@ -192,8 +192,8 @@ class _Collector:
     def _copied(self, snapshot: Snapshot, name: str) -> str:
         """The new shard with the needed entries of another one. Raises as :func:`copy_entries`."""
         number, fields = snapshot.shards.index(name), snapshot.fields.values()
-        places = [rows.entry_places(np.flatnonzero(np.asarray(rows.shard) == number)) for rows in fields]
-        return copy_entries(self.paths, self.paths.shard(name), np.concatenate(places))
+        spans = [rows.entry_spans(np.flatnonzero(np.asarray(rows.shard) == number)) for rows in fields]
+        return copy_entries(self.paths, self.paths.shard(name), np.concatenate(spans))
 
     def _snapshots(self, *, remove: bool) -> Iterator[_Old]:
         """Snapshots that stay, upwards; ``remove`` the others, while readers are kept away from them."""

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import StoreError
+from latentcache.errors import CorruptEntryError, StoreError
 from latentcache.failpoint import failpoint
 from latentcache.fields.dtypes import Limit, numpy_dtype
-from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
 from latentcache.store.atomic_io import opened
-from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC, read_header
-from latentcache.store.gather import read_at, scan
+from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC
+from latentcache.store.gather import scan
+from latentcache.store.index import read_entry
 from latentcache.verify.entries import Check, View, unreadable, words
 
 #: Bytes of a batch of entries, about.
@@ -102,19 +102,13 @@ def _wrong(view: View, entry: int, descriptor: int) -> Wrong | None:
     """Return the problem of an entry, which is read alone; None: there is none."""
     head, size, key = int(view.head[entry]), int(view.bytes[entry]), view.key[entry].tobytes()
     try:
-        value = read_at(descriptor, int(view.offset[entry]) - head, head + size)
+        header, value = read_entry(descriptor, int(view.offset[entry]) - head, head + size, key)
     except OSError as error:
         return "unverifiable", unreadable(error), words(error)
-    if len(value) < head + size:
-        return "corrupt", "truncated", "its shard ends before it"
-    expected, found = int(view.checksum[entry]), checksum(value[head:])
-    if found != expected:
-        return "corrupt", "payload", f"checksum: expected {expected:016x}, found {found:016x}"
-    try:
-        if read_header(value[:head], key).head_bytes != head:
-            return "corrupt", "header", "its length differs from the snapshot"
     except StoreError as error:
-        return "corrupt", "header", words(error)
+        return "corrupt", error.reason if isinstance(error, CorruptEntryError) else "header", words(error)
+    if (header.head_bytes, header.payload_checksum) != (head, int(view.checksum[entry])):
+        return "corrupt", "header", "its length or checksum differs from the snapshot"
     text = _why_wrong(view, int(view.first_rows(np.array([entry]))[0]), value[head:])
     return ("corrupt", "values", text) if text else None
 

@@ -139,15 +139,15 @@ def test_entries_are_copied_from_another_cache(paths, tmp_path):
     other = CachePaths(tmp_path / "other")
     make_folder(other.shards)
     rows = open_snapshot(paths.root).fields["words"]
-    places = rows.entry_places(np.flatnonzero(np.asarray(rows.shard) == 0))
-    assert copy_entries(other, paths.shard("shard-0"), places) == other.sealed_shards()[0].name
+    spans = rows.entry_spans(np.flatnonzero(np.asarray(rows.shard) == 0))
+    assert copy_entries(other, paths.shard("shard-0"), spans) == other.sealed_shards()[0].name
     assert found(other, items_of("words", range(0, 12, 2))).all()
-    wrong = places.copy()
+    wrong = spans.copy()
     wrong["offset"] += np.uint64(64)
     with pytest.raises(CorruptEntryError):
         copy_entries(other, paths.shard("shard-0"), wrong)
     with pytest.raises(CacheDamagedError):
-        copy_entries(other, paths.shard("gone"), places)
+        copy_entries(other, paths.shard("gone"), spans)
     assert (len(other.sealed_shards()), other.scratch.exists()) == (1, False)
 
 
@@ -157,10 +157,10 @@ def test_a_disk_that_fails_while_entries_are_copied_is_not_damage(paths, tmp_pat
 
     other = CachePaths(tmp_path / "other")
     rows = open_snapshot(paths.root).fields["words"]
-    places = rows.entry_places(np.flatnonzero(np.asarray(rows.shard) == 0))
+    spans = rows.entry_spans(np.flatnonzero(np.asarray(rows.shard) == 0))
     monkeypatch.setattr(index_module, "read_at", fail)
     with pytest.raises(StoreError, match=r"data\.mdb cannot be read") as caught:
-        copy_entries(other, paths.shard("shard-0"), places)
+        copy_entries(other, paths.shard("shard-0"), spans)
     assert (type(caught.value), other.sealed_shards()) == (StoreError, [])
 
 
