@@ -29,15 +29,14 @@ class Strings(Sequence[str]):
         self._data, self._ends = data, ends
 
     @property
-    def data(self) -> NDArray[np.uint8]:
-        """All bytes."""
-        whole = self._data[:]
-        return whole if isinstance(whole, np.ndarray) else np.frombuffer(whole, dtype=np.uint8)
+    def data(self) -> Any:
+        """All bytes, as an array or a column on disk."""
+        return np.frombuffer(self._data, dtype=np.uint8) if isinstance(self._data, bytes) else self._data
 
     @property
-    def ends(self) -> NDArray[np.int64]:
-        """(n,) where each string ends in :attr:`data`."""
-        return np.asarray(self._ends, dtype=np.int64)
+    def ends(self) -> Any:
+        """(n,) int64 where each string ends in :attr:`data`, as an array or a column on disk."""
+        return self._ends.astype(np.int64, copy=False) if isinstance(self._ends, np.ndarray) else self._ends
 
     def __reduce__(self) -> Any:
         return Strings, (self._data, self._ends)  # columns on disk come back as themselves or as arrays

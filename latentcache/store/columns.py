@@ -25,7 +25,7 @@ from latentcache.errors import CacheDamagedError
 from latentcache.fields.strings import Strings
 from latentcache.identity.content import checksum, checksum_of
 from latentcache.store.atomic_io import open_file, replacing, unreadable
-from latentcache.store.gather import File, read_at, reading
+from latentcache.store.gather import read_at
 
 #: numpy type -> name in a safetensors header.
 _NAMES = {
@@ -38,10 +38,8 @@ _BYTE = np.dtype("u1")
 _SIGNATURE = "header_checksum"
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100 << 20
-#: Bytes of a header per column, at most, beside its name.
+#: Bytes of a header per column, at most, beside its name; spaces fill what is left.
 _ROOM = 400
-#: Bytes of columns that are moved up to their header.
-_SMALL = 1 << 20
 #: A column is read whole for more than one in so many of its rows.
 _DENSE = 16
 _CHUNK = 1 << 17
@@ -67,26 +65,7 @@ class _Form(NamedTuple):
     """Type of the positions at which runs begin."""
 
 
-class _Lazy(np.lib.mixins.NDArrayOperatorsMixin):
-    """A column that is read when numpy asks for its values."""
-
-    __slots__ = ()
-    shape: tuple[int, ...]
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
-        whole = (np.asarray(value) if isinstance(value, _Lazy) else value for value in inputs)
-        return getattr(ufunc, method)(*whole, **more)
-
-
-class Column(_Lazy):
+class Column(np.lib.mixins.NDArrayOperatorsMixin):
     """One column on disk. A position, a slice or an array of positions or bools gives the values as an array.
 
     Everything else that numpy does with it is right too, but reads the column whole.
@@ -99,6 +78,18 @@ class Column(_Lazy):
         self.dtype, self.shape = form.dtype, form.shape
         self._checked = False
         self._runs: tuple[NDArray[np.int64], NDArray[Any]] | None = None
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
+        whole = (np.asarray(value) if isinstance(value, Column) else value for value in inputs)
+        return getattr(ufunc, method)(*whole, **more)
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), _CHUNK):
@@ -136,8 +127,8 @@ class Column(_Lazy):
     def pieces(self, first: NDArray[np.int64], size: NDArray[np.int64]) -> bytes:
         """The bytes of ranges of rows, one after the other; of a column of bytes."""
         if self.form.runs >= 0:
-            return b"".join(self._slice(*one).tobytes() for one in zip(first.tolist(), size.tolist(), strict=True))
-        return self._file.read_pieces(self.form.start + first, size).tobytes()
+            return b"".join(self._slice(*span).tobytes() for span in zip(first.tolist(), size.tolist(), strict=True))
+        return self._file.read_pieces(self.form.start + first, size)
 
     def _compare(self, found: int) -> None:
         if found != self.form.checksum:
@@ -187,7 +178,7 @@ class Column(_Lazy):
             return near
         width = self.form.stored.itemsize * math.prod(self.shape[1:])
         raw = self._file.read_pieces(self.form.start + positions * width, np.full(len(positions), width))
-        return self._widened(raw.view(self.form.stored).reshape(-1, *self.shape[1:]))
+        return self._widened(np.frombuffer(raw, self.form.stored).reshape(-1, *self.shape[1:]))
 
     def _run_table(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """Return the first row of each run, followed by the number of rows; and each run's first value."""
@@ -245,8 +236,9 @@ class ColumnFile:
             header = json.loads(text)
             self.metadata: dict[str, str] = header.pop("__metadata__")
             forms = dict(json.loads(self.metadata.pop("columns")))
-            stored_as = {name: one.get("alias", name) for name, one in forms.items()}
-            self._forms = {name: _form(forms[one], header, one, 8 + length) for name, one in stored_as.items()}
+            stored_as = {name: form.get("alias", name) for name, form in forms.items()}
+            self._described = {name: forms[twin] for name, twin in stored_as.items()}
+            self._forms = {name: _form(forms[twin], header, twin, 8 + length) for name, twin in stored_as.items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self.damaged(f"{type(error).__name__}: {error}") from error
         self._opened: weakref.WeakValueDictionary[str, Column] = weakref.WeakValueDictionary()
@@ -274,6 +266,17 @@ class ColumnFile:
         for name in self:
             self[name].check()
 
+    def holds(self, columns: Mapping[str, Any]) -> bool:
+        """True if these columns, as :func:`write_columns` takes them, would be described by an equal header.
+
+        Columns of this file are not read for that.
+        """
+        flat = dict(_flat(columns))
+        return flat.keys() == self._forms.keys() and all(
+            values is self[name] or _encoded(np.asarray(values))[1] == self._described[name]
+            for name, values in flat.items()
+        )
+
     def get(self, name: str) -> Column | None:
         """A column, or None if the file lacks it."""
         return self[name] if name in self._forms else None
@@ -296,14 +299,16 @@ class ColumnFile:
             raise self.damaged("the file ends early")
         return values
 
-    def read_pieces(self, place: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def read_pieces(self, start: NDArray[np.int64], size: NDArray[np.int64]) -> bytes:
         """The bytes of n pieces of the file, one after the other. Errors as :meth:`read`."""
-        ends = np.cumsum(size)
-        out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
-        if reading(File(self._descriptor, mapped=False), place, size, out, ends - size).finish():
-            return out
-        parts = zip(place.tolist(), size.tolist(), strict=True)
-        return np.concatenate([self.read(start, _BYTE, (count,)) for start, count in parts])
+        spans = zip(start.tolist(), size.tolist(), strict=True)
+        try:
+            data = b"".join(os.pread(self._descriptor, count, first) for first, count in spans)
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        if len(data) < int(size.sum()):
+            raise self.damaged("the file ends early")
+        return data
 
     def damaged(self, why: str) -> CacheDamagedError:
         """The error that says what is wrong with the file."""
@@ -327,14 +332,12 @@ def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str,
         file.seek(_LENGTH.size + room)  # the header is known behind the columns
         place = 0
         for name, values in _flat(columns):
-            encoded, form = _encoded(np.asarray(values))
-            data = [np.ascontiguousarray(part) for part in encoded.values()]
-            forms[name] = form | {"checksum": f"{checksum_of(_bytes(part) for part in data):016x}"}
+            tensors, forms[name] = _encoded(np.asarray(values))
             twin = names.setdefault(json.dumps(forms[name]), name)
             if twin != name and len(values):
                 forms[name] = {"alias": twin}
                 continue
-            for suffix, part in zip(encoded, data, strict=True):
+            for suffix, part in tensors.items():
                 where = [place, place + part.nbytes]
                 header[name + suffix] = {
                     "dtype": _NAMES[part.dtype.str[1:]],
@@ -345,32 +348,12 @@ def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str,
                 place += part.nbytes
         header[_SIGNATURE] = {"dtype": "U64", "shape": [1], "data_offsets": [place, place + 8]}
         header["__metadata__"] = about | {"columns": json.dumps(forms, separators=(",", ":"))}
-        text, body = json.dumps(header, separators=(",", ":")).encode("ascii"), b""
-        if place < _SMALL:  # else spaces behind the header cost less
-            file.seek(_LENGTH.size + room)
-            body, room = file.read(), len(text) + -len(text) % 8
-        text = text.ljust(room)
+        text = json.dumps(header, separators=(",", ":")).encode("ascii").ljust(room)
         signature = checksum(text)
-        file.seek(0)
-        file.write(_LENGTH.pack(room) + text + body)
-        file.seek(_LENGTH.size + room + place)
         file.write(_LENGTH.pack(signature))
-        file.truncate()
+        file.seek(0)
+        file.write(_LENGTH.pack(room) + text)
     return signature
-
-
-def are_equal(columns: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """True if names, types and values are the same. Slices of one column at a time are in memory."""
-    return columns.keys() == others.keys() and all(_is_equal(one, others[name]) for name, one in columns.items())
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    if one is other or isinstance(one, Strings):
-        return one is other or bool(one == other)
-    parts = (slice(start, start + _CHUNK) for start in range(0, len(one), _CHUNK))
-    return (one.dtype, one.shape) == (other.dtype, other.shape) and all(
-        one[part].tobytes() == other[part].tobytes() for part in parts
-    )
 
 
 def _flat(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -390,9 +373,12 @@ def _encoded(values: NDArray[Any]) -> tuple[dict[str, NDArray[Any]], dict[str, A
         firsts, step = runs
         stored, base = _narrowed(values[firsts])
         narrow, _ = _narrowed(firsts.astype(np.uint64), based=False)
-        return {".first": narrow, ".value": stored}, form | {"base": base, "step": step}
-    stored, base = _narrowed(values)
-    return {"": stored}, form | ({"base": base} if base else {})
+        tensors, form = {".first": narrow, ".value": stored}, form | {"base": base, "step": step}
+    else:
+        stored, base = _narrowed(values)
+        tensors, form = {"": stored}, form | ({"base": base} if base else {})
+    tensors = {suffix: np.ascontiguousarray(part) for suffix, part in tensors.items()}
+    return tensors, form | {"checksum": f"{checksum_of(map(_bytes, tensors.values())):016x}"}
 
 
 def _runs(values: NDArray[Any]) -> tuple[NDArray[np.intp], int] | None:

@@ -21,7 +21,7 @@ from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import make_folder, sync_folder, write_atomically, write_json, writing
 from latentcache.store.catalog import Catalog, picked
-from latentcache.store.columns import are_equal, write_columns
+from latentcache.store.columns import write_columns
 from latentcache.store.paths import FORMAT_VERSION, CachePaths
 from latentcache.store.snapshot import (
     COLUMNS,
@@ -158,8 +158,10 @@ def publish_snapshot(
     new = _needed_shards(new)
     if current is not None:
         prints = current.fingerprint, str(current.manifest["columns"]["checksum"])
-        if is_known(_manifest(new, current.number, prints)[0]) and are_equal(
-            _columns(new.samples, new.fields), _columns(current.samples, current.fields.values())
+        if (
+            is_known(_manifest(new, current.number, prints)[0])
+            and current.columns is not None
+            and current.columns.holds(_columns(new.samples, new.fields))
         ):
             return 0
     number = paths.next_snapshot()
