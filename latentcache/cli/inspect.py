@@ -53,7 +53,7 @@ def inspect(
     with LocalEngine(device) as engine:
         if data is None:
             checks = [*machine_checks(device, engine.ask, out_folder or Path.cwd(), lambda more: "")]
-            payload: dict[str, Any] = {"data": None, "checks": [check.as_json() for check in checks]}
+            payload: dict[str, Any] = {"data": None, "checks": checks}
             lines = (*chain.from_iterable(map(_check_lines, checks)), _verdict(checks))
             return Result(payload, lines, exit_code=_status(checks))
         settings = BuildSettings(data=data, out=out_folder, source=source, **run, **requested.build)
@@ -114,7 +114,7 @@ def _result(data: Path, planned: _Planned, checks: Sequence[Check], rebuild: Any
     payload["counts"] |= {"quarantined": rejected, "notes": sum(note.count for note in source.notes)}
     payload["counts"] |= {"cached": plan.cached, "duplicates": plan.duplicates} if plan else {}
     payload |= {"needs": planned.needs, **(about(plan) if plan else {"plan": None})}
-    payload["checks"] = [check.as_json() for check in checks]
+    payload["checks"] = checks
     payload |= {"warnings": planned.warnings, "estimate": planned.estimates}
     too_many = rejected > (tolerated(plan.allow_failed, plan.samples) if plan else 0)
     failed = any(estimate["failed"] for estimate in planned.estimates.values())
@@ -124,24 +124,28 @@ def _result(data: Path, planned: _Planned, checks: Sequence[Check], rebuild: Any
 
 
 def _status(checks: Sequence[Check]) -> int:
-    return 3 if any(check.problem for check in checks) else 0
+    return 3 if any(check["state"] == "problem" for check in checks) else 0
 
 
 # text
 
 
 def _verdict(checks: Sequence[Check]) -> str:
-    problems = sum(check.problem for check in checks)
+    problems = sum(check["state"] == "problem" for check in checks)
     return f"{count_of(problems, 'problems')} found" if problems else "ready"
 
 
 def _check_lines(check: Check) -> Iterator[str]:
-    yield f"{check.state:8} {check.name:9} {check.text}"
-    yield from (f"  {name}: {text}" for name, text in (("hint", check.hint), ("fix", check.fix)) if text)
+    yield f"{check['state']:8} {check['name']:9} {check['text']}"
+    yield from (f"  {name}: {check[name]}" for name in ("hint", "fix") if name in check)
 
 
 def _lines(
-    payload: Mapping[str, Any], items: Sequence[Finding], plan: BuildPlan | None, checks: Sequence[Check], fix: str
+    payload: Mapping[str, Any],
+    items: Sequence[Finding],
+    plan: BuildPlan | None,
+    checks: Sequence[Check],
+    fix: str,
 ) -> Iterator[str]:
     """Data, samples, findings by cause, the plan of the build, the machine."""
     yield from (f"{label:10} {text}" for label, text in _recognized(payload))
@@ -163,7 +167,7 @@ def _lines(
     if fix:
         yield f"  fix: repair the rejected files, or allow them: {fix}"
     yield f"{'machine':10} {_verdict(checks)} (all checks: `latentcache inspect --machine`)"
-    yield from chain.from_iterable(_check_lines(check) for check in checks if check.state != "ok")
+    yield from chain.from_iterable(_check_lines(check) for check in checks if check["state"] != "ok")
 
 
 def _estimate_text(cost: Mapping[str, Any]) -> str:

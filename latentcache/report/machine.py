@@ -9,18 +9,16 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.encoders.versions import cuda_count, cuda_version, installed
-from latentcache.errors import DeviceError, DiskFullError, LatentcacheError, StoreError, WorkerError, count_of
+from latentcache.errors import DeviceError, LatentcacheError, count_of
 from latentcache.pipeline.devices import devices_for
 from latentcache.pipeline.preflight import check_space, free_bytes
 from latentcache.pipeline.workers.memory import cpu_count, host_memory
 from latentcache.report.units import human_bytes
 from latentcache.store.gather import reader_kind
-from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan
@@ -33,37 +31,21 @@ _NETWORK = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "virtiofs")
 )
 _LEAST_FILES, _LEAST_SHM = 1024, 1 << 30
-_ENVIRONMENT = (DeviceError, StoreError, DiskFullError, WorkerError)
 #: Answers ``module:function`` in a worker process.
 Ask = Callable[[str], Any]
+#: One element of ``checks``: ``name``, ``state``, ``text``, and ``hint`` or ``fix`` if there is something to do.
+Check = Mapping[str, Any]
 #: The build that was asked for, with further options; empty if there is no data.
 Rebuild = Callable[[str], str]
 
 
-class Check(Value):
-    """One checked thing."""
-
-    name: str
-    text: str
-    problem: bool = False
-    """True if a build would fail or reject data."""
-    hint: str = ""
-    """Advice as text."""
-    fix: str = ""
-    """Advice as a command."""
-    of_machine: bool = False
-    """True if this machine is the problem, not the data or the model."""
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def state(self) -> str:
-        """``problem``, ``warning`` or ``ok``."""
-        return "problem" if self.problem else "warning" if self.hint or self.fix else "ok"
-
-    def as_json(self) -> dict[str, Any]:
-        """One element of ``checks``."""
-        shown = {"name": self.name, "state": self.state, "text": self.text, "hint": self.hint, "fix": self.fix}
-        return {key: value for key, value in shown.items() if value} | dict(self.details)
+def _check(
+    name: str, text: str, details: Mapping[str, Any], *, problem: bool = False, hint: str = "", fix: str = ""
+) -> Check:
+    """One checked thing; a build would fail or reject data if it is a problem."""
+    state = "problem" if problem else "warning" if hint or fix else "ok"
+    shown = {"name": name, "state": state, "text": text, "hint": hint, "fix": fix}
+    return {key: value for key, value in shown.items() if value} | dict(details)
 
 
 def machine_checks(device: str, ask: Ask, cache: Path, rebuild: Rebuild) -> Iterator[Check]:
@@ -81,14 +63,8 @@ def checked(name: str, check: Callable[[], Check]) -> Check:
         return check()
     except LatentcacheError as error:
         why = f": {error.why}" if error.why else ""
-        return Check(
-            name=name,
-            problem=True,
-            text=f"{error.what}{why}",
-            fix=error.fix,
-            of_machine=isinstance(error, _ENVIRONMENT),
-            details={"slug": error.slug, "where": error.where},
-        )
+        details = {"slug": error.slug, "where": error.where}
+        return _check(name, f"{error.what}{why}", details, problem=True, fix=error.fix)
 
 
 def packages() -> Check:
@@ -96,21 +72,17 @@ def packages() -> Check:
     versions = {"python": platform.python_version(), **installed((*_PACKAGES, *_OPTIONAL))}
     missing = " ".join(name for name in _PACKAGES if not versions[name])
     text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    return Check(
-        name="packages",
-        problem=bool(missing),
-        text=f"{missing} missing; {text}" if missing else text,
-        fix=f"pip install {missing}" if missing else "",
-        of_machine=bool(missing),
-        details={"versions": versions},
-    )
+    details = {"versions": versions}
+    if not missing:
+        return _check("packages", text, details)
+    return _check("packages", f"{missing} missing; {text}", details, problem=True, fix=f"pip install {missing}")
 
 
 def reader() -> Check:
     """The reader of batches."""
     kind = reader_kind()
     text = f"{kind.kind}: {kind.why}, so loaders read at a third of the speed" if kind.why else kind.kind
-    return Check(name="reader", text=text, fix=kind.fix, details={"compiled_reader": not kind.why})
+    return _check("reader", text, {"compiled_reader": not kind.why}, fix=kind.fix)
 
 
 def device_check(device: str, ask: Ask, rebuild: Rebuild) -> Check:
@@ -121,21 +93,20 @@ def device_check(device: str, ask: Ask, rebuild: Rebuild) -> Check:
     if device.startswith("cpu") or not (cuda_count() or Path("/dev/nvidia0").exists()):
         if device.startswith("cuda"):
             raise DeviceError("this machine has no CUDA device", fix=rebuild("--device cpu") or "give --device cpu")
-        return Check(name="device", text=f"no CUDA device in use; {host}", details=details)
+        return _check("device", f"no CUDA device in use; {host}", details)
     details |= ask("latentcache.encoders.versions:device_report")
     driver = f"driver for CUDA {details['driver']}" if details["driver"] else "no driver"
     if details["usable"]:
         memory = f"{human_bytes(details['free_bytes'])} of {human_bytes(details['total_bytes'])} free"
-        return Check(name="device", text=f"{details['name']}, {memory}, {driver}; {host}", details=details)
+        return _check("device", f"{details.pop('name')}, {memory}, {driver}; {host}", details)
     target = f"CUDA {details['cuda']}" if details["cuda"] else "the CPU only"
-    return Check(
-        name="device",
-        problem=True,
-        text=f"the CUDA device cannot be used: torch {details['torch']} is built for {target}, {driver}",
+    return _check(
+        "device",
+        f"the CUDA device cannot be used: torch {details['torch']} is built for {target}, {driver}",
+        details,
         hint="install the torch build that fits the driver",
+        problem=True,
         fix=rebuild("--device cpu"),
-        of_machine=True,
-        details=details,
     )
 
 
@@ -150,7 +121,7 @@ def limits() -> Check:
         fix = f"ulimit -n {4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)}"
     elif shm < _LEAST_SHM:
         hint = "DataLoader workers pass batches through /dev/shm: give a container --shm-size 2g"
-    return Check(name="limits", text=text, hint=hint, fix=fix, details=details)
+    return _check("limits", text, details, hint=hint, fix=fix)
 
 
 def disk(cache: Path, rebuild: Rebuild) -> Check:
@@ -159,17 +130,17 @@ def disk(cache: Path, rebuild: Rebuild) -> Check:
     text = f"{human_bytes(free)} free at {cache}{f' on {kind}' if kind else ''}"
     details = {"cache": str(cache), "free_bytes": free, "file_system": kind}
     if kind not in _NETWORK and not kind.startswith("fuse."):
-        return Check(name="disk", text=text, details=details)
+        return _check("disk", text, details)
     hint = "build on a local disk, then copy the cache: readers need no locks"
     fix = rebuild(f"--out {shlex.quote(str(Path(tempfile.gettempdir(), cache.name)))}")
-    return Check(name="disk", text=f"{text}: a network file system", hint=hint, fix=fix, details=details)
+    return _check("disk", f"{text}: a network file system", details, hint=hint, fix=fix)
 
 
 def space(plan: BuildPlan) -> Check:
     """The room for the entries of a build."""
     check_space(plan)
     text = f"about {human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
-    return Check(name="space", text=text, details={"bytes_to_write": plan.bytes_to_write})
+    return _check("space", text, {"bytes_to_write": plan.bytes_to_write})
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:

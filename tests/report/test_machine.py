@@ -74,6 +74,14 @@ def test_a_missing_device(run, data):
     assert (checked["slug"], checked["state"]) == ("device", "problem")
 
 
+def test_a_device_is_not_called_by_its_model(monkeypatch):
+    monkeypatch.setattr(machine, "cuda_count", lambda: 1)
+    monkeypatch.setattr(machine, "devices_for", lambda device, needs_torch: ["cuda:0"])
+    report = {"torch": "2.9", "cuda": "12.8", "usable": True, "name": "H100", "free_bytes": 1, "total_bytes": 2}
+    check = machine.device_check("auto", lambda question: report, lambda more: "")
+    assert (check["name"], check["state"], check["text"].partition(",")[0]) == ("device", "ok", "H100")
+
+
 @pytest.mark.parametrize(
     ("mounts", "kind"),
     [
