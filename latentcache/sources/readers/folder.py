@@ -489,8 +489,9 @@ def _samples(
         columns["image_set"] = units["owner"].astype(np.uint16)
     if (units["focus"] >= 0).any():
         columns[FOCUS] = units["focus"]
-    for name in sorted({name for more in units["more"].tolist() for name in more}):
-        columns[OF_TABLE + name] = table_column([more.get(name) for more in units["more"].tolist()])
+    others = units["more"].tolist() if "more" in units.columns else []
+    for name in sorted({name for more in others for name in more}):
+        columns[OF_TABLE + name] = table_column([more.get(name) for more in others])
     member = units["member"] if "member" in units.columns else None
     inputs = {"image": Input(content=content, file=images.astype(np.int32), line=member), "caption": caption}
     for name, file in units.files.items():
