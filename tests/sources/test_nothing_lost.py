@@ -449,16 +449,6 @@ def put_table(folder, form, *rows):
 
 
 @pytest.mark.parametrize("form", TABLE_FORMS)
-def test_a_label_is_no_caption(run, build, captions, data, form):
-    put(data / "a.png", png(60))
-    put_table(data, form, {"file_name": "a.png", "label": "7"})
-    report = build(*IMAGES)
-    assert (samples_of(report), report["counts"]["no_caption"]) == ((1, 0, 0), 1)
-    assert captions() == {"a.png": ""}
-    assert "label" in run("inspect", data, "--json").out
-
-
-@pytest.mark.parametrize("form", TABLE_FORMS)
 def test_two_columns_of_captions_need_a_choice(build, captions, data, form):
     put(data / "a.png", png(60))
     put_table(data, form, {"file_name": "a.png", "text": "a text", "prompt": "a prompt"})
@@ -506,13 +496,15 @@ def columns_in_batches(cache):
 
 
 @pytest.mark.parametrize("form", TABLE_FORMS)
-def test_other_columns_of_a_table_are_in_batches(run, build, data, tmp_path, form):
+def test_a_label_is_a_column_and_no_caption(run, build, captions, data, tmp_path, form):
     put(data / "a.png", png(60))
     put(data / "ab.png", png(90))
     rows = [{"file_name": f"{stem}.png", "label": f"kind {stem}", "score": len(stem)} for stem in ("a", "ab")]
     put_table(data, form, *rows)
     report = build(*IMAGES)
-    (note,) = (item for item in report["items"] if item["reason"] == "text-column")
+    assert (samples_of(report), report["counts"]["no_caption"]) == ((2, 0, 0), 2)
+    assert captions() == {"a.png": "", "ab.png": ""}
+    (note,) = report["items"]
     assert note["found"] == "it has no column of captions; columns of the samples: label, score"
     expected = {"a.png": ("kind a", 1), "ab.png": ("kind ab", 2)}
     if form == "csv":  # where all cells are texts
