@@ -33,7 +33,7 @@ _NO_ROWS = np.zeros(0, dtype=np.intp)
 
 
 class _Field:
-    """Columns for reading a field, in memory: 28 bytes an entry, 8 to 12 a row. Rows of few runs stay as they are."""
+    """Columns for reading a field, in memory: 28 bytes an entry, 8 to 16 a row. Rows of few runs stay as they are."""
 
     def __init__(self, rows: FieldRows, places: Any) -> None:
         self.rows, self.packed, self.pending = rows, rows.packing == "block", places is not None
@@ -41,34 +41,16 @@ class _Field:
         where = rows if places is None else places  # of a pending snapshot; there each row is an entry
         self.shard, self.offset = np.asarray(where.shard), np.asarray(where.offset).view(np.int64)
         self.checksum, self.size, self.head = np.asarray(where.checksum), where.bytes, where.head
-        entry = np.asarray(rows.entry)
-        own = len(entry) == len(self.offset) and (entry[0], entry[-1]) == (0, len(entry) - 1) if len(entry) else True
-        self.entry = None if own and bool((entry[1:] > entry[:-1]).all()) else entry
-        shapes = [one.shape[1:] if rows.spec.ragged else one.shape for one in rows.groups]
-        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
-        self.width = self.dtype.itemsize * np.array(sizes, dtype=np.int64)
-        self.group = np.asarray(rows.group).astype(np.uint16) if len({*sizes}) > 1 else None
+        self.entry, self.group = np.asarray(rows.entry), np.asarray(rows.group)
+        shapes = [group.shape[1:] if rows.spec.ragged else group.shape for group in rows.groups]
+        self.width = np.array([self.dtype.itemsize * int(np.prod(shape)) for shape in shapes], dtype=np.int64)
         self.start = np.asarray(where.start) if self.packed else None
         self.length = np.asarray(where.length) if rows.spec.ragged else None
         self.proven = np.zeros(len(self.offset), dtype=np.bool_)
-        self.all_proven = False
-
-    def entries_of(self, rows: Ints) -> Ints:
-        """(n,) entries of items; the numbers of the items if each has its own, in order."""
-        return rows if self.entry is None else self.entry[rows]
-
-    def remember(self, entries: Ints) -> None:
-        """These are proven."""
-        if self.all_proven:  # with ``always``; of a million entries the flags alone take 50 us
-            return
-        self.proven[entries] = True
-        if len(entries):
-            self.all_proven = bool(self.proven.all()) if self.proven[-1] and self.proven[0] else False
 
     def segments(self, rows: Ints, start: Ints | None = None, length: Ints | None = None) -> tuple[Ints, Ints, Ints]:
         """(n,) shards, first bytes and bytes of items, or of elements of them from ``start`` on."""
-        entry = self.entries_of(rows)
-        width: Any = self.width[0] if self.group is None else self.width[self.group[rows]]
+        entry, width = self.entry[rows], self.width[self.group[rows]]
         count: Any = 1 if self.length is None else self.length[rows].astype(np.int64)
         offset = self.offset[entry]
         if self.start is not None:
@@ -76,10 +58,7 @@ class _Field:
         if start is not None:
             offset += start * width
             count = count - start if length is None else length
-        size: Any = count * width
-        if not isinstance(size, np.ndarray):
-            size = np.full(len(entry), size, dtype=np.int64)
-        return self.shard[entry], offset, size
+        return self.shard[entry], offset, count * width
 
 
 class EntryReader:
@@ -132,7 +111,7 @@ class EntryReader:
         """The head of the entry that holds an item. Errors as :meth:`gather`."""
         one, rows = self._field(field), np.array([row])
         self.ready(field, rows)
-        entry = int(one.entries_of(rows)[0])
+        entry = int(one.entry[row])
         head = int(one.head[entry])
         place, length = int(one.offset[entry]) - head, head + int(one.size[entry])
         try:
@@ -144,7 +123,7 @@ class EntryReader:
 
     def prove(self, one: _Field, rows: Ints) -> None:
         """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""
-        entries = np.unique(one.entries_of(rows[self.unproven(one, rows)]))
+        entries = np.unique(one.entry[rows[self.unproven(one, rows)]])
         for entry in entries.tolist():
             if one.pending and one.proven[entry] and self.checksum == "first":
                 continue
@@ -153,7 +132,7 @@ class EntryReader:
             )
             if one.pending:  # there each row is an entry, and those of a block are in one place
                 one.proven[(one.offset == one.offset[entry]) & (one.shard == one.shard[entry])] = True
-        one.remember(entries)
+        one.proven[entries] = True
 
     def file(self, shard: int) -> File:
         """A shard, opened on first use. There is no lock: a fork could inherit it held; of two threads one wins."""
@@ -197,7 +176,7 @@ class EntryReader:
         """Positions in ``rows`` of items whose entries have to be proven."""
         if self.checksum == "always":
             return np.arange(len(rows))
-        return _NO_ROWS if one.all_proven else np.flatnonzero(~one.proven[one.entries_of(rows)])
+        return np.flatnonzero(~one.proven[one.entry[rows]])
 
     def _opened(self, shards: Ints) -> tuple[list[File], Ints | int]:
         """The files of n items, opened on first use, and (n,) which of them each is in."""
@@ -229,7 +208,7 @@ class EntryReader:
 
     def corrupt(self, one: _Field, entry: int, why: str) -> CorruptEntryError:
         """The error that names a damaged entry."""
-        rows = np.flatnonzero(one.entry == entry) if one.entry is not None else np.array([entry])
+        rows = np.flatnonzero(one.entry == entry)
         name = self.snapshot.samples.names[int(one.rows.sample[int(rows[0])])] if len(rows) else ""
         more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         return CorruptEntryError(
@@ -264,7 +243,7 @@ class Gathering(Reading):
         self._new: Ints = _NO_ROWS
         if not located.whole:
             reader.prove(one, located.rows[first:last])
-        elif not one.all_proven or reader.checksum == "always":
+        else:
             self._new = reader.unproven(one, located.rows[first:last])
         super().__init__(located, out, first, last, hashed=len(self._new) > 0, scaling=scaling)
 
@@ -291,12 +270,12 @@ class Gathering(Reading):
             except OSError as error:
                 why = str(error)
             if found != size:
-                raise self._located.reader.corrupt(one, int(one.entries_of(np.array([row]))[0]), why)
+                raise self._located.reader.corrupt(one, int(one.entry[row]), why)
 
     def _prove(self) -> None:
         """Hold items that were just read against their checksums."""
         one, new, hashes = self._located.field, self._first + self._new, self.hashes
-        entries = one.entries_of(self._located.rows[new])
+        entries = one.entry[self._located.rows[new]]
         if hashes is None:
             size, begin = self._located.columns[2:4, new]
             pieces, memory = zip(begin.tolist(), (begin + size).tolist(), strict=True), self._out.data
@@ -306,7 +285,7 @@ class Gathering(Reading):
         wrong = np.flatnonzero(hashes != one.checksum[entries])
         for at in wrong.tolist():
             self._located.reader.check_hash(one, int(entries[at]), int(hashes[at]))
-        one.remember(entries)
+        one.proven[entries] = True
 
 
 def _close_all(files: dict[int, File]) -> None:
