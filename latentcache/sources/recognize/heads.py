@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -19,11 +19,12 @@ from latentcache.sources.records import KINDS, Way
 _LOOKED_AT = 256
 
 
-def hold_images(root: Path, names: Iterable[str], *, unread: bool = False) -> bool:
+def hold_images(root: Path, names: Sequence[str], *, unread: bool = False) -> bool:
     """True if one of some archives holds images, by its first members or its columns.
 
-    ``unread``: the answer if none can be read, so that somebody says why.
+    ``unread``: the answer if there are some and none can be read, so that somebody says why.
     """
+    unread = unread and bool(names)
     for name in names:
         try:
             if _holds_images(root / name):

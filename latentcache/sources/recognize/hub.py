@@ -58,9 +58,7 @@ def _tables(inventory: Inventory, options: SourceOptions) -> Layout | None:
 def _tars(inventory: Inventory, options: SourceOptions) -> Layout | None:
     names, packed = inventory.files(".tar"), inventory.files(*PACKED)
     count = sum(len(folder.stats) for folder in inventory.below())
-    if not (
-        hold_images(inventory.root, names, unread=bool(names)) or (packed and not names and count == len(packed))
-    ):
+    if not (hold_images(inventory.root, names, unread=True) or (packed and not names and count == len(packed))):
         return None
     names += packed
     return _layout(inventory, TAR, names, splits_of(names, options.split))
@@ -68,7 +66,7 @@ def _tars(inventory: Inventory, options: SourceOptions) -> Layout | None:
 
 def _rows(inventory: Inventory, options: SourceOptions) -> Layout | None:
     names = [name for name in inventory.files(".parquet") if name.rpartition("/")[2] not in TABLE_NAMES]
-    if not hold_images(inventory.root, names, unread=bool(names) and not inventory.files(".jsonl", ".ndjson")):
+    if not hold_images(inventory.root, names, unread=not inventory.files(".jsonl", ".ndjson")):
         return None
     return _layout(inventory, PARQUET, names, splits_of(names, options.split))
 
@@ -78,7 +76,7 @@ def _saved(inventory: Inventory, _: SourceOptions) -> Layout | None:
     splits = saved_splits(inventory)
     names = [name for files in splits.values() for name in files]
     # Who reads it as records says why a split has no files.
-    if not all(splits.values()) or not hold_images(inventory.root, names, unread=bool(names)):
+    if not all(splits.values()) or not hold_images(inventory.root, names, unread=True):
         return None
     layout = _layout(inventory, ARROW, names, [split for split, files in splits.items() for _ in files])
     return replace(layout, used=saved_states(splits), doubt="")
