@@ -63,6 +63,7 @@ class _Build:
     observer: Observer
     stop: StopSignal
     paths: CachePaths
+    owner: str = field(default_factory=lambda: os.urandom(8).hex())
     started: float = field(default_factory=time.monotonic)
     events: EventLog | None = None
     engine: LocalEngine = field(init=False)
@@ -98,6 +99,7 @@ class _Build:
                 preflight.check_notes(plan.notes, self.settings.data)
             preflight.check_space(plan)
             if catalog.damaged or self.paths.open_shards():
+                self.claim(plan)
                 catalog = load_catalog(self.paths, mended=self.mend())
                 works = self.works(kinds, catalog)
             return self.make(plan, works, catalog)
@@ -300,13 +302,17 @@ class _Build:
             self.observer.warned(f"shard {name} is damaged: its entries are encoded again")
         return mended
 
+    def claim(self, plan: BuildPlan) -> None:
+        """Record the settings of this build, and that open shards are its own."""
+        make_folder(self.paths.shards)
+        more: dict[str, Any] = {"samples": plan.samples, "allow_failed": plan.allow_failed, "owner": self.owner}
+        write_state(self.paths, self.described, self.options, part=plan.part, **more)
+
     def make(self, plan: BuildPlan, works: list[FieldWork], catalog: Catalog) -> BuildReport:
         """Encode what is to do, field by field, and publish."""
         end_pending(self.paths)
         if any(len(work.todo) for work in works):
-            make_folder(self.paths.shards)
-            more: dict[str, Any] = {"samples": plan.samples, "allow_failed": plan.allow_failed}
-            write_state(self.paths, self.described, self.options, part=plan.part, **more)
+            self.claim(plan)
             with writing(self.paths.building):
                 failpoint("plan-written")
             if self.settings.stream:
@@ -381,6 +387,7 @@ class _Build:
             groups=work.plan.groups,
             root=str(self.listing.root),
             cache=str(self.paths.root.resolve()),
+            owner=self.owner,
             needs_torch=described.needs_torch,
             options={"max_pixels": settings.max_pixels},
             **{name: getattr(settings, name) for name in _OF_RUNS},

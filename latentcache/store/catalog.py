@@ -140,8 +140,11 @@ class Catalog:
         """(n, 32) keys of the entries that hold items."""
         keys = np.empty((len(rows.shard), KEY_BYTES), dtype=np.uint8)
         for number in np.unique(rows.shard).tolist():
-            at = rows.shard == number
-            keys[at] = self._index(number).key[rows.entry[at]]
+            at = np.flatnonzero(rows.shard == number)
+            at = at[np.argsort(rows.entry[at])]
+            for start in range(0, len(at), _TOGETHER):  # neighbors at a time: the column of all keys is large
+                some = at[start : start + _TOGETHER]
+                keys[some] = self._index(number).key[rows.entry[some]]
         return keys
 
     def own_columns(self, kind: FieldKind, place: NDArray[np.integer]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -70,6 +70,24 @@ def builder_name(path: Path) -> str:
     return "" if reused or _is_dead({"pid": pid, "host": host}) else f"process {pid} on {host} since {since}"
 
 
+def check_owner(building: Path, owner: str) -> None:
+    """Raise CacheLockedError unless ``BUILDING`` names this build, by its random id, as the owner of open shards.
+
+    An empty id is not looked for.
+    """
+    if not owner:
+        return
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
+        if json.loads(read_file(building)).get("owner") == owner:
+            return
+    raise CacheLockedError(
+        "another build has taken this cache over",
+        where=str(building),
+        why="it names another owner of the open shards; never delete builder.lock",
+        fix="wait until the other build ends, then run this command again: committed entries are kept",
+    )
+
+
 def _let_go() -> None:
     """In a forked process: a flock lasts until all copies of its descriptor are closed."""
     while _held:

@@ -8,7 +8,9 @@ import sys
 import time
 
 import pytest
-from commands import ROOT, acknowledged, build, draw_folder, entries, finished, start_build, wait_for
+from commands import ROOT, acknowledged, build, draw_folder, entries, finished, look, start_build, wait_for
+
+from latentcache.store.paths import CachePaths
 
 both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
@@ -65,3 +67,20 @@ def test_a_signal_during_imports_is_reported(tmp_path, number):
     assert done.returncode == 128 + number, done.stderr
     assert json.loads(done.stdout)["error"]["slug"] == "interrupted"
     assert "Traceback" not in done.stderr
+
+
+def test_a_build_whose_lock_file_was_deleted_gives_way(tmp_path):
+    """Its open shard is sealed by the other build, so it commits nothing more."""
+    data, cache, events = draw_folder(tmp_path / "data", 20), tmp_path / "cache", tmp_path / "events"
+    process = start_build(data, cache, "--commit-every", 1, delay_ms=200, events=events)
+    wait_for(lambda: acknowledged(events), process)
+    (cache / "builder.lock").unlink()
+    second = build(data, cache)
+    assert second.status == 0, second.err
+    assert second.json["counts"]["cached"], "what the first build committed is used"
+    first = finished(process, 30)
+    assert (first.status, first.json["error"]["slug"]) == (3, "locked"), first.err
+    assert "another build has taken this cache over" in first.err
+    assert not CachePaths(cache).open_shards()
+    assert look("verify", cache, "--full").status == 0
+    assert build(data, cache).json["counts"]["encoded"] == 0

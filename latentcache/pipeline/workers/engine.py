@@ -44,6 +44,8 @@ class Task(Value):
     stream: bool = False
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """``ProducerContext.options``."""
+    owner: str = ""
+    """Random id of the build, as ``BUILDING`` has it."""
     shard: str = ""
     """Name of the shard to write, without suffix. Set for one worker, as are its device, threads and memory."""
     bounded: bool = False

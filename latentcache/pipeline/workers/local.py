@@ -393,10 +393,12 @@ def worker_count(task: Task, kind: FieldKind, total_cost: int) -> int:
 def recovered(task: Task) -> bytes:
     """Seal a dead worker's shard; gives all item keys that the worker committed."""
     from latentcache.store.garbage import recover_shard
+    from latentcache.store.lock import check_owner
 
     paths, keys = CachePaths(Path(task.cache)), list[bytes]()
     folder = paths.shards / f"{task.shard}{OPEN_SUFFIX}"
     if folder.exists():
+        check_owner(paths.building, task.owner)
         recover_shard(paths, folder)
     for shard in paths.sealed_shards():
         if shard.name.partition("-")[0] == task.shard:

@@ -66,8 +66,14 @@ class WorkerLoop:
         self.producer_class: type[Producer] = load(self.kind.producer)
         self.lookup = open_lookup(Path(task.lookup)) if task.lookup else None
         self.jobs = Tracker(self.kind, self.recipe, task.groups, self.lookup)
-        shards, every = CachePaths(Path(task.cache)).shards, task.commit_every
-        self.writer = WriterThread(shards, task.shard, self._committed, commit_every=every, rolling=task.stream)
+        self.writer = WriterThread(
+            CachePaths(Path(task.cache)).shards,
+            task.shard,
+            self._committed,
+            owner=task.owner,
+            commit_every=task.commit_every,
+            rolling=task.stream,
+        )
         self.budget = ByteBudget(task.host_memory or 0)
         self.batches = Batches(self.kind, self.recipe.spec, task, self._warn)
         self.stopping = threading.Event()

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from latentcache.pipeline.workers.batching import TrackedJob
 from latentcache.store.entry import NewEntry
-from latentcache.store.paths import OPEN_SUFFIX
+from latentcache.store.lock import check_owner
+from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.shard import ShardWriter
 
 #: Smaller commits cost more fsyncs, larger ones more memory; 8 to 16 MiB was cheapest in CPU per byte.
@@ -41,10 +42,11 @@ class WriterThread:
         name: str,
         committed: Callable[[Sequence[NewEntry], Sequence[TrackedJob]], None],
         *,
+        owner: str = "",
         commit_every: int | None = None,
         rolling: bool = False,
     ) -> None:
-        self._shards, self._name, self._committed = shards, name, committed
+        self._shards, self._name, self._committed, self._owner = shards, name, committed, owner
         self._most, self._rolling = commit_every or 1 << 62, rolling
         self._queue: queue.Queue[_Batch | None] = queue.Queue(_QUEUE_BATCHES)
         self._error: BaseException | None = None
@@ -96,6 +98,7 @@ class WriterThread:
                     self._commit()
             self._commit()
             if self._shard is not None:
+                self._check_owner()
                 self._shard.seal()
         except BaseException as error:  # noqa: BLE001 - raised by put() and finish() in the worker's loop
             self._error = error
@@ -117,6 +120,7 @@ class WriterThread:
         if not (self._waiting or self._jobs):
             return
         if self._waiting:
+            self._check_owner()
             if self._shard is None:
                 self._shard = ShardWriter(self._shards / f"{self._name}{OPEN_SUFFIX}")
                 self._opened = time.monotonic()
@@ -129,3 +133,7 @@ class WriterThread:
             self._sealed += 1
             self._shard.seal(f"{self._name}-{self._sealed}")
             self._shard = None
+
+    def _check_owner(self) -> None:
+        """Raise if another build may have sealed the open shard, or may write one of its name."""
+        check_owner(CachePaths(self._shards.parent).building, self._owner)

@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from latentcache.errors import DiskFullError
+from latentcache.errors import CacheLockedError, DiskFullError
 from latentcache.fields.registry import field_kinds
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.workers import writer as writer_module
@@ -108,4 +108,18 @@ def test_a_failure_is_raised_by_put_and_by_finish_and_earlier_commits_stay(tmp_p
     with pytest.raises(DiskFullError):
         bench.writer.finish()
     assert bench.commits == [list(made[0].item_keys), list(made[1].item_keys)]
+    assert [folder.name for folder in bench.paths.open_shards()] == ["one.open"]
+
+
+def test_a_writer_stops_when_another_build_owns_the_shard(tmp_path):
+    (tmp_path / "BUILDING").write_text('{"owner": "one"}')
+    bench, made = Bench(tmp_path, owner="one", commit_every=1), entries(6)
+    bench.writer.put(made[:3])
+    while len(bench.commits) < 2:
+        time.sleep(0.01)
+    (tmp_path / "BUILDING").write_text('{"owner": "two"}')
+    bench.writer.put(made[3:])
+    with pytest.raises(CacheLockedError, match="another build"):
+        bench.writer.finish()
+    assert len(bench.commits) <= 3
     assert [folder.name for folder in bench.paths.open_shards()] == ["one.open"]
