@@ -43,7 +43,7 @@ class Listing(ScanResult):
     layout: Layout | None = None
     """Layout of the images: its word, why it was chosen, its sets. None: DATA are records."""
     inventory: str = ""
-    """Digest of the names and sizes of all files of DATA, whatever part is read."""
+    """Digest of the names and sizes of the files of DATA that may be data, whatever part is read."""
     _ways: Sequence[Way | None] = field(default=(), repr=False)
     """Way to read each file of records."""
 
