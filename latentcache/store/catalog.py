@@ -1,6 +1,6 @@
 """Every item that is committed in a cache, whichever build wrote it: what a new build need not encode.
 
-The items of all shards are numbered, shard by shard; the number of an item is its place. A search looks up 64 bits,
+The items of all shards are numbered, shard by shard. A search looks up 64 bits,
 which mix the content hash with the rest of the key, and then compares keys in the indexes. This takes 12 bytes an
 item and no Python object. Workers map the sorted numbers from one file, so they share its memory.
 """
@@ -38,12 +38,12 @@ Table = tuple[NDArray[np.uint64], NDArray[np.uint32]]
 
 
 #: Where an item is: positions in the catalog and in the index of the shard, the others as in ``FieldRows``.
-PLACE_TYPES = np.dtype("i4,u4,u8,u4,u8,u8,u4,u4")
-PLACE_TYPES.names = ("shard", "entry", "offset", "head", "bytes", "checksum", "start", "length")
+LOCATION_TYPES = np.dtype("i4,u4,u8,u4,u8,u8,u4,u4")
+LOCATION_TYPES.names = ("shard", "entry", "offset", "head", "bytes", "checksum", "start", "length")
 
 
 class Catalog:
-    """Finds committed items by key, or by the input of the encoder. A place is the number of an item.
+    """Finds committed items by key, or by the input of the encoder. Items are given by their numbers.
 
     ``counts`` are the items of each shard in ``folders``, ``indexes`` those that are open already. ``tables``, as
     :meth:`save_lookup` has them, are made when they are first needed.
@@ -86,31 +86,31 @@ class Catalog:
     def __len__(self) -> int:
         return len(self._table(_KEY)[0])
 
-    def all_places(self) -> NDArray[np.int64]:
+    def all_items(self) -> NDArray[np.int64]:
         """(n,) places of all distinct items, shard by shard and entry by entry."""
         return np.sort(self._table(_KEY)[1]).astype(np.int64)
 
-    def keys(self, place: NDArray[np.integer] | None = None) -> NDArray[np.uint8]:
-        """(n, 32) item keys, of all distinct items if no places are given."""
-        place = self.all_places() if place is None else place
-        found = np.empty((len(place), KEY_BYTES), dtype=np.uint8)
-        for at, _, index, item in self._parts(place):
-            found[at] = index.keys(item)
-        return found
+    def keys(self, items: NDArray[np.integer] | None = None) -> NDArray[np.uint8]:
+        """(n, 32) item keys, of all distinct items if no numbers are given."""
+        items = self.all_items() if items is None else items
+        keys = np.empty((len(items), KEY_BYTES), dtype=np.uint8)
+        for at, _, index, rows in self._parts(items):
+            keys[at] = index.keys(rows)
+        return keys
 
     def find(self, keys: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """(n,) place of each item key (n, 32); -1 if it is not committed."""
+        """(n,) item of each key (n, 32); -1 if it is not committed."""
         return self._search(_KEY, _mixed(keys), lambda items, rows: (self.keys(items) == keys[rows]).all(axis=1))
 
     def find_same(self, same: NDArray[np.uint8], keys: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """(n,) place of an item with the same-hash (n, 16) whose key differs from the key (n, 32) in content only."""
+        """(n,) item with the same-hash (n, 16) whose key differs from the key (n, 32) in content only."""
 
         def right(at: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.bool_]:
             stored, wanted = self.keys(at), keys[row].copy()
             wanted[:, CONTENT_SLICE] = stored[:, CONTENT_SLICE]
             held: NDArray[np.bool_] = (stored == wanted).all(axis=1)
-            for some, _, index, item in self._parts(at):
-                held[some] &= (index.columns["item.same"][item] == same[row][some]).all(axis=1)
+            for some, _, index, rows in self._parts(at):
+                held[some] &= (index.columns["item.same"][rows] == same[row][some]).all(axis=1)
             return held
 
         return self._search(_SAME, _mixed(keys, same), right)
@@ -119,16 +119,19 @@ class Catalog:
         """Give the memory back; what is needed again is made again."""
         self._tables = {}
 
-    def places(self, place: NDArray[np.integer]) -> Any:
-        """(n,) where items are, as a record array of ``PLACE_TYPES``."""
-        rows: Any = np.zeros(len(place), dtype=PLACE_TYPES).view(np.recarray)
-        for at, number, index, item in self._parts(place):
-            entry = index.columns["item.entry"][item]
-            rows.shard[at], rows.entry[at] = number, entry
-            rows.start[at], rows.length[at] = index.columns["item.start"][item], index.columns["item.length"][item]
+    def locations(self, items: NDArray[np.integer]) -> Any:
+        """(n,) where items are, as a record array of ``LOCATION_TYPES``."""
+        locations: Any = np.zeros(len(items), dtype=LOCATION_TYPES).view(np.recarray)
+        for at, number, index, rows in self._parts(items):
+            entry = index.columns["item.entry"][rows]
+            locations.shard[at], locations.entry[at] = number, entry
+            locations.start[at], locations.length[at] = (
+                index.columns["item.start"][rows],
+                index.columns["item.length"][rows],
+            )
             for name in ("offset", "head", "bytes", "checksum"):
-                rows[name][at] = getattr(index, name)[entry]
-        return rows
+                locations[name][at] = getattr(index, name)[entry]
+        return locations
 
     def entry_numbers(self, rows: Any) -> NDArray[np.int64]:
         """(n,) a number for the entry of each item."""
@@ -147,55 +150,55 @@ class Catalog:
                 keys[some] = self._index(number).key[rows.entry[some]]
         return keys
 
-    def own_columns(self, kind: FieldKind, place: NDArray[np.integer]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def own_columns(self, kind: FieldKind, items: NDArray[np.integer]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The kind's plain and ragged columns of n items; what their heads lack is zeros."""
-        plain = {name: np.zeros((len(place), *shape), dtype) for name, (dtype, shape) in kind.columns.items()}
+        plain = {name: np.zeros((len(items), *shape), dtype) for name, (dtype, shape) in kind.columns.items()}
         parts = {
             name: [(np.zeros(0, np.int64), np.zeros((0, *shape), dtype))]
             for name, (dtype, shape) in kind.ragged_columns.items()
         }
         order = [np.zeros(0, dtype=np.intp)]
-        for at, _, index, item in self._parts(place):
-            order.append(np.arange(len(place))[at])
+        for at, _, index, rows in self._parts(items):
+            order.append(np.arange(len(items))[at])
             for name, column in plain.items():
                 stored = index.columns.get(f"columns/{kind.kind}/{name}")
                 if stored is not None:
-                    column[at] = stored[item]
+                    column[at] = stored[rows]
             for name, some in parts.items():
                 counts = index.columns.get(f"ragged/{kind.kind}/{name}.counts")
                 if counts is None:
-                    some.append((np.zeros(len(item), np.int64), some[0][1]))
+                    some.append((np.zeros(len(rows), np.int64), some[0][1]))
                 else:
                     values = index.columns.get(f"ragged/{kind.kind}/{name}.values")
-                    ends, found = picked(np.cumsum(counts, dtype=np.int64), values, item)
-                    some.append((np.diff(ends, prepend=0), found.astype(some[0][1].dtype)))
+                    ends, chosen = picked(np.cumsum(counts, dtype=np.int64), values, rows)
+                    some.append((np.diff(ends, prepend=0), chosen.astype(some[0][1].dtype)))
         back, ragged = np.argsort(np.concatenate(order)), dict[str, Any]()
         for name, some in parts.items():
             counts, values = (np.concatenate(column) for column in zip(*some, strict=True))
             ragged[name] = picked(np.cumsum(counts), values, back)
         return plain, ragged
 
-    def stored(self, place: int) -> tuple[EntryHeader, int, memoryview] | None:
+    def stored(self, number: int) -> tuple[EntryHeader, int, memoryview] | None:
         """Head and payload of the entry that holds an item, and the item's position; None if a check fails."""
         try:
-            ((_, _, index, item),) = self._parts(np.array([place]))
-            entry = index.columns["item.entry"][item]
+            ((_, _, index, row),) = self._parts(np.array([number]))
+            entry = index.columns["item.entry"][row]
             head = int(index.head[entry][0])
             with _opened(index) as file:
                 header, value = read_entry(
                     file, int(index.offset[entry][0]) - head, head + int(index.bytes[entry][0])
                 )
-            position = np.flatnonzero((header.item_keys() == index.keys(item)).all(axis=1))[0]
+            position = np.flatnonzero((header.item_keys() == index.keys(row)).all(axis=1))[0]
         except (StoreError, IndexError):
             return None
         return header, int(position), value[head:]
 
-    def item(self, place: int) -> Item | None:
+    def item(self, number: int) -> Item | None:
         """One item with its own columns, for storing it under another key; None if its entry fails its check."""
-        found = self.stored(place)
-        if found is None:
+        stored = self.stored(number)
+        if stored is None:
             return None
-        header, position, payload = found
+        header, position, payload = stored
         return Item(
             key=header.item_keys()[position].tobytes(),
             array=header.item(payload, position),
@@ -229,12 +232,12 @@ class Catalog:
             with contextlib.suppress(OSError):
                 paths.scratch.rmdir()
 
-    def _parts(self, place: NDArray[np.integer]) -> Iterator[tuple[Any, int, ShardIndex, NDArray[np.int64]]]:
-        """For each shard of some places: their positions, its number, its index, and the items in it."""
-        shard = (np.searchsorted(self._bases, place, "right") - 1).astype(np.int32)
+    def _parts(self, items: NDArray[np.integer]) -> Iterator[tuple[Any, int, ShardIndex, NDArray[np.int64]]]:
+        """For each shard of some items: their positions, its number, its index, and their rows in it."""
+        shard = (np.searchsorted(self._bases, items, "right") - 1).astype(np.int32)
         for number in np.unique(shard).tolist():
             at: Any = slice(None) if (shard == number).all() else np.flatnonzero(shard == number)
-            yield at, number, self._index(number), place[at].astype(np.int64) - self._bases[number]
+            yield at, number, self._index(number), items[at].astype(np.int64) - self._bases[number]
 
     def _search(
         self,
@@ -252,9 +255,9 @@ class Catalog:
             rows, at = rows[inside], at[inside]
             equal = numbers[at] == wanted[rows]
             rows, at = rows[equal], at[equal]
-            place = items[at].astype(np.int64)
-            held = right(place, rows)
-            found[rows[held]] = place[held]
+            candidates = items[at].astype(np.int64)
+            held = right(candidates, rows)
+            found[rows[held]] = candidates[held]
             rows, at = rows[~held], at[~held] + 1
         return found
 

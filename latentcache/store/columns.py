@@ -171,8 +171,8 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         if self.form.runs >= 0:
             firsts, values = self._run_table()
             run = np.searchsorted(firsts, positions, "right") - 1
-            found: NDArray[Any] = values[run]
-            return found + (positions - firsts[run]).astype(self.dtype) if self.form.step else found
+            taken: NDArray[Any] = values[run]
+            return taken + (positions - firsts[run]).astype(self.dtype) if self.form.step else taken
         if len(positions) * _DENSE >= span:
             near: NDArray[Any] = self._slice(low, span)[positions - low]
             return near
@@ -288,14 +288,14 @@ class ColumnFile:
     def __reduce__(self) -> Any:
         return ColumnFile, (self.path, self._expected, self.lasts)
 
-    def read(self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    def read(self, start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """An array from a byte of the file on."""
         values: NDArray[Any] = np.empty(shape, dtype=dtype)
         try:
-            found = read_at(self._descriptor, place, _bytes(values))
+            data = read_at(self._descriptor, start, _bytes(values))
         except (OSError, OverflowError) as error:
             raise unreadable(self.path, error) from error
-        if len(found) < values.nbytes:
+        if len(data) < values.nbytes:
             raise self.damaged("the file ends early")
         return values
 
@@ -325,12 +325,12 @@ def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str,
     header: dict[str, Any] = {}
     names: dict[str, str] = {}
     about = {**(metadata or {}), "columns": ""}
-    room = len(json.dumps(about)) + sum(_ROOM * (1 + isinstance(one, Strings)) for one in columns.values())
+    room = len(json.dumps(about)) + sum(_ROOM * (1 + isinstance(values, Strings)) for values in columns.values())
     room += 8 * sum(len(json.dumps(name)) for name in columns)
     room += -room % 8
     with replacing(path) as file:
         file.seek(_LENGTH.size + room)  # the header is known behind the columns
-        place = 0
+        end = 0
         for name, values in _flat(columns):
             tensors, forms[name] = _encoded(np.asarray(values))
             twin = names.setdefault(json.dumps(forms[name]), name)
@@ -338,15 +338,15 @@ def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str,
                 forms[name] = {"alias": twin}
                 continue
             for suffix, part in tensors.items():
-                where = [place, place + part.nbytes]
+                where = [end, end + part.nbytes]
                 header[name + suffix] = {
                     "dtype": _NAMES[part.dtype.str[1:]],
                     "shape": part.shape,
                     "data_offsets": where,
                 }
                 file.write(_bytes(part))
-                place += part.nbytes
-        header[_SIGNATURE] = {"dtype": "U64", "shape": [1], "data_offsets": [place, place + 8]}
+                end += part.nbytes
+        header[_SIGNATURE] = {"dtype": "U64", "shape": [1], "data_offsets": [end, end + 8]}
         header["__metadata__"] = about | {"columns": json.dumps(forms, separators=(",", ":"))}
         text = json.dumps(header, separators=(",", ":")).encode("ascii").ljust(room)
         signature = checksum(text)
@@ -388,19 +388,20 @@ def _runs(values: NDArray[Any]) -> tuple[NDArray[np.intp], int] | None:
     if values.ndim > 1:
         same = bool((values[1] == values[0]).all()) and bool((values[1:] == values[:1]).all())
         return (np.zeros(1, dtype=np.intp), 0) if same else None
-    found = ((_breaks(values, step), step) for step in (0, 1))
-    return min(((one, step) for one, step in found if one is not None), key=lambda runs: len(runs[0]), default=None)
+    both = ((_breaks(values, step), step) for step in (0, 1))
+    few = ((starts, step) for starts, step in both if starts is not None)
+    return min(few, key=lambda runs: len(runs[0]), default=None)
 
 
 def _breaks(values: NDArray[Any], step: int) -> NDArray[np.intp] | None:
     """Return the starts of runs whose values rise by ``step``; None as soon as there are too many of them."""
-    found, most = [np.zeros(1, dtype=np.intp)], len(values) * values.itemsize // 16
+    starts, most = [np.zeros(1, dtype=np.intp)], len(values) * values.itemsize // 16
     for start in range(0, len(values) - 1, _CHUNK):
         some = values[start : start + _CHUNK + 1]
-        found.append(np.flatnonzero(some[1:] - some[:-1] != step) + (start + 1))
-        if sum(map(len, found)) > most:
+        starts.append(np.flatnonzero(some[1:] - some[:-1] != step) + (start + 1))
+        if sum(map(len, starts)) > most:
             return None
-    return np.concatenate(found)
+    return np.concatenate(starts)
 
 
 def _narrowed(values: NDArray[Any], *, based: bool = True) -> tuple[NDArray[Any], int]:
@@ -418,24 +419,24 @@ def _narrowed(values: NDArray[Any], *, based: bool = True) -> tuple[NDArray[Any]
     return stored, base
 
 
-def _form(one: Mapping[str, Any], header: Mapping[str, Any], name: str, data: int) -> _Form:
+def _form(described: Mapping[str, Any], header: Mapping[str, Any], name: str, data: int) -> _Form:
     """Read the stored form of a column from both halves of the header; reject numbers that contradict each other."""
-    shape, in_runs = tuple(map(int, one["shape"])), f"{name}.value" in header
+    shape, in_runs = tuple(map(int, described["shape"])), f"{name}.value" in header
     values = header[f"{name}.value" if in_runs else name]
     front = header[f"{name}.first"] if in_runs else {"dtype": "U8", "data_offsets": values["data_offsets"]}
     rows = int(values["shape"][0]) if in_runs else shape[0]
     stored, first = _TYPES[values["dtype"]], _TYPES[front["dtype"]]
     start, stop = int(front["data_offsets"][0]), int(values["data_offsets"][1])
     form = _Form(
-        dtype=np.dtype(f"<{one['dtype']}"),
+        dtype=np.dtype(f"<{described['dtype']}"),
         shape=shape,
         stored=stored,
         start=data + start,
         num_bytes=rows * (stored.itemsize * math.prod(shape[1:]) + first.itemsize * in_runs),
-        checksum=int(one["checksum"], 16),
-        base=int(one.get("base", 0)),
+        checksum=int(described["checksum"], 16),
+        base=int(described.get("base", 0)),
         runs=rows if in_runs else -1,
-        step=int(one.get("step", 0)),
+        step=int(described.get("step", 0)),
         first=first,
     )
     expected = [rows, *shape[1:]]

@@ -93,10 +93,10 @@ class EntryHeader(NamedTuple):
 
     def item_columns(self, position: int) -> dict[str, NDArray[Any]]:
         """Own columns of one item: its value, or its values in a ragged one."""
-        found = {name: values[position] for name, values in self.columns.items()}
+        columns = {name: values[position] for name, values in self.columns.items()}
         for name, (ends, values) in self.ragged_columns.items():
-            found[name] = values[int(ends[position - 1]) if position else 0 : int(ends[position])]
-        return found
+            columns[name] = values[int(ends[position - 1]) if position else 0 : int(ends[position])]
+        return columns
 
 
 # Not frozen: there is one for each item, and a frozen one takes three times as long to make.
@@ -127,28 +127,28 @@ def pack_items(items: Sequence[Item], recipe: FieldRecipe, kind: FieldKind) -> l
     """The entries that hold these items of one field, in their order, made by a recipe; the kind says how."""
     packed = kind.packing == "block"
     groups = _blocks(items, recipe.spec, kind) if packed else ([item] for item in items)
-    return [_entry(some, recipe, kind, packed=packed) for some in groups]
+    return [_entry(group, recipe, kind, packed=packed) for group in groups]
 
 
 def _blocks(items: Sequence[Item], spec: FieldSpec, kind: FieldKind) -> Iterator[list[Item]]:
     """Items that share a block: neighbors with keys that differ in their contents only, of equal shape."""
     row_bytes = (
-        HASH_BYTES + 4 + sum(np.dtype(one).itemsize * math.prod(shape) for one, shape in kind.columns.values())
+        HASH_BYTES + 4 + sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in kind.columns.values())
     )
     names = (*kind.columns, *kind.ragged_columns, *kind.ragged_columns)
     head_bytes = _HEAD_BYTES + sum(_COLUMN_BYTES + len(name) for name in names)
     block: list[Item] = []
     size, group = 0, None
     for item in items:
-        own = item.key[: CONTENT_SLICE.start], item.key[CONTENT_SLICE.stop :], item.array.shape[spec.ragged :]
+        alike = item.key[: CONTENT_SLICE.start], item.key[CONTENT_SLICE.stop :], item.array.shape[spec.ragged :]
         more = item.array.nbytes + row_bytes + len(item.same)
         for name in kind.ragged_columns:
             if name in item.columns:
                 more += 4 + np.asarray(item.columns[name]).nbytes
-        if block and (own != group or size + more > BLOCK_BYTES):
+        if block and (alike != group or size + more > BLOCK_BYTES):
             yield block
             block = []
-        size, group = (size if block else head_bytes) + more, own
+        size, group = (size if block else head_bytes) + more, alike
         block.append(item)
     if block:
         yield block
@@ -227,7 +227,9 @@ def _parsed(data: memoryview, key: bytes | None) -> EntryHeader:
     if len(data) < FIXED_BYTES or bytes(data[:3]) != MAGIC[:3]:
         raise ValueError(f"expected a head that starts with {MAGIC!r}, found {bytes(data[:4])!r}")
     fixed = FIXED.unpack_from(data)
-    _, kind, code, ndim, flags, head_bytes, items, payload_bytes, payload_checksum, own, recipe_id, same = fixed
+    _, kind, code, ndim, flags, head_bytes, items, payload_bytes, payload_checksum, stored_key, recipe_id, same = (
+        fixed
+    )
     if not FIXED_BYTES < head_bytes <= len(data) or head_bytes % 64 != _REST:
         raise ValueError(f"a head of {head_bytes} bytes, {len(data)} are there")
     stop = head_bytes - CHECKSUM_BYTES
@@ -235,20 +237,20 @@ def _parsed(data: memoryview, key: bytes | None) -> EntryHeader:
     if expected != found:
         raise ValueError(f"header checksum: expected {expected:016x}, found {found:016x}")
     if data[3] != MAGIC[3]:
-        raise other_format(data[3] - ord("0"), f"entry {own.hex()}")
-    if key is not None and own != key:
-        raise ValueError(f"it is that of {own.hex()}")
-    if kind != own[0] or code not in _DTYPE_NAMES or not 1 <= ndim <= MAX_DIMENSIONS or not items:
+        raise other_format(data[3] - ord("0"), f"entry {stored_key.hex()}")
+    if key is not None and stored_key != key:
+        raise ValueError(f"it is that of {stored_key.hex()}")
+    if kind != stored_key[0] or code not in _DTYPE_NAMES or not 1 <= ndim <= MAX_DIMENSIONS or not items:
         raise ValueError(f"kind {kind}, type {code}, {ndim} dimensions, {items} items")
     shape, dtype = struct.unpack_from(f"<{ndim}I", data, FIXED_BYTES), _DTYPE_NAMES[code]
     if 0 in shape or math.prod(shape) * DTYPES[dtype][1] != payload_bytes:
         raise ValueError(f"{dtype} {shape} in {payload_bytes} bytes")
     table = _read_table(data[FIXED_BYTES + 4 * ndim : stop])
-    content, start, length = _items(own, flags, items, shape, table)
+    content, start, length = _items(stored_key, flags, items, shape, table)
     hashes = table.pop(SAME, None) if flags & PACKED else np.frombuffer(same, dtype=np.uint8)[None]
     columns, ragged = _split_columns(table, items)
     return EntryHeader(
-        key=own,
+        key=stored_key,
         dtype=dtype,
         shape=shape,
         packed=bool(flags & PACKED),

@@ -205,8 +205,8 @@ def stored_catalog(cache: Path) -> Catalog:
 
 def stored_entries(catalog: Catalog) -> Iterator[StoredEntry]:
     """Every item of a catalog, read and checked."""
-    every = catalog.all_places()
-    rows = catalog.places(every)
+    every = catalog.all_items()
+    rows = catalog.locations(every)
     starts = np.flatnonzero((np.diff(rows.shard) != 0) | (rows.entry[1:] != rows.entry[:-1])) + 1
     for some in np.split(every, starts) if len(every) else ():
         found = catalog.stored(int(some[0]))
@@ -222,19 +222,19 @@ def stored_entries(catalog: Catalog) -> Iterator[StoredEntry]:
 def disk_bytes(path: Path) -> int:
     """Space that a file or folder takes, in bytes; a file that is renamed meanwhile counts once or not at all."""
     total = 0
-    for place in [path, *(Path(folder, name) for folder, _, names in os.walk(path) for name in names)]:
+    for file in [path, *(Path(folder, name) for folder, _, names in os.walk(path) for name in names)]:
         with contextlib.suppress(OSError):
-            total += place.lstat().st_blocks * 512  # POSIX counts in blocks of 512 bytes
+            total += file.lstat().st_blocks * 512  # POSIX counts in blocks of 512 bytes
     return total
 
 
 def to_scratch(paths: CachePaths, path: Path) -> Path:
     """Move what is to be removed out of the way in one step; a crash leaves it whole, here or there."""
     make_folder(paths.scratch)
-    place = paths.scratch / f"{path.name}-{os.urandom(4).hex()}"
-    path.rename(place)
+    moved = paths.scratch / f"{path.name}-{os.urandom(4).hex()}"
+    path.rename(moved)
     sync_folder(path.parent)
-    return place
+    return moved
 
 
 def _entries(folder: Path) -> int:

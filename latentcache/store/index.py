@@ -82,11 +82,12 @@ def read_meta(path: Path) -> Meta:
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise unreadable(path, error) from error
-    metas = [_parse_meta(front, at) for at in (0, 4096, 8192, 16_384, 32_768, 65_536)]
-    found = [meta for meta in metas if meta is not None]
-    if not found:
+    pages = [_parse_meta(front, at) for at in (0, 4096, 8192, 16_384, 32_768, 65_536)]
+    metas = [meta for meta in pages if meta is not None]
+    if not metas:
         raise CacheDamagedError("a shard is no LMDB 0.9 file", where=str(path), why="no valid meta page")
-    meta = max((one for one in found if one.page_size == found[0].page_size), key=lambda one: one.transaction)
+    metas = [meta for meta in metas if meta.page_size == metas[0].page_size]
+    meta = max(metas, key=lambda meta: meta.transaction)
     if size < meta.file_bytes:
         why = f"expected {meta.file_bytes} bytes, found {size}"
         raise CacheDamagedError("a shard is truncated", where=str(path), why=why)
@@ -125,14 +126,14 @@ def walk(descriptor: int, meta: Meta) -> Iterator[StoredValue]:
         if flags & (_BRANCH_PAGE | _LEAF_PAGE) != _LEAF_PAGE:
             raise ValueError("a page is neither branch nor leaf")
         for at, low, high, more, key_bytes in nodes:
-            place, length = at + KEY_BYTES, low | high << 16
-            offset, end = number * size + place, place + length
+            start, length = at + KEY_BYTES, low | high << 16
+            offset, end = number * size + start, start + length
             if more & _BIG_VALUE:
-                first, end = int.from_bytes(page[place : place + 8], "little"), place + 8
+                first, end = int.from_bytes(page[start : start + 8], "little"), start + 8
                 offset = first * size + PAGE_HEADER_BYTES
             if key_bytes != KEY_BYTES or end > size or offset + length > meta.file_bytes:
                 raise ValueError("a key has another length, or a value leaves its page or the file")
-            yield page[at:place], offset, length
+            yield page[at:start], offset, length
 
 
 class ShardIndex:

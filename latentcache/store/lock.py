@@ -218,9 +218,9 @@ def unleased(manifest: Path) -> Iterator[bool]:
 
 def holders(path: Path) -> list[dict[str, Any]]:
     """``pid`` and ``host`` of local processes that have a path open, as far as the system says (Linux: /proc)."""
-    found, pids = path.stat(), set[int]()
+    state, pids = path.stat(), set[int]()
     for link in _PROCESSES.glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
-            if os.path.samestat(link.stat(), found):
+            if os.path.samestat(link.stat(), state):
                 pids.add(int(link.parts[2]))
     return [{"pid": pid, "host": os.uname().nodename} for pid in sorted(pids)]

@@ -31,7 +31,7 @@ from latentcache.errors import (
 from latentcache.fields.protocol import FieldKind, FieldRecipe
 from latentcache.fields.table import Rejected
 from latentcache.store.atomic_io import make_folder, read_file, remove_durably, sync_folder, writing
-from latentcache.store.catalog import PLACE_TYPES, catalog_of
+from latentcache.store.catalog import LOCATION_TYPES, catalog_of
 from latentcache.store.index import load_index
 from latentcache.store.lock import Lease, builder_name
 from latentcache.store.paths import CachePaths
@@ -109,7 +109,7 @@ class _Places:
         keys = np.ascontiguousarray(key).view("S32")[:, 0]
         self.order = np.argsort(keys, kind="stable")
         self.keys = keys[self.order]
-        self.at: Any = np.zeros(len(keys), dtype=PLACE_TYPES).view(np.recarray)
+        self.at: Any = np.zeros(len(keys), dtype=LOCATION_TYPES).view(np.recarray)
         self.at["shard"] = -1
         self.failed = np.zeros(len(keys), dtype=np.bool_)
 
@@ -122,7 +122,7 @@ class _Places:
         rows = self.order[np.arange(len(item)) + np.repeat(low - (np.cumsum(count) - count), count)]
         new = self.at.shard[rows] < 0
         rows, item = rows[new], item[new]
-        found = catalog_of([index]).places(item)
+        found = catalog_of([index]).locations(item)
         found.shard = -1
         self.at[rows] = found
         self.at.shard[rows] = shard  # last: it says that the others are there

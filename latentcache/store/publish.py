@@ -106,7 +106,7 @@ def new_field(
     if (np.diff(sample) <= 0).any():
         order = np.lexsort((variant, group, sample))
         sample, group, variant, place = sample[order], group[order], variant[order], place[order]
-    rows = catalog.places(place)
+    rows = catalog.locations(place)
     entry, first = _in_order(catalog.entry_numbers(rows))
     entries = rows if len(first) == len(rows) else rows[first]  # there may be ten million
     plain, ragged = catalog.own_columns(kind, place)

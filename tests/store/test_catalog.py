@@ -35,7 +35,7 @@ def test_every_committed_item_is_found_and_no_other(tmp_path_factory, numbers, s
     absent = [item for name in KINDS for item in items_of(name, range(61, 66))]
     place = catalog.find(keys_of(wanted + absent))
     assert (place[len(wanted) :] == -1).all()
-    assert sorted({*place[: len(wanted)].tolist()}) == catalog.all_places().tolist()
+    assert sorted({*place[: len(wanted)].tolist()}) == catalog.all_items().tolist()
     np.testing.assert_array_equal(catalog.keys(place[: len(wanted)]), keys_of(wanted))
     for item, position in zip(wanted, place.tolist(), strict=False):
         found = catalog.item(position)
@@ -109,7 +109,7 @@ def test_a_read_error_of_a_shard_is_not_damage(paths):
 def test_an_item_whose_entry_is_damaged_is_not_given(paths):
     catalog = load_catalog(paths)
     place = int(catalog.find(keys_of(items_of("plane", [4])))[0])
-    rows = catalog.places(np.array([place]))
+    rows = catalog.locations(np.array([place]))
     data = paths.data(catalog.shards[int(rows.shard[0])])
     flip(data, int(rows.offset[0]) + 3)
     assert catalog.item(place) is None

@@ -107,7 +107,7 @@ def test_items_of_a_damaged_shard_are_intact(tmp_path_factory, data):
     index = load_index(folder) if has_index else None
     if index is not None:
         assert len(catalog) <= int((np.asarray(index.offset) < size).sum()) * 40
-    for item in filter(None, map(catalog.item, catalog.all_places().tolist())):
+    for item in filter(None, map(catalog.item, catalog.all_items().tolist())):
         assert item.array.tobytes() == items[item.key].array.tobytes()
 
 
@@ -119,7 +119,7 @@ def test_entries_beyond_the_end_of_a_file_are_absent(paths):
     os.truncate(data, int(offsets[-3]) + 1)
     catalog = load_catalog(paths)
     assert (catalog.damaged, catalog.whole) == ((), {"shard-0"})
-    assert sum(catalog.item(place) is None for place in catalog.all_places().tolist()) == 0
+    assert sum(catalog.item(place) is None for place in catalog.all_items().tolist()) == 0
     assert not found(paths, all_items(range(12))).all()
     assert found(paths, all_items(range(0, 12, 2))).all()
 

@@ -87,7 +87,7 @@ class Toy:
     def stored(self) -> dict[bytes, bytes]:
         """Read all committed items: key -> bytes."""
         catalog = load_catalog(self.paths)
-        items = [catalog.item(place) for place in catalog.all_places()]
+        items = [catalog.item(place) for place in catalog.all_items()]
         return {item.key: item.array.tobytes() for item in items}
 
 
