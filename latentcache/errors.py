@@ -189,12 +189,6 @@ class MissingEntryError(StoreError, LookupError, slug="entry-missing"):
     default_fix = "run `latentcache build` again: it encodes missing entries"
 
 
-class NotYetEncodedError(StoreError, TimeoutError, slug="not-yet-encoded"):
-    """A streaming build did not make an entry in time."""
-
-    default_fix = "wait longer: open_cache(..., timeout_s=...)"
-
-
 class CacheLockedError(StoreError, slug="locked"):
     """Another build holds the cache; ``holder``: ``{"pid", "host", "since"}`` of that process, as far as known."""
 

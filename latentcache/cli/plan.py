@@ -115,10 +115,11 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     import numpy as np
 
     from latentcache.pipeline.build import plan_build
+    from latentcache.pipeline.publish import groups_in_use
     from latentcache.pipeline.report import quarantined
     from latentcache.pipeline.settings import BuildSettings
-    from latentcache.pipeline.stream import sample_index
-    from latentcache.plan.samples import plan_report, times_counted
+    from latentcache.plan.batching import Bucket, size_rank
+    from latentcache.plan.samples import SampleIndex, plan_report, times_counted
 
     planned = plan_build(BuildSettings(data=path, source=source, **requested.build))
     field = next(iter(planned.fields.values()))
@@ -132,8 +133,14 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     if column is not None:
         order = np.repeat(order, column[items.sample[order]])
     sample = items.sample[order]
-    index = sample_index(
-        items, order, identify=lambda: str(path), names_of=lambda rows: samples.names.take(sample[rows])
+    groups, group = groups_in_use(items, items.group[order])
+    sizes = [(1, 1, 1) if -1 in one.shape else one.dims for one in groups]  # ragged groups share one
+    ranked = sorted(range(len(groups)), key=lambda number: size_rank(sizes[number]))
+    index = SampleIndex(
+        bucket=np.argsort(ranked).astype(np.int32)[group],
+        buckets=tuple(Bucket(label=groups[number].label, size=sizes[number]) for number in ranked),
+        identify=lambda: str(path),
+        names_of=lambda rows: samples.names.take(sample[rows]),
     )
     repeats = times_counted(None if column is None else column[served], len(served))
     return _Planned(plan_report(index, batches), quarantined(planned.rejected), repeats)

@@ -350,21 +350,11 @@ class Cache(View):
             padding_side=padding_side,
             isolated=kind == "pack" or (kind == "chunk" and not cross_document),
         )
-        policy = overflow or ("error" if first.learns_parts else "split")
         options: dict[str, Any] = {"kind": kind, "length": length, "no_loss": no_loss}
         if kind == "chunk":
             options |= {"keep_last": last_chunk == "keep", "cross_document": bool(cross_document)}
         else:
-            options["overflow"] = policy
-        # Of a streaming build each document has to be one row, whatever its length.
-        if any(one.pending for one in documents) and (
-            kind != "pad" or policy in ("split", "drop") or no_loss != "error"
-        ):
-            raise UsageError(
-                f"rows({kind}=..., overflow={policy!r}, no_loss={no_loss!r}): not while the cache is being built",
-                why="their number depends on documents that are not tokenized yet",
-                fix="rows(pad=4096, overflow='truncate_right', no_loss='error'), or wait for the end of the build",
-            )
+            options["overflow"] = overflow or ("error" if first.learns_parts else "split")
         rows = Rows([RowPart(one, options, self.name) for one in documents], settings)
         rows._warn()
         return rows
@@ -403,6 +393,14 @@ class Cache(View):
         from latentcache.loader.sample_reader import SampleReader
 
         return self._reader if fields is None else SampleReader(self._selected(fields), self.checksum)
+
+    def _of_snapshot(self, number: int) -> Cache | None:
+        """All samples of another snapshot, served likewise; None if samples were chosen or combined."""
+        part = self.parts[0]
+        if len(self.parts) > 1 or part.samples is not None or self.mixture is not None:
+            return None
+        part = replace(part, snapshot=open_leased(part.snapshot.paths.root, number))
+        return self._combined([part], None, self._note)
 
     def _documents(self, part: Part, field: str | None = None, *, repeats: bool = True) -> Documents:
         """The documents of a part, each as often as an epoch serves it: all once, then those that are repeated."""
@@ -485,22 +483,19 @@ def open_cache(
     *,
     checksum: Literal["first", "always"] = "first",
     allow_partial: bool = False,
-    follow: bool = False,
-    timeout_s: float = 600.0,
+    snapshot: int | None = None,
 ) -> Cache:
-    """Open the current snapshot of a cache and take a lease on it.
+    """Open a snapshot of a cache and take a lease on it.
 
     Args:
         path: The cache folder.
         checksum: ``first``: each entry is proven when a process first reads it. ``always``: on every read.
         allow_partial: Serve the rest of a cache that a repair removed entries from.
-        follow: If a build with ``--stream`` runs, open the snapshot that it will make: lengths are exact at once, a
-            batch waits for its entries. Otherwise the current snapshot, as usual.
-        timeout_s: Seconds that a batch waits at most, with ``follow``.
+        snapshot: Number of the snapshot, so that all ranks open the same one; by default the current one.
 
     Raises:
         UsageError: An argument is not allowed.
-        CacheNotFoundError: There is no cache, or no finished build in it.
+        CacheNotFoundError: There is no cache, no finished build in it, or the snapshot is gone.
         CacheFormatError: Written by a newer version.
         CacheDamagedError: Its manifest or a column is damaged.
         CacheIncompleteError: A repair removed entries, and no build has made them again.
@@ -509,30 +504,31 @@ def open_cache(
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UsageError(f"path={path!r}: must be a cache folder", fix="open_cache('images.latentcache')")
     root = Path(path)
-    snapshot = None
-    if follow:
-        from latentcache.store.pending import open_pending
-
-        snapshot = open_pending(root, timeout_s)
-    snapshot = snapshot or open_leased(root)
-    if not (snapshot.complete or allow_partial):
-        build = f"latentcache build {shlex.quote(str(snapshot.source['root']))} --out {shlex.quote(str(root))}"
+    held = open_leased(root, None if snapshot is None else whole("snapshot", snapshot, 1))
+    if not (held.complete or allow_partial):
+        build = f"latentcache build {shlex.quote(str(held.source['root']))} --out {shlex.quote(str(root))}"
         raise CacheIncompleteError(
             f"entries are missing from {root}",
             where=str(root),
-            why=f"a repair removed damaged entries (snapshot {snapshot.number}), and no build has made them again",
+            why=f"a repair removed damaged entries (snapshot {held.number}), and no build has made them again",
             fix=f"{build} (or open_cache(..., allow_partial=True) to train on the rest)",
         )
-    if snapshot.demo:
+    if held.building:
+        warnings.warn(
+            f"snapshot {held.number} of {root} has {len(held.samples)} of {held.building} samples: its build had not"
+            " ended",
+            stacklevel=3,
+        )
+    if held.demo:
         warnings.warn(
             f"{root} was made with the demo encoder: it is for trying the tool, not for training", stacklevel=3
         )
-    if snapshot.part:
+    if held.part:
         warnings.warn(
-            f"{root} holds part {snapshot.part} of its data; `latentcache merge PART... --out CACHE` makes the whole",
+            f"{root} holds part {held.part} of its data; `latentcache merge PART... --out CACHE` makes the whole",
             stacklevel=3,
         )
-    return Cache([Part(snapshot)], ReadSettings(), checksum)
+    return Cache([Part(held)], ReadSettings(), checksum)
 
 
 def _model_differences(snapshot: Snapshot, names: Sequence[str], model: Any) -> Differences:

@@ -32,6 +32,7 @@ class Documents:
         if not found.spec.ragged or len(found.spec.dims) != 1:
             raise UsageError(f"field={field!r}: its items are not documents", fix="use cache.loader(...)")
         self.snapshot, self.field, self.recipe = snapshot, field, found.recipe
+        self.checksum = checksum
         self.dtype: np.dtype[Any] = numpy_dtype(found.spec.dtype)
         self._reader = EntryReader(snapshot.paths, snapshot, checksum=checksum)
         owner = np.asarray(found.sample)
@@ -41,17 +42,14 @@ class Documents:
             held = owner[place] == samples if len(owner) else np.zeros(len(samples), dtype=np.bool_)
             self._rows = place[held].astype(np.int32)
         self._samples = owner[self._rows]
-        self.pending = snapshot.pending is not None
-        """True if a streaming build is still making them: there are no lengths and spans yet."""
-        rows = self._rows[: 0 if self.pending else None]
-        self.lengths = np.asarray(found.length)[rows].astype(np.int64)
+        self.lengths = np.asarray(found.length)[self._rows].astype(np.int64)
         if _SPANS in found.ragged_columns:
             ends, values = (np.asarray(part) for part in found.ragged_columns[_SPANS])
-            first = begins(ends)[rows]
-            counts = ends[rows] - first
+            first = begins(ends)[self._rows]
+            counts = ends[self._rows] - first
             self.span_ends, self.spans = np.cumsum(counts), values[spread(first, counts)]
         else:  # all elements carry loss
-            self.span_ends = np.arange(1, len(rows) + 1)
+            self.span_ends = np.arange(1, len(self._rows) + 1)
             self.spans = np.stack([np.zeros_like(self.lengths), self.lengths], axis=1)
 
     def __len__(self) -> int:
@@ -87,22 +85,6 @@ class Documents:
     def where(self, document: int) -> str:
         """File and line of a document."""
         return str(self.snapshot.samples.names[int(self._samples[document])])
-
-    def arrived(self, documents: Ints) -> Documents:
-        """These documents of a streaming build, once they can be read, numbered from 0; raises as ``ready``."""
-        other, rows, field = copy(self), self._rows[documents], self.snapshot.fields[self.field]
-        self._reader.ready(self.field, rows)
-        other.pending, other._rows, other._samples = False, rows, self._samples[documents]
-        other.lengths = self.snapshot.pending.length(self.field, rows).astype(np.int64)
-        spans = [np.array([[0, length]]) for length in other.lengths.tolist()]
-        if _SPANS in getattr(field.kind, "ragged_columns", ()):
-            spans = []
-            for row, key in zip(rows.tolist(), field.row_keys(rows), strict=True):
-                header = self._reader.header(self.field, row)
-                item = int(np.flatnonzero((header.item_keys() == key).all(axis=1))[0])
-                spans.append(header.item_columns(item)[_SPANS])
-        other.span_ends, other.spans = np.cumsum(list(map(len, spans))), np.concatenate(spans)
-        return other
 
     def read(self, document: int) -> NDArray[Any]:
         """(n,) the elements of one document. Errors as :meth:`gather`."""

@@ -14,7 +14,7 @@ import contextlib
 import math
 import warnings
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data import Sampler as TorchSampler
 
-from latentcache.errors import UsageError
+from latentcache.errors import CacheNotFoundError, PlanError, UsageError
 from latentcache.loader.device import InFlight, Transfer
 from latentcache.loader.formats import Batch
 from latentcache.loader.prefetch import Work, announced, read_ahead
@@ -34,7 +34,7 @@ from latentcache.loader.ranks import check_double_sharding, check_ranks, find_ra
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder
 from latentcache.plan.documents import Ints
-from latentcache.plan.numbers import real, whole
+from latentcache.plan.numbers import is_whole, real, whole
 from latentcache.plan.resume import Epochs, Position
 from latentcache.plan.samples import BatchIndex, EpochPlan
 from latentcache.store.gather import reader_kind
@@ -73,6 +73,7 @@ class Loader:
         on_error: str = "error",
         meta: bool = False,
         title: str = "",
+        of_snapshot: Callable[[int], Reader | None] | None = None,
     ) -> None:
         self.rank, self.world_size, self._found = find_ranks(rank, world_size)
         batches = BatchPlan(batch_size=batch_size, world_size=self.world_size, remainder=remainder)
@@ -88,7 +89,7 @@ class Loader:
             )
         self._reader = reader.fresh(slots=self._prefetch + 2, device=self._transfer.device.type)
         self._epochs, self._position = Epochs(reader.index, batches), Position(seed)
-        self._substitutes = Substitutes(on_error)
+        self._substitutes, self._of_snapshot = Substitutes(on_error), of_snapshot
         self._passes: weakref.WeakSet[Generator[InFlight]] = weakref.WeakSet()
         self._sampled = False
         """True if a DataLoader serves this epoch."""
@@ -217,17 +218,45 @@ class Loader:
         """Go on where a checkpoint was made, also with another batch size or number of ranks.
 
         The next iteration serves the rest of that epoch, or the next epoch if it was complete: :attr:`epoch` says
-        which. ``len`` stays the whole epoch.
+        which. ``len`` stays the whole epoch. If the cache has another snapshot by now, the one of the checkpoint is
+        opened again.
 
         Raises:
-            PlanError: The checkpoint belongs to other samples or settings, is of a newer version, or is broken.
+            PlanError: The checkpoint belongs to other samples or settings, is of a newer version, or is broken; or
+                its snapshot is gone.
         """
+        self._open_snapshot(state)
+        self._load(state)
+
+    def _open_snapshot(self, state: Mapping[str, Any]) -> None:
+        """Read the snapshot of a checkpoint, if this one has other samples."""
+        number: Any = state.get("snapshot")
+        index = self._reader.index
+        is_same = number == index.snapshot or state.get("plan_id") == index.identity
+        if self._of_snapshot is None or is_same or not is_whole(number, 1):
+            return
+        try:
+            reader = self._of_snapshot(number)
+        except CacheNotFoundError as error:
+            raise PlanError(
+                f"this checkpoint belongs to snapshot {number}, which is gone, or to another cache",
+                where=error.where,
+                why=error.why,
+                fix="start the epoch again with set_epoch",
+                slug="resume-mismatch",
+            ) from error
+        if reader is not None and reader.index.identity == state.get("plan_id"):
+            self.close()
+            self._reader = reader.fresh(slots=self._prefetch + 2, device=self._transfer.device.type)
+            self._epochs = Epochs(reader.index, self.report.batches)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._position, self._sampled, self._named = self._epochs.load(state), False, False
 
     def _load_late(self, state: Mapping[str, Any]) -> None:
         """As ``load_state_dict``, by a ``StatefulDataLoader``: late, so another epoch may have been named since."""
         named = self.epoch if self._named else None
-        self.load_state_dict(state)
+        self._load(state)  # workers may have this snapshot already
         if named not in (None, self.epoch) and self.epoch != state["epoch"]:
             warnings.warn(
                 f"the checkpoint was made at the end of epoch {state['epoch']}, but set_epoch({named}) was called:"
@@ -294,7 +323,7 @@ class Loader:
 
     def _works(self, plan: EpochPlan, begin: int) -> Iterator[_Step]:
         """Yield the work of each batch; several are planned at once, which costs little more than one."""
-        plans = self._reader.plans and not self._substitutes.active  # a bad sample is said and counted once
+        plans = not self._substitutes.active  # a bad sample is said and counted once
         count = max(min(_PLANNED_ROWS // self.report.batches.batch_size, _PLANNED), 1) if plans else 1
         for first in range(begin, len(plan), count):
             indices = [plan.batch(step, self.rank) for step in range(first, min(first + count, len(plan)))]
@@ -351,7 +380,7 @@ class Loader:
 
     def __getstate__(self) -> dict[str, Any]:
         """A few KiB: another process reads the columns by itself."""
-        return {**vars(self), "_epochs": self.report.batches, "_passes": None}
+        return {**vars(self), "_epochs": self.report.batches, "_passes": None, "_of_snapshot": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _passes=weakref.WeakSet())

@@ -46,7 +46,7 @@ class RowSettings(Value):
 
 
 class RowPart:
-    """The rows of the documents of one cache. Picklable. Documents of a streaming build are one row each.
+    """The rows of the documents of one cache. Picklable.
 
     ``options``: what the rows follow from, arguments of ``plan_rows`` as JSON values.
     """
@@ -54,22 +54,17 @@ class RowPart:
     def __init__(self, documents: Documents, options: Mapping[str, Any], name: str = "") -> None:
         self.documents, self.options, self.name = documents, options, name
         self.plan = plan_rows(documents.corpus, **options)
-        self.lengths = np.zeros(len(documents), dtype=np.int64) if documents.pending else self.plan.row_lengths()
+        self.lengths = self.plan.row_lengths()
 
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""
-        pending = self.documents.pending
-        return self.documents.where(row if pending else int(self.plan.document[self.plan.pieces(row).start]))
+        return self.documents.where(int(self.plan.document[self.plan.pieces(row).start]))
 
     def fresh(self) -> RowPart:
         """The same rows with files of its own."""
         other = copy(self)
         other.documents = self.documents.fresh()
         return other
-
-    def arrived(self, rows: Ints) -> RowPart:
-        """These rows of a streaming build, numbered from 0. Raises PlanError too: too long, nothing to learn."""
-        return RowPart(self.documents.arrived(rows), self.options)
 
 
 class RowReader:
@@ -83,8 +78,6 @@ class RowReader:
         self.parts, self.settings, self.mixture, self.named = tuple(parts), settings, mixture, named
         self._starts = np.cumsum([0, *(len(part.lengths) for part in self.parts)])
         self.lengths: NDArray[np.int64] = np.concatenate([part.lengths for part in self.parts])
-        self.plans = not any(part.documents.pending for part in self.parts)
-        """True if batches can be planned before they are wanted."""
         self.index = SampleIndex(
             bucket=np.zeros(len(self.lengths), dtype=np.int32),
             buckets=(Bucket(label=f"{settings.length} tokens", length=settings.length),),
@@ -136,15 +129,9 @@ class RowReader:
         return self.planned([one.rows for one in batches])
 
     def planned(self, rows: Sequence[Ints]) -> list[RowBatch]:
-        """Batches of these rows, which are planned together; of a streaming build raises as ``arrived``."""
+        """Batches of these rows, which are planned together."""
         sizes, every = np.array(list(map(len, rows))), np.concatenate(rows)
         cuts, width = np.cumsum([0, *sizes]), self.settings.length
-        if not self.plans:
-            of = split(self._starts, every)
-            there = RowReader([self.parts[number].arrived(local) for number, _, local in of], self.settings)
-            there.pool, there.scratch, there.named = self.pool, self.scratch, self.named
-            every = np.argsort(np.concatenate([at for _, at, _ in of]))
-            return there.planned(np.split(every, cuts[1:-1]))
         lengths = self.lengths[every]
         fronts = (np.arange(len(every)) - np.repeat(cuts[:-1], sizes)) * width
         if self.settings.padding_side == "left":

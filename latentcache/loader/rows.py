@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.fields.protocol import FieldRecipe
+from latentcache.loader.documents import Documents
 from latentcache.loader.formats import Batch, check_row_format, collated
 from latentcache.loader.loader import NoSuchRowError, checked_rows
 from latentcache.loader.row_reader import RowPart, RowReader, RowSettings
@@ -26,6 +27,7 @@ from latentcache.plan.documents import RowPlan
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.numbers import is_whole
 from latentcache.plan.samples import SampleIndex
+from latentcache.store.snapshot import open_leased
 
 #: Columns of a batch beside its tensors that can be asked for, and its tensors.
 _EXTRA = ("names", "meta")
@@ -201,6 +203,16 @@ class Rows(View, Dataset[Batch]):
                 why=f"{self.settings} and {other.settings}",
                 fix="make them of caches of one tokenizer, with the same options",
             )
+
+    def _of_snapshot(self, number: int) -> Rows | None:
+        """All rows of another snapshot, made likewise; None if documents were chosen or combined."""
+        part = self.parts[0]
+        documents = part.documents
+        if len(self.parts) > 1 or len(documents) != len(documents.snapshot.fields[documents.field]):
+            return None
+        snapshot = open_leased(documents.snapshot.paths.root, number)
+        again = Documents(snapshot, documents.field, checksum=documents.checksum)
+        return self._combined([RowPart(again, part.options, part.name)], None)
 
     def _reader_of(self, fields: Sequence[str] | None) -> RowReader:
         unknown = [one for one in fields or () if one not in (*_EXTRA, self.settings.field, *_TENSORS)]

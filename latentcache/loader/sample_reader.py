@@ -3,7 +3,7 @@
 Guarantee: a batch holds what the plan decided before the first read. Every entry is proven as ``checksum`` says.
 Tensors are memory of their own, used again only when nothing refers to them. A sample that lacks a field that was
 asked for is excluded and counted. A field whose items differ in length is padded to one fixed length, its longest
-item, with a mask. While a build still makes items, it is padded to the longest item of the batch.
+item, with a mask.
 """
 
 from __future__ import annotations
@@ -111,11 +111,8 @@ class _Source:
         return self._kept[SAMPLES, source]
 
     def lengths(self, field: str, rows: Ints) -> Ints:
-        """(n,) lengths of ragged items; those of a streaming build are waited for."""
-        if self.snapshot.pending is None:
-            return np.asarray(self.column(field, "length")[rows])
-        self.entries.ready(field, rows)
-        return np.asarray(self.snapshot.pending.length(field, rows))
+        """(n,) lengths of ragged items."""
+        return np.asarray(self.column(field, "length")[rows])
 
 
 class SampleReader:
@@ -128,8 +125,6 @@ class SampleReader:
         self.fields, self.metadata, self.index = selection.fields, selection.metadata, selection.index
         self.excluded, self._settings = selection.excluded, selection.settings
         self._specs = {name: self._snapshot.fields[name].spec for name in self.fields}
-        self.plans = all(part.snapshot.pending is None for part in selection.parts)
-        """False while a build still makes items."""
         self._sources = [_Source(*one, checksum) for one in zip(selection.parts, selection.joined, strict=True)]
         self._read_recipes()
         self._check_stored()
@@ -320,8 +315,7 @@ class SampleReader:
         """Locate the items of a field for batches that end at these places and have items of these shapes."""
         spec, counts, lengths = self._specs[name], np.diff(ends), found.get((name, "length"))
         if lengths is not None:
-            longest = self._lengths[name] or max(int(lengths.max()), 1)
-            shapes = [(longest, *self._snapshot.fields[name].groups[0].shape[1:])] * len(counts)
+            shapes = [(self._lengths[name], *self._snapshot.fields[name].groups[0].shape[1:])] * len(counts)
         width = numpy_dtype(spec.dtype).itemsize
         size = np.repeat([math.prod(shape) * width for shape in shapes], counts)
         front, room = (np.arange(ends[-1]) - np.repeat(ends[:-1], counts)) * size, np.repeat(counts, counts) * size
@@ -355,8 +349,8 @@ class SampleReader:
         return batch
 
     def _longest(self, name: str) -> int:
-        """The fixed length of a ragged field: the recipe's, else of its longest item; 0 while items are made."""
-        if self._specs[name].length or not self.plans:
+        """The fixed length of a ragged field: the recipe's, else of its longest item."""
+        if self._specs[name].length:
             return self._specs[name].length
         found = [
             np.asarray(source.snapshot.fields[name].length)[source.joined.rows[name].reshape(-1)]

@@ -76,6 +76,7 @@ class View:
 
         def _index_of(self, fields: Sequence[str] | None) -> SampleIndex: ...
         def _reader_of(self, fields: Sequence[str] | None) -> Reader: ...
+        def _of_snapshot(self, number: int) -> Self | None: ...
         def _check_alike(self, other: Any) -> None: ...
         def _combined(self, parts: Sequence[Any], mix: Mixture | None) -> Self: ...
 
@@ -156,10 +157,15 @@ class View:
         from latentcache.loader.loader import Loader
 
         fields = [fields] if isinstance(fields, str) else fields
+
+        def of_snapshot(number: int) -> Reader | None:
+            view = self._of_snapshot(number)
+            return None if view is None else view._reader_of(fields)
+
         loader = Loader(
             self._reader_of(fields), batch_size=batch_size, seed=seed, rank=rank, world_size=world_size,
             remainder=remainder, format=format, prefetch=prefetch, device=device, on_error=on_error,
-            meta="meta" in (fields or ()), title=self.name,
+            meta="meta" in (fields or ()), title=self.name, of_snapshot=of_snapshot,
         )  # fmt: skip
         check_carried(loader.format, fields or ())
         self._loaders.add(loader)

@@ -7,20 +7,22 @@ encoded or written.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, is_dataclass, replace
 from dataclasses import fields as fields_of
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from latentcache.errors import CacheFormatError, UsageError
 from latentcache.failpoint import failpoint
-from latentcache.fields.protocol import DescribeContext, Described, FieldKind, join_noise
+from latentcache.fields.protocol import DescribeContext, Described, FieldKind, Job, join_noise
 from latentcache.fields.registry import field_kinds, load
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.pipeline import preflight
@@ -31,26 +33,26 @@ from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.publish import publish
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.pipeline.stream import Streaming
 from latentcache.pipeline.workers.engine import Task
 from latentcache.pipeline.workers.local import LocalEngine
 from latentcache.pipeline.workers.memory import rare_gc
-from latentcache.pipeline.workers.results import EventLog, ReadColumns, RunResult
+from latentcache.pipeline.workers.results import EventLog, Progress, ReadColumns, RunResult
 from latentcache.pipeline.workers.scheduler import Run
 from latentcache.sources.known import with_contents, writable
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import Listing, scan
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
-from latentcache.store.garbage import mend_shards, set_aside
-from latentcache.store.lock import unleased
+from latentcache.store.garbage import mend_shards, remove_snapshot, set_aside
+from latentcache.store.lock import check_owner, unleased
 from latentcache.store.paths import CachePaths
-from latentcache.store.pending import end_pending
 from latentcache.store.publish import NewSnapshot
 from latentcache.store.snapshot import MANIFEST
 
 #: Settings that are sent to each worker.
-_OF_RUNS = ("device", "workers", "batch_size", "decode_threads", "host_memory", "commit_every", "stream")
+_OF_RUNS = ("device", "workers", "batch_size", "decode_threads", "host_memory", "commit_every")
+#: Seconds between two notes of progress in the build state, and snapshots of a build that stay while it goes on.
+_CLAIM_S, _KEPT = 10.0, 2
 #: Reads what the heads of files say of samples: the column :data:`_SIZE`, and others beside it.
 _HEADERS, _SIZE = "latentcache.images.headers:fill_sizes", "original_size"
 
@@ -74,7 +76,10 @@ class _Build:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the fields to build."""
     described: dict[str, Described] = field(default_factory=dict)
-    streaming: Streaming | None = None
+    published: list[int] = field(default_factory=list)
+    """Snapshots that this build made."""
+    claimed: float = field(default_factory=time.monotonic)
+    """When the build state was last written."""
 
     @property
     def samples(self) -> SampleTable:
@@ -133,7 +138,6 @@ class _Build:
                 snapshot.samples if snapshot else None,
                 rejected=snapshot.rejected if snapshot else (),
                 notes=snapshot.notes if snapshot else (),
-                hash_all=self.settings.stream,
                 stopping=lambda: self.stop.requested,
                 recorded=SourceOptions.from_json(self.existing.state.get("source", {})).folders,
                 inputs=self.existing.inputs(self.settings),
@@ -302,26 +306,38 @@ class _Build:
             self.observer.warned(f"shard {name} is damaged: its entries are encoded again")
         return mended
 
-    def claim(self, plan: BuildPlan) -> None:
-        """Record the settings of this build, and that open shards are its own."""
+    def claim(self, plan: BuildPlan, progress: Progress | None = None) -> None:
+        """Record the settings of this build, that open shards are its own, and how far it is."""
         make_folder(self.paths.shards)
+        done = {"field": progress.field, "done": progress.done, "total": progress.total} if progress else {}
         more: dict[str, Any] = {"samples": plan.samples, "allow_failed": plan.allow_failed, "owner": self.owner}
-        write_state(self.paths, self.described, self.options, part=plan.part, **more)
+        write_state(self.paths, self.described, self.options, part=plan.part, progress=done, **more)
+        self.claimed = time.monotonic()
 
     def make(self, plan: BuildPlan, works: list[FieldWork], catalog: Catalog) -> BuildReport:
         """Encode what is to do, field by field, and publish."""
-        end_pending(self.paths)
         if any(len(work.todo) for work in works):
             self.claim(plan)
             with writing(self.paths.building):
                 failpoint("plan-written")
-            if self.settings.stream:
-                seed, batch = self.settings.stream_seed, self.settings.stream_batch
-                self.streaming = Streaming(self.base(plan, plan.rejected), self.paths, works, seed=seed, batch=batch)
-            self.encode(works, catalog)
-            catalog = load_catalog(self.paths)
-            for work in works:
-                find_items(work, self.samples, catalog)
+            self.encode(plan, works, catalog)
+            catalog = self.found(works)
+        report = self.publish(plan, works, catalog)
+        remove_durably(self.paths.building)
+        self.set_aside()
+        return report
+
+    def found(self, works: list[FieldWork]) -> Catalog:
+        """Look up what is committed by now."""
+        catalog = load_catalog(self.paths)
+        for work in works:
+            find_items(work, self.samples, catalog)
+        return catalog
+
+    def publish(
+        self, plan: BuildPlan, works: list[FieldWork], catalog: Catalog, *, is_part: bool = False
+    ) -> BuildReport:
+        """Publish everything, or what is there by now; of the snapshots of this build, the last two stay."""
         report = publish(
             self.paths,
             self.base(plan, self.listing.rejected),
@@ -329,12 +345,14 @@ class _Build:
             catalog,
             plan=plan,
             root=self.listing.root,
-            current=None if self.existing.damage else self.existing.snapshot,
+            current=None if self.existing.damage or self.published else self.existing.snapshot,
             started=self.started,
+            is_part=is_part,
         )
-        remove_durably(self.paths.building)
-        end_pending(self.paths)
-        self.set_aside()
+        self.published.append(report.snapshot)
+        for number in self.published[:-_KEPT]:
+            if remove_snapshot(self.paths, number):
+                self.published.remove(number)
         return report
 
     def set_aside(self) -> None:
@@ -345,37 +363,52 @@ class _Build:
                     if free:
                         set_aside(self.paths, folder)
 
-    def encode(self, works: list[FieldWork], catalog: Catalog) -> None:
-        """Run the fields one after the other; gives the samples the contents that were read."""
-        shared = catalog.shared_lookup(self.paths) if len(catalog) else nullcontext("")
-        with self.stop.deferred(), shared as lookup:
-            for work in works:
-                if len(work.todo) and not self.stop.requested:
-                    work.result = self.run_field(work, lookup)
-                    work.noise = join_noise(work.noise, work.result.noise)
-                    read = with_read_contents(self.samples, work.kind, work.result.read)
-                    self.listing = replace(self.listing, samples=read)
+    def encode(self, plan: BuildPlan, works: list[FieldWork], catalog: Catalog) -> None:
+        """Run the fields one after the other, the costliest last; gives the samples the contents that were read.
+
+        With ``publish_every`` the last field is built in slices, and a snapshot is published between them.
+        """
+        order = [work for work in works if len(work.todo)]
+        order.sort(key=lambda work: work.cost * work.kind.work.cost_bytes)
+        with self.stop.deferred():
+            for work in order:
+                every = self.settings.publish_every if work is order[-1] else None
+                if every is not None:
+                    work.shuffle(self.samples)
+                work.result = RunResult(Progress(work.name, len(work.todo), work.cost), self.events)
+                for number, jobs in enumerate(slices(work.jobs(self.listing), every)):
+                    if number and not self.stop.requested:
+                        catalog = self.found(works)
+                        self.publish(plan, works, catalog, is_part=True)
+                    if not self.stop.requested:
+                        self.run_field(plan, work, jobs, catalog)
         self.engine.close()
 
-    def run_field(self, work: FieldWork, lookup: str) -> RunResult:
-        """Encode the items of one field that are to be made."""
-        streaming = self.streaming
-        if streaming is not None:
-            work = streaming.ordered(work)
-        run = Run(
-            replace(self.task(work), lookup=lookup),
-            work.jobs(self.listing),
-            total=work.inputs,
-            total_cost=work.cost,
-            items=len(work.todo),
-            good=work.good_jobs(self.listing),
-            events=self.events,
-            engine=self.engine,
-            failed=lambda job, failure: streaming.failed(work, job, failure) if streaming is not None else None,
-            stop=self.stop,
-            warn=self.observer.warned,
-        )
-        return run.run(self.observer.advanced)
+    def run_field(self, plan: BuildPlan, work: FieldWork, jobs: Iterator[Job], catalog: Catalog) -> None:
+        """Encode the items of some jobs of a field."""
+        assert work.result is not None
+        shared = catalog.shared_lookup(self.paths) if len(catalog) else nullcontext("")
+        with shared as lookup:
+            Run(
+                replace(self.task(work), lookup=lookup),
+                jobs,
+                total=work.inputs,
+                total_cost=work.cost,
+                results=work.result,
+                good=work.good_jobs(self.listing),
+                engine=self.engine,
+                stop=self.stop,
+                warn=self.observer.warned,
+            ).run(lambda progress: self.advanced(plan, progress))
+        work.noise = join_noise(work.noise, work.result.noise)
+        self.listing = replace(self.listing, samples=with_read_contents(self.samples, work.kind, work.result.read))
+
+    def advanced(self, plan: BuildPlan, progress: Progress) -> None:
+        """Pass progress on; now and then the build state gets it, for who opens the cache meanwhile."""
+        self.observer.advanced(progress)
+        if time.monotonic() - self.claimed >= _CLAIM_S:
+            check_owner(self.paths.building, self.owner)
+            self.claim(plan, progress)
 
     def task(self, work: FieldWork) -> Task:
         """Return the task for the workers of a field."""
@@ -421,6 +454,19 @@ class _Build:
 
 def _plural(inputs: Iterable[str]) -> str:
     return " and ".join(f"{name}s" for name in sorted(inputs))
+
+
+def slices(jobs: Iterator[Job], every: float | None) -> Iterator[Iterator[Job]]:
+    """Jobs in slices that end when a snapshot is due; each is taken before the next one begins."""
+    for job in jobs:
+        due = time.monotonic() + (math.inf if every is None else every)
+        yield chain([job], until(due, jobs))
+
+
+def until(due: float, jobs: Iterator[Job]) -> Iterator[Job]:
+    """Jobs as long as there is time."""
+    while time.monotonic() < due and (job := next(jobs, None)) is not None:
+        yield job
 
 
 def with_read_contents(samples: SampleTable, kind: FieldKind, read: ReadColumns) -> SampleTable:

@@ -21,6 +21,8 @@ from latentcache.fields.protocol import Described, FieldKind, FieldPlan, FieldRe
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.key import RECIPE_BYTES
+from latentcache.plan.documents import spread
+from latentcache.plan.shuffle import shuffled
 from latentcache.sources.known import match_names
 from latentcache.store.catalog import Catalog
 
@@ -36,6 +38,8 @@ _COST_PER_ELEMENT = 3
 #: Rows that are keyed, looked up or named at a time.
 SLICE = 1 << 17
 _JOBS = 1 << 10
+#: Neighbors of one group in a shuffled order, so that batches are full.
+_RUN = 16
 #: Reasons of failures that every build tries again: they depend on flags, the machine or the time.
 AGAIN = frozenset(("too-many-pixels", "out-of-memory", "entry-lost", "permission", "io-error",
                    "changing", "not-found", "needs-pyav"))  # fmt: skip
@@ -149,6 +153,24 @@ class FieldWork:
         """Entries of the snapshot that were made with another recipe."""
         before = self.before
         return 0 if before is None or before.recipe_id == self.recipe.recipe_id else before.entries
+
+    def shuffle(self, samples: SampleTable) -> None:
+        """Have jobs of every group come early, for snapshots of a part; records stay in the order of their files."""
+        if samples.inputs[self.kind.inputs[0]].line is not None:
+            return
+        sample = self.plan.sample[self.todo]
+        starts = np.flatnonzero(np.diff(sample, prepend=-1))
+        counts = np.diff(starts, append=len(sample))
+        jobs = shuffled(len(starts), 0, 0, stream=0)
+        group = self.plan.group[self.todo[starts]]
+        jobs = jobs[np.argsort(group[jobs], kind="stable")]
+        is_first = np.diff(group[jobs], prepend=-1) != 0
+        position = np.arange(len(jobs)) - np.flatnonzero(is_first)[np.cumsum(is_first) - 1]
+        run = np.cumsum(position % _RUN == 0) - 1
+        draw = shuffled(int(run[-1]) + 1, 0, 0, stream=1)[run]
+        jobs = jobs[np.lexsort((draw, position >= _RUN))]
+        items = spread(starts[jobs], counts[jobs])
+        self.todo, self.costs = self.todo[items], self.costs[items]
 
     def good_jobs(self, listing: Listing) -> Iterator[Job]:
         """One job of the plan whose items are committed; nothing is read before it is asked for."""

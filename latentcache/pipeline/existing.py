@@ -142,9 +142,7 @@ def _current(paths: CachePaths) -> tuple[int, str]:
     return current, f"{paths.current.name} is missing" if not current and paths.snapshots() else ""
 
 
-def write_state(
-    paths: CachePaths, described: Mapping[str, Described], options: SourceOptions, **more: str | int
-) -> None:
+def write_state(paths: CachePaths, described: Mapping[str, Described], options: SourceOptions, **more: Any) -> None:
     """Record the settings of this build, so that the same command without its flags continues it."""
     fields = {
         name: {"recipe": one.recipe.as_json(), "provenance": dict(one.provenance)} for name, one in described.items()

@@ -22,7 +22,7 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.protocol import Failure, FieldPlan, Group
 from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, join_tables
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.pipeline.diff import FieldWork, usable_items
+from latentcache.pipeline.diff import FieldWork, find_items, usable_items
 from latentcache.pipeline.report import BuildPlan, BuildReport, field_done
 from latentcache.sources.causes import rejected
 from latentcache.sources.known import racy
@@ -47,11 +47,16 @@ def publish(
     root: Path,
     current: Snapshot | None,
     started: float,
+    is_part: bool = False,
 ) -> BuildReport:
     """Publish the results of runs, unless they equal the current snapshot.
 
-    ``base`` has all samples and no fields; its ``rejected`` and ``notes`` are those of the source.
+    ``base`` has all samples and no fields; its ``rejected`` and ``notes`` are those of the source. ``is_part``: the
+    build goes on, so only samples that have every field are published, and what is lacking is not rejected.
     """
+    if is_part:
+        base = replace(base, building=plan.samples)
+        works = [_part_of(work, base.samples, catalog) for work in works]
     catalog.forget()  # the tables of its keys, which nothing looks up any more
     new = _new_snapshot(base, works, catalog, root)
     catalog.forget()
@@ -73,8 +78,10 @@ def publish(
 
 def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalog, root: Path) -> NewSnapshot:
     """Draw up the next snapshot; completes the rejections of the works."""
-    samples = base.samples
-    items = [_publishable_items(work, samples, root) for work in works]
+    samples, is_waiting = base.samples, np.zeros(len(base.samples), dtype=np.bool_)
+    for work in works if base.building else ():
+        is_waiting[_unsettled(work)] = True
+    items = [_publishable_items(work, samples, root, is_waiting) for work in works]
     kept, numbers = samples_in_use(samples, works, items)
     fields = tuple(_field(work, chosen, numbers, catalog) for work, chosen in zip(works, items, strict=True))
     rejections = [
@@ -100,14 +107,31 @@ def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalo
     )
 
 
-def _publishable_items(work: FieldWork, samples: SampleTable, root: Path) -> NDArray[np.integer]:
-    """Positions of the items to publish; samples that lack one are rejected."""
+def _part_of(work: FieldWork, samples: SampleTable, catalog: Catalog) -> FieldWork:
+    """The same work for a snapshot of some of its samples."""
+    part = replace(work, kept=None, plan=replace(work.plan, sample=work.plan.sample.copy()))
+    if work.kept is not None:
+        find_items(part, samples, catalog)
+    return part
+
+
+def _unsettled(work: FieldWork) -> NDArray[np.integer]:
+    """Samples of which an item is neither committed nor known to have failed."""
+    lacking = work.plan.sample[(work.place < 0) & (work.plan.variant < work.recipe.spec.first_prompt)]
+    failed = [row for row, _ in work.result.failed] if work.result else []
+    return np.setdiff1d(lacking, [*failed, *work.rejected])
+
+
+def _publishable_items(
+    work: FieldWork, samples: SampleTable, root: Path, is_waiting: NDArray[np.bool_]
+) -> NDArray[np.integer]:
+    """Positions of the items to publish; samples that lack one are rejected, or wait (S,) for it."""
     plan, lost, first = work.plan, work.place < 0, work.recipe.spec.first_prompt
     lacking, prompts = np.empty(0, dtype=np.intp), plan.variant >= first
     any_lost = bool(lost.any())
     if any_lost:
         failed = dict(work.result.failed) if work.result else {}
-        if (lost & prompts).any():
+        if (lost & prompts).any() and not is_waiting.any():
             row = int(plan.sample[0])
             detail = f"a prompt beside the captions could not be encoded: {failed.get(row, _LOST).detail}"
             note = rejected(samples.names[row], "prompt-not-stored", detail)
@@ -116,13 +140,13 @@ def _publishable_items(work: FieldWork, samples: SampleTable, root: Path) -> NDA
         content = work.kind.content(samples)
         causes = {failure.content or content[row].tobytes(): failure for row, failure in failed.items()}
         causes.pop(bytes(HASH_BYTES), None)
-        for row in set(lacking.tolist()).difference(work.rejected):
+        for row in set(lacking[~is_waiting[lacking]].tolist()).difference(work.rejected):
             failure = failed.get(row) or causes.get(content[row].tobytes()) or _LOST
             work.rejected[row] = rejection(samples, work, row, failure)
     work.rejected = {row: _with_content(one, samples, work, row, root) for row, one in work.rejected.items()}
-    if not any_lost:
+    if not any_lost and not is_waiting.any():
         return np.arange(len(lost), dtype=np.int32)
-    usable = np.ones(len(samples), dtype=np.bool_)
+    usable = ~is_waiting
     usable[lacking] = False
     return usable_items(plan, usable, first, ~lost)
 
@@ -263,7 +287,7 @@ def _comparable(manifest: Mapping[str, Any]) -> Any:
         (name, {**one, "provenance": [one["provenance"].get(part) for part in _COMPARED], "noise": None})
         for name, one in manifest["fields"].items()
     ]
-    found = {name: manifest[name] for name in named} | {"fields": fields}
+    found = {name: manifest[name] for name in named} | {"fields": fields, "building": manifest.get("building")}
     return json.loads(json.dumps(found | {"source": {**manifest["source"], "relative": ""}}))
 
 

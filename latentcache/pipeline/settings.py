@@ -14,7 +14,7 @@ from latentcache.errors import UsageError
 from latentcache.fields.protocol import setting
 from latentcache.fields.registry import checked, settings_of
 from latentcache.pipeline.devices import devices_for
-from latentcache.plan.numbers import tolerated
+from latentcache.plan.numbers import duration, tolerated
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.part import Part
 from latentcache.value import Value
@@ -62,10 +62,11 @@ class BuildSettings(Value):
         min=1,
     )
     max_pixels: int = setting("Reject larger images. [default: 100000000]", metavar="N", min=1, default=MAX_PIXELS)
-    stream: bool = setting("Let training start during the build: open_cache(CACHE, follow=True).", default=False)
-    stream_seed: int = setting("Encode in the loader order of this seed. [default: 0]", metavar="N", min=0, default=0)
-    stream_batch: int = setting(
-        "Batch size of that loader, all ranks together. [default: 1]", metavar="N", min=1, default=1
+    publish_every: float | None = setting(
+        "Publish a snapshot every TIME (10m, 90s, 1h), so that you can train during the build.",
+        metavar="TIME",
+        min=1,
+        parse=duration,
     )
     commit_every: int | None = setting("Entries per commit at most. [default: 16 MiB or 2 s]", metavar="N", min=1)
     events: Path | None = setting("Append a JSON line to FILE after each commit.", metavar="FILE")

@@ -15,6 +15,8 @@ from typing import Any
 
 from latentcache.errors import UsageError, keyword, option
 
+_DURATION = re.compile(r"([0-9]{1,9})([smh])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 _ALLOWED = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(%?)")
 
 
@@ -71,6 +73,20 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
         fix=option(name, allowed[0]),
         fix_python=keyword(name, allowed[0]),
     )
+
+
+def duration(text: str) -> float:
+    """Seconds of a duration: ``90s``, ``10m`` or ``1h``."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            "must be seconds, minutes or hours",
+            argument="publish_every",
+            value=text,
+            fix="--publish-every 10m, 90s or 1h",
+            fix_python="publish_every='10m', '90s' or '1h'",
+        )
+    return float(int(found[1]) * _SECONDS[found[2]])
 
 
 def tolerated(allow_failed: str, samples: int) -> int:

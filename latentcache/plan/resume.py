@@ -121,8 +121,8 @@ class Epochs:
                     "this checkpoint belongs to another cache, to other contents of it, or to other settings",
                     where=f"snapshot {state.get('snapshot')} then, {self._index.snapshot} now",
                     why=f"{name}: expected {state.get(name)}, found {now}",
-                    fix="resume with the cache and the settings of the checkpoint, or start the epoch again with"
-                    " set_epoch",
+                    fix="resume with the settings and the snapshot of the checkpoint:"
+                    f" open_cache(..., snapshot={state.get('snapshot')}), or start the epoch again with set_epoch",
                     slug="resume-mismatch",
                 )
         batches, delivered = self.report.batches, 0

@@ -53,11 +53,10 @@ def _probed(plan: BuildPlan, name: str, engine: LocalEngine) -> RunResult:
     with tempfile.TemporaryDirectory(prefix="latentcache-estimate-") as folder:
         Path(folder, "shards").mkdir()
         return Run(
-            replace(plan.tasks[name], cache=folder, lookup="", stream=False),
+            replace(plan.tasks[name], cache=folder, lookup=""),
             jobs,
             total=len(jobs),
             total_cost=sum(job.cost for job in jobs),
-            items=sum(len(job.outputs) for job in jobs),
             stop=stop,
             engine=engine,
         ).run(look)

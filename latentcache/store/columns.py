@@ -110,8 +110,6 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         return np.array(self._slice(0, len(self)), dtype=dtype, copy=copy)
 
     def __reduce__(self) -> Any:
-        if not self._file.lasts:
-            return np.asarray, (np.asarray(self),)
         return operator.getitem, (self._file, self._name)
 
     def __repr__(self) -> str:
@@ -213,12 +211,12 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
 class ColumnFile:
     """A file of columns. Its header is checked when it is opened. Picklable; the file stays open while it is in use.
 
-    ``expected``: xxh3-64 of its header, if the caller knows it. ``lasts``: False if the file may be gone when a
-    pickle of a column is opened, which then has its values. Raises CacheDamagedError if it is not what was written.
+    ``expected``: xxh3-64 of its header, if the caller knows it. Raises CacheDamagedError if it is not what
+    was written.
     """
 
-    def __init__(self, path: Path, expected: int | None = None, lasts: bool = True) -> None:
-        self.path, self._expected, self.lasts = path, expected, lasts
+    def __init__(self, path: Path, expected: int | None = None) -> None:
+        self.path, self._expected = path, expected
         try:
             self._descriptor = open_file(path)
         except OSError as error:
@@ -286,7 +284,7 @@ class ColumnFile:
         return Strings(self[f"{name}.bytes"], self[f"{name}.ends"])
 
     def __reduce__(self) -> Any:
-        return ColumnFile, (self.path, self._expected, self.lasts)
+        return ColumnFile, (self.path, self._expected)
 
     def read(self, start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """An array from a byte of the file on."""

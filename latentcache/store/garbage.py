@@ -24,10 +24,11 @@ from latentcache.store.atomic_io import make_folder, opened, sync_folder, unread
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry
 from latentcache.store.index import load_index, read_entry, write_index
+from latentcache.store.lock import unleased
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.publish import publish_replacement
 from latentcache.store.shard import ShardWriter, seal_folder
-from latentcache.store.snapshot import Snapshot, open_snapshot, removed_entries
+from latentcache.store.snapshot import MANIFEST, Snapshot, open_snapshot, removed_entries
 
 _COMMIT_BYTES = 16 << 20
 #: Bits of an offset in a file; a shard's number is above them.
@@ -103,6 +104,17 @@ def set_aside(paths: CachePaths, folder: Path) -> None:
     make_folder(paths.quarantine)
     folder.rename(paths.quarantine / f"{folder.name}-{os.getpid()}")
     sync_folder(paths.quarantine)
+
+
+def remove_snapshot(paths: CachePaths, number: int) -> bool:
+    """Remove the columns of a snapshot; False if a reader has it open. Its shards stay."""
+    folder = paths.snapshot(number)
+    with writing(folder), unleased(folder / MANIFEST) as is_free:
+        if is_free:
+            shutil.rmtree(to_scratch(paths, folder), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                paths.scratch.rmdir()
+    return is_free
 
 
 def copy_entries(paths: CachePaths, source: Path, spans: NDArray[Any]) -> str:

@@ -36,7 +36,8 @@ from latentcache.store.snapshot import (
 from latentcache.value import Value
 
 #: Parts of a snapshot that one in its place has too, unless they change.
-_KEPT = ("samples", "source", "shards", "rejected", "notes", "complete", "allow_failed", "demo")
+_KEPT = ("samples", "source", "shards", "rejected", "notes", "complete", "allow_failed", "demo",
+         "building")  # fmt: skip
 
 
 class NewSnapshot(Value):
@@ -53,6 +54,8 @@ class NewSnapshot(Value):
     """False if a repair removed entries that no build has made again."""
     allow_failed: str = "0"
     demo: bool = False
+    building: int = 0
+    """Samples that the build will have, if it goes on; 0: it has ended."""
     replaces: int = 0
     """The snapshot whose entries are in other places now, or removed."""
     removed: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -178,7 +181,7 @@ def publish_replacement(paths: CachePaths, old: Snapshot, fields: Iterable[Field
     publish_snapshot(paths, NewSnapshot(fields=tuple(fields), replaces=old.number, **{**kept, **changes}))
 
 
-def write_snapshot(folder: Path, new: NewSnapshot, number: int = 0) -> None:
+def write_snapshot(folder: Path, new: NewSnapshot, number: int) -> None:
     """Write all files of a snapshot."""
     make_folder(folder)
     new = _needed_shards(new)
@@ -213,7 +216,8 @@ def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[d
         "rejected": {"file": REJECTED, "checksum": f"{checksum(listed):016x}"},
         "fields": {one.name: _described(one) for one in new.fields},
     }
-    return manifest | ({"replaces": new.replaces} if new.replaces else {}), listed
+    more = {"building": new.building, "replaces": new.replaces}
+    return manifest | {name: value for name, value in more.items() if value}, listed
 
 
 def _fingerprint(samples: SampleTable, fields: Iterable[FieldRows]) -> str:

@@ -20,9 +20,7 @@ from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntr
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import open_file
-from latentcache.store.entry import EntryHeader
 from latentcache.store.gather import File, Ints, Pieces, Reading, Scaling, read_at
-from latentcache.store.index import checked_head
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
 
@@ -35,17 +33,16 @@ _NO_ROWS = np.zeros(0, dtype=np.intp)
 class _Field:
     """Columns for reading a field, in memory: 28 bytes an entry, 8 to 16 a row. Rows of few runs stay as they are."""
 
-    def __init__(self, rows: FieldRows, places: Any) -> None:
-        self.rows, self.packed, self.pending = rows, rows.packing == "block", places is not None
+    def __init__(self, rows: FieldRows) -> None:
+        self.rows, self.packed = rows, rows.packing == "block"
         self.dtype = numpy_dtype(rows.spec.dtype)
-        where = rows if places is None else places  # of a pending snapshot; there each row is an entry
-        self.shard, self.offset = np.asarray(where.shard), np.asarray(where.offset).view(np.int64)
-        self.checksum, self.size, self.head = np.asarray(where.checksum), where.bytes, where.head
+        self.shard, self.offset = np.asarray(rows.shard), np.asarray(rows.offset).view(np.int64)
+        self.checksum, self.size, self.head = np.asarray(rows.checksum), rows.bytes, rows.head
         self.entry, self.group = np.asarray(rows.entry), np.asarray(rows.group)
         shapes = [group.shape[1:] if rows.spec.ragged else group.shape for group in rows.groups]
         self.width = np.array([self.dtype.itemsize * int(np.prod(shape)) for shape in shapes], dtype=np.int64)
-        self.start = np.asarray(where.start) if self.packed else None
-        self.length = np.asarray(where.length) if rows.spec.ragged else None
+        self.start = np.asarray(rows.start) if self.packed else None
+        self.length = np.asarray(rows.length) if rows.spec.ragged else None
         self.proven = np.zeros(len(self.offset), dtype=np.bool_)
 
     def segments(self, rows: Ints, start: Ints | None = None, length: Ints | None = None) -> tuple[Ints, Ints, Ints]:
@@ -70,11 +67,6 @@ class EntryReader:
         self._files: dict[int, File] = {}
         weakref.finalize(self, _close_all, self._files).atexit = False  # the system does it then
 
-    def ready(self, field: str, rows: Ints) -> None:
-        """Return when items can be read: at once, unless the snapshot is pending."""
-        if self.snapshot.pending is not None:
-            self.snapshot.pending.ready(field, np.asarray(rows))
-
     def gather(self, field: str, rows: Ints, out: Any, at: Ints) -> None:
         """Read rows (n,) of a field straight into memory ``out`` (m,), and prove them.
 
@@ -91,7 +83,6 @@ class EntryReader:
         Arguments and errors as :meth:`gather`; ``room`` is the memory that each is read into, in bytes.
         """
         one = self._field(field)
-        self.ready(field, rows)
         shard, offset, size = one.segments(rows, start, length)
         if len(at) and (int(at.min()) < 0 or bool((at + size > room).any())):
             raise IndexError(f"items of {field} do not fit into the memory")
@@ -100,38 +91,19 @@ class EntryReader:
     def read(self, field: str, row: int) -> NDArray[Any]:
         """One item, as an array of its own. Errors as :meth:`gather`."""
         one, rows = self._field(field), np.array([row])
-        self.ready(field, rows)
         group = one.rows.groups[int(one.rows.group[row])]
         shape = group.shape if one.length is None else (int(one.length[row]), *group.shape[1:])
         found = np.empty(shape, dtype=one.dtype)
         self.gather(field, rows, found.reshape(-1).view(np.uint8), np.zeros(1, dtype=np.int64))
         return found
 
-    def header(self, field: str, row: int) -> EntryHeader:
-        """The head of the entry that holds an item. Errors as :meth:`gather`."""
-        one, rows = self._field(field), np.array([row])
-        self.ready(field, rows)
-        entry = int(one.entry[row])
-        head = int(one.head[entry])
-        place, length = int(one.offset[entry]) - head, head + int(one.size[entry])
-        try:
-            header = checked_head(self.file(int(one.shard[entry])).descriptor, place, length)
-        except (CorruptEntryError, OSError) as error:
-            raise self.corrupt(one, entry, getattr(error, "why", str(error))) from error
-        self.check_hash(one, entry, header.payload_checksum)  # else it is the head of another entry
-        return header
-
     def prove(self, one: _Field, rows: Ints) -> None:
         """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""
         entries = np.unique(one.entry[rows[self.unproven(one, rows)]])
         for entry in entries.tolist():
-            if one.pending and one.proven[entry] and self.checksum == "first":
-                continue
             self.check_hash(
                 one, entry, checksum(self._pread(one, entry, int(one.size[entry]), int(one.offset[entry])))
             )
-            if one.pending:  # there each row is an entry, and those of a block are in one place
-                one.proven[(one.offset == one.offset[entry]) & (one.shard == one.shard[entry])] = True
         one.proven[entries] = True
 
     def file(self, shard: int) -> File:
@@ -167,9 +139,7 @@ class EntryReader:
             if name not in self.snapshot.fields:
                 known = ", ".join(sorted(self.snapshot.fields))
                 raise UsageError(f"field={name!r}: this cache has {known}", fix=f"one of {known}")
-            pending = self.snapshot.pending
-            places = None if pending is None else pending.places[name].at
-            found = self._fields.setdefault(name, _Field(self.snapshot.fields[name], places))
+            found = self._fields.setdefault(name, _Field(self.snapshot.fields[name]))
         return found
 
     def unproven(self, one: _Field, rows: Ints) -> Ints:
@@ -203,8 +173,7 @@ class EntryReader:
             raise self.corrupt(one, entry, f"payload checksum: expected {int(one.checksum[entry]):016x}")
 
     def _path(self, shard: int) -> str:
-        names = self.snapshot.shards if self.snapshot.pending is None else self.snapshot.pending.shards
-        return str(self.paths.data(names[shard]))
+        return str(self.paths.data(self.snapshot.shards[shard]))
 
     def corrupt(self, one: _Field, entry: int, why: str) -> CorruptEntryError:
         """The error that names a damaged entry."""

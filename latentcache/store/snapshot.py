@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +155,9 @@ class FieldRows(Value, eq=False):
 
 
 class Snapshot(Value):
-    """One finished build, or one that is being streamed. Picklable."""
+    """One finished build. Picklable."""
 
     number: int
-    """0 for a build that has not ended."""
     paths: CachePaths
     manifest: Mapping[str, Any] = field(repr=False)
     samples: SampleTable = field(repr=False)
@@ -173,19 +172,17 @@ class Snapshot(Value):
     """True if the entries are for trying the tool, not for training."""
     allow_failed: str
     """Rejected inputs that the last build tolerated: a number, or a percentage such as ``2%``."""
+    building: int = 0
+    """Samples that its build will have, which had not ended; 0: it had."""
     fingerprint: str
     """Hex hash of its samples, rows and recipes; the same after entries have moved to other shards."""
     lease: object | None = field(default=None, compare=False, repr=False)
     """Lease that keeps its files from being collected while this object is in use."""
-    pending: Any = field(default=None, compare=False, repr=False)
-    """Lookup of the items of a build that has not ended; None for a finished one."""
     columns: ColumnFile | None = field(default=None, compare=False, repr=False)
     """All columns of samples and fields; None if they are not in a file."""
 
     def __reduce__(self) -> Any:
-        """A finished build is opened again; the files of one that runs may be gone by then, so it has its columns."""
-        if not self.number:
-            return partial(Snapshot, **vars(replace(self, columns=None))), ()
+        """Another process opens it again."""
         kinds = {name: rows.kind for name, rows in self.fields.items()}
         return _reopened, (self.paths, self.number, self.fingerprint, kinds, self.lease)
 
@@ -239,21 +236,40 @@ def open_snapshot(cache: Path, number: int | None = None) -> Snapshot:
         return read_snapshot(paths, paths.snapshot(number), number)
     holder = builder_name(paths.lock)
     again = "run the same `latentcache build` again: it goes on where it stopped"
-    lost = paths.snapshots() and not holder
+    why = f"a build was started here and has not ended{holder and f': {holder}'}{_progress(paths)}"
+    if paths.snapshots() and not holder:
+        why = "CURRENT is missing"
     raise CacheNotFoundError(
         f"no finished build in {paths.root}",
         where=str(paths.root),
-        why="CURRENT is missing" if lost else f"a build was started here and has not ended{holder and f': {holder}'}",
-        fix=f"wait until it ends; if it was killed, {again}" if holder else again,
+        why=why,
+        fix=f"wait until it ends, or build with --publish-every 10m; if it was killed, {again}" if holder else again,
         slug="cache-unfinished",
     )
 
 
-def open_leased(cache: Path) -> Snapshot:
-    """The current snapshot, held until the last reference to it is gone. Raises as :func:`open_snapshot`."""
+def _progress(paths: CachePaths) -> str:
+    """How far a build is, by its state; empty if it does not say so."""
+    try:
+        state = read_json(paths.building)
+        return "; {done} of {total} {field} are done".format(**state["progress"])
+    except (CacheDamagedError, KeyError, TypeError):
+        return ""
+
+
+def open_leased(cache: Path, wanted: int | None = None) -> Snapshot:
+    """A snapshot, held until the last reference to it is gone. Arguments and errors as :func:`open_snapshot`."""
     paths = CachePaths(cache)
+    paths.current_snapshot()  # raises an error if there is no cache
+    if wanted is not None and not paths.snapshot(wanted).exists():
+        raise CacheNotFoundError(
+            f"snapshot {wanted} of {paths.root} is gone",
+            where=str(paths.root),
+            why=f"of builds the last snapshots stay; the cache has {paths.snapshots()}",
+            fix="open the current snapshot: leave snapshot out",
+        )
     for _ in range(_TRIES):
-        number = paths.current_snapshot()
+        number = wanted or paths.current_snapshot()
         if not number:
             break
         try:
@@ -262,7 +278,7 @@ def open_leased(cache: Path) -> Snapshot:
             time.sleep(_WAIT_S)
             continue
         except OSError:
-            if paths.current_snapshot() != number:
+            if wanted is None and paths.current_snapshot() != number:
                 continue
             break
         try:
@@ -270,7 +286,7 @@ def open_leased(cache: Path) -> Snapshot:
         except StoreError:
             lease.close()
             raise
-    return open_snapshot(cache)
+    return open_snapshot(cache, wanted)
 
 
 def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
@@ -281,7 +297,7 @@ def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
         kept = {name: manifest[name] for name in ("complete", "source", "demo", "allow_failed", "fingerprint")}
         if manifest["snapshot"] != number or not all(re.fullmatch(r"[\w-]+", name) for name in shards):
             raise ValueError(f"snapshot {manifest['snapshot']} with shards {shards}")
-        file = ColumnFile(folder / COLUMNS, int(manifest["columns"]["checksum"], 16), lasts=number > 0)
+        file = ColumnFile(folder / COLUMNS, int(manifest["columns"]["checksum"], 16))
         samples = _samples(file, manifest)
         opened = {name: _field_rows(file, name, one, samples, shards) for name, one in manifest["fields"].items()}
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecipeError) as error:
@@ -295,6 +311,7 @@ def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
         fields=opened,
         shards=tuple(shards),
         columns=file,
+        building=manifest.get("building", 0),
         **kept,
     )
 

@@ -259,9 +259,8 @@ class _Collector:
             self._add("held", "unfinished-build", folder, until="until the next `latentcache build` has sealed it")
         for pattern in ("*.tmp", "shards/*.tmp", "shards/*/*.tmp", "snapshots/*/*.tmp"):
             found += sorted(path for path in paths.root.glob(pattern) if path.is_file())
-        # The lock is held, so the build that announced a pending snapshot is gone.
         snapshots = sorted(path for path in paths.snapshots_folder.glob("*") if path.is_dir())
-        found += [path for path in snapshots if path == paths.pending or not (path / "manifest.json").exists()]
+        found += [path for path in snapshots if not (path / "manifest.json").exists()]
         for path in (*sorted(paths.scratch.glob("*")), *found):
             self._remove(path, "left-over")
         for path in sorted(paths.quarantine.glob("*")):

@@ -20,7 +20,6 @@ from PIL import Image
 from latentcache import failpoint
 from latentcache.cli import app
 from latentcache.cli.app import main
-from latentcache.store.paths import CachePaths
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A slow build with a commit per image and an event file.
@@ -92,16 +91,6 @@ def look(*words):
     with redirect_stdout(out), redirect_stderr(err):
         status = main([*map(str, words)])
     return Done(status, out.getvalue(), err.getvalue())
-
-
-def start_followed(cache, *words):
-    """Start a ``--stream`` build that stops (SIGSTOP) before its second commit."""
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = start("build", *words, "--out", cache, "--stream", armed="before-put:2:stop", **quiet)
-    found = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    assert found.si_code == os.CLD_STOPPED, "it ended first"
-    assert (CachePaths(cache).pending / "manifest.json").exists()
-    return process
 
 
 def build_words(data, cache, *more, delay_ms=0, events=None):

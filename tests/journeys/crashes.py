@@ -30,6 +30,8 @@ _HARMLESS = {"ok", "touched", "missing", "unreferenced", "quarantined"}
 class Workspace:
     root: Path
     data: Path
+    more: tuple[str, ...] = ()
+    """Further words of each build."""
 
     @property
     def cache(self):
@@ -41,8 +43,21 @@ class Workspace:
 
     def words(self, delay_ms=0):
         model = f"stub:delay_ms={delay_ms}"
-        words = ["build", self.data, "--out", self.cache, "--model", model, *RECIPE, "--events", self.events]
-        return [str(word) for word in [*words, "--commit-every", 2, "--batch-size", 3, "--json", "--quiet"]]
+        words = [
+            "build",
+            self.data,
+            "--out",
+            self.cache,
+            "--model",
+            model,
+            *RECIPE,
+            "--events",
+            self.events,
+            *self.more,
+        ]
+        return [
+            str(word) for word in [*words, "--commit-every", 2, "--batch-size", 3, "--json", "--quiet", *self.more]
+        ]
 
     def fresh(self):
         shutil.rmtree(self.root, ignore_errors=True)

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+import warnings
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,12 @@ from damaged import damage_payload
 from kinds import BLOCK, KINDS, UNIT, forget_kinds, num_entries, stored
 from test_worker_processes import is_running, workers_of
 
-from latentcache.errors import DeviceMemoryError, NotYetEncodedError
+from latentcache.errors import DeviceMemoryError
 from latentcache.fields import registry
 from latentcache.fields.protocol import Pending, WorkSize
 from latentcache.fields.registry import field_kind, load
 from latentcache.identity.content import checksum
+from latentcache.pipeline import build
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
 
@@ -157,57 +159,34 @@ def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
     assert kind.build(data, merged).json["counts"]["encoded"] == 0
 
 
-def test_training_runs_during_a_streaming_build(kind, tmp_path, monkeypatch):
-    """The build stops before the loader's last sample; records are encoded in file order."""
-    for name in ("ROLL_S", "ROLL_PART"):  # every commit is sealed
-        monkeypatch.setattr(f"latentcache.pipeline.workers.writer.{name}", 0.0)
-    data, plain, cache = kind.data(tmp_path / "data", size=UNIT), tmp_path / "plain", tmp_path / "cache"
+def test_training_runs_during_a_build(kind, tmp_path, monkeypatch):
+    """A trainer opens each snapshot for an epoch; its checkpoint goes on with its own."""
+    data, cache, plain = kind.data(tmp_path / "data", size=UNIT), tmp_path / "cache", tmp_path / "plain"
     assert kind.build(data, plain).status == 0
-    finished_cache, last = kind.opened(plain), kind.many - 1
-    seed = next(seed for seed in range(10_000) if order_of(finished_cache, seed)[-1] == last)
-    names, going_on = remember_names(kind, monkeypatch), threading.Event()
+    wanted, epochs, states, publish = stored(plain, kind.field), [], [], build.publish
 
-    def held(batch, encode):
-        if any(f"{last:03}" in name for name in names(batch)):
-            assert going_on.wait(60)
-        return encode(batch)
+    def trained(*given, **named):
+        report = publish(*given, **named)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it does not have all samples yet
+            loader = kind.opened(cache).loader(batch_size=1, seed=3)
+        batches = (batch[kind.field].numpy().tobytes() for batch in loader)
+        served = list(islice(batches, 2))
+        states.append(loader.state_dict())
+        epochs.append([*served, *batches])
+        return report
 
-    change_encoder(kind, monkeypatch, held)
-    words = ("--stream", "--stream-seed", seed, "--stream-batch", 2, "--workers", 0, "--device", "cpu")
-    few_at_once = ("--batch-size", 2, "--commit-every", 1, "--decode-threads", 1)
-    building = threading.Thread(target=kind.build, args=(data, cache, *words, *few_at_once))
-    building.start()
-    pending = kind.opened(cache, follow=True, timeout_s=60)
-    loader = pending.loader(batch_size=2, seed=seed)
-    batches = iter(loader)
-    first = next(batches)[kind.field].clone()
-    assert building.is_alive()
-    assert (CachePaths(cache).pending / "manifest.json").exists()
-    going_on.set()
-    rest = [batch[kind.field].clone() for batch in batches]
-    building.join(60)
-    assert (len(pending), len(loader), 1 + len(rest)) == (kind.many, kind.many // 2, kind.many // 2)
-    expected = [batch[kind.field].clone() for batch in finished_cache.loader(batch_size=2, seed=seed)]
-    for found, wanted in zip([first, *rest], expected, strict=True):
-        # Ragged fields are padded to the longest known item.
-        assert np.array_equal(found, wanted[:, : found.shape[1]])
-    assert not CachePaths(cache).pending.exists()
-
-
-def order_of(cache, seed):
-    return [int(row) for step in cache.loader(batch_size=2, seed=seed).sampler for row in step.rows]
-
-
-def test_a_streaming_loader_waits_until_its_timeout(kind, tmp_path):
-    data, cache = kind.data(tmp_path / "data", 4), tmp_path / "cache"
-    process = kind.start(data, cache, "--stream", delay_ms=60_000)
-    wait_for((CachePaths(cache).pending / "manifest.json").exists, process, timeout=60)
-    batches, started = iter(kind.opened(cache, follow=True, timeout_s=0.5).loader(batch_size=2)), time.monotonic()
-    with pytest.raises(NotYetEncodedError):
-        next(batches)
-    assert time.monotonic() - started < 10
-    process.kill()
-    finished(process)
+    monkeypatch.setattr(build, "publish", trained)
+    monkeypatch.setattr(build, "until", lambda due, jobs: islice(jobs, kind.many // 3 - 1))
+    assert kind.build(data, cache, "--publish-every", "10m", "--workers", 0).status == 0
+    assert stored(cache, kind.field) == wanted
+    counts = [len(epoch) for epoch in epochs]
+    assert counts == [*range(counts[0], kind.many, counts[0]), kind.many]
+    assert len(counts) > 2
+    loader = kind.opened(cache).loader(batch_size=1)
+    for state, epoch in list(zip(states, epochs, strict=True))[-2:]:
+        loader.load_state_dict(state)
+        assert [batch[kind.field].numpy().tobytes() for batch in loader] == epoch[2:]
 
 
 def test_the_error_of_a_second_builder_names_the_first(kind, tmp_path):
@@ -321,8 +300,8 @@ def test_run_settings_do_not_change_entries(kind, few, tmp_path, monkeypatch):
     data, cache = few
     monkeypatch.setenv("DELAY_MS", "1")
     other = tmp_path / "other"
-    more = ("--batch-size", 3, "--decode-threads", 2, "--workers", 0, "--stream-seed", 5, "--commit-every", 2)
-    assert look(*kind.build_words(data, other, *more, delay_ms=1), "--stream", "--json").status == 0
+    more = ("--batch-size", 3, "--decode-threads", 2, "--workers", 0, "--publish-every", "10m", "--commit-every", 2)
+    assert look(*kind.build_words(data, other, *more, delay_ms=1), "--json").status == 0
     assert stored(other, kind.field) == stored(cache, kind.field)
     recipes = [open_snapshot(one).fields[kind.field].recipe_json for one in (cache, other)]
     assert recipes[0] == recipes[1]

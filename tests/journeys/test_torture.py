@@ -38,11 +38,13 @@ def run_torture(folder, *words):
 @pytest.mark.parametrize("words", [
     ("failpoints", "first"),
     ("kills", "6", "1"),
+    ("parts", "6", "1"),
     ("signals", "2", "1"),
     ("cuts", "6", "1"),
     ("faults", "3", "1"),
     pytest.param(("failpoints", "all"), marks=slow),
     pytest.param(("kills", "200", "2"), marks=slow),
+    pytest.param(("parts", "100", "2"), marks=slow),
     pytest.param(("signals", "100", "2"), marks=slow),
     pytest.param(("cuts", "152", "2"), marks=slow),
     pytest.param(("faults", "0", "2"), marks=slow),

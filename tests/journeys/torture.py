@@ -2,6 +2,7 @@
 
 python torture.py failpoints FOLDER first|all     kill and fail at every failpoint
 python torture.py kills FOLDER COUNT SEED         SIGKILL to the whole group at random moments
+python torture.py parts FOLDER COUNT SEED         the same for builds that publish snapshots while they go on
 python torture.py signals FOLDER COUNT SEED       SIGINT and SIGTERM at every failpoint and at random moments
 python torture.py cuts FOLDER COUNT SEED          power cuts
 python torture.py careless FOLDER COUNT SEED      power cuts of a store that does not sync; the check must fail
@@ -16,6 +17,7 @@ import sys
 import time
 import traceback
 from dataclasses import replace
+from itertools import islice
 
 import lmdb
 import traced
@@ -23,6 +25,7 @@ from crashes import Reference, check, fork, heal, json_of, leave, run_quietly, s
 from disk_model import Disk
 
 from latentcache import failpoint
+from latentcache.pipeline import build
 
 _FOREIGN = {"collect-delete", "repair-delete", "scan-shard"}  # not passed by a build
 _IMAGES = {"decoding", "encoding"}  # faults of an input, not of the system: tests/pipeline
@@ -74,12 +77,21 @@ def kills(reference, count, seed):
         yield f"kill {number} of seed {seed}", lambda _, n=number: _killed(reference, seeded(f"{seed}/{n}"))
 
 
-def _killed(reference, chance):
+def parts(reference, count, seed):
+    """Kill builds that publish a snapshot after each second image."""
+    build.until = lambda due, jobs: islice(jobs, 1)
+    more = ("--publish-every", "10m")
+    for number in range(count):
+        chance = seeded(f"{seed}/{number}")
+        yield f"kill {number} of seed {seed}", lambda _, c=chance: _killed(reference, c, more, longest=0.8)
+
+
+def _killed(reference, chance, more=(), *, longest=0.35):
     """Kill up to three builds in a row; each continues the previous one."""
-    workspace = reference.workspace("killed").fresh()
+    workspace = replace(reference.workspace("killed").fresh(), more=more)
     for _ in range(chance.randint(1, 3)):
         child = fork(workspace.words(delay_ms=chance.choice([0, 2, 5])))
-        time.sleep(chance.uniform(0.0, 0.35))
+        time.sleep(chance.uniform(0.0, longest))
         os.killpg(child, signal.SIGKILL) if _has_group(child) else os.kill(child, signal.SIGKILL)
         status_of(child)
         check(workspace)
@@ -279,7 +291,7 @@ def careless(reference, count, seed):
     yield from cuts(reference, count, seed, [name for name in _HISTORIES if not name.startswith("resumed")])
 
 
-_MODES = {mode.__name__: mode for mode in (failpoints, kills, signals, cuts, careless, faults)}
+_MODES = {mode.__name__: mode for mode in (failpoints, kills, parts, signals, cuts, careless, faults)}
 
 
 def _main(mode, folder, *given):

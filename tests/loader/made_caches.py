@@ -48,7 +48,7 @@ class Field:
         self.columns, self.ragged = columns or {}, ragged or {}
 
 
-def publish(root, samples, fields, *, seal_every=10_000, part=""):
+def publish(root, samples, fields, *, seal_every=10_000, part="", building=0):
     """Write the items and publish a snapshot with these fields; gives the cache folder."""
     paths = CachePaths(Path(root))
     paths.shards.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def publish(root, samples, fields, *, seal_every=10_000, part=""):
         )  # fmt: skip
     source = {"root": str(Path(root).parent / "data"), "options": {}, "data_kind": "images", "part": part}
     new = NewSnapshot(samples=samples, fields=tuple(new_fields), shards=catalog.shards, source=source,
-                      rejected=(), notes=())  # fmt: skip
+                      rejected=(), notes=(), building=building)  # fmt: skip
     publish_snapshot(paths, new)
     return Path(root)
 
@@ -101,7 +101,7 @@ def as_stored(values, dtype):
 
 def images(
     root, sizes, *, captions=True, names=None, field=None, edges=None, resolutions=1, seed=0, seal_every=7,
-    repeats=None, texts=None, **more
+    repeats=None, texts=None, building=0, **more
 ):  # fmt: skip
     """Create a cache of latents; return the folder.
 
@@ -145,7 +145,7 @@ def images(
         values = [generator.integers(0, 255, (edges[number], 8), dtype=np.uint8) for number in there]
         ragged = [Group(label="", shape=(-1, 8))]
         fields.append(Field(EdgeMap(), EdgeRecipe(), ragged, there, [0] * len(there), values))
-    return publish(root, table, fields, seal_every=seal_every)
+    return publish(root, table, fields, seal_every=seal_every, building=building)
 
 
 def latents_of(cache, row=None):

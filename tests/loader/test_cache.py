@@ -184,7 +184,7 @@ def test_missing_and_incomplete_caches(four, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="checksum='never'"):
         open_cache(four, checksum="never")
     monkeypatch.setattr(
-        "latentcache.loader.cache.open_leased", lambda root: replace(open_leased(root), complete=False)
+        "latentcache.loader.cache.open_leased", lambda *given: replace(open_leased(*given), complete=False)
     )
     with pytest.raises(CacheIncompleteError, match="entries are missing") as caught:
         open_cache(four)
@@ -193,8 +193,8 @@ def test_missing_and_incomplete_caches(four, tmp_path, monkeypatch):
 
 
 def test_demo_caches_and_parts_are_reported(four, tmp_path, monkeypatch):
-    def of_a_part(root):
-        found = open_leased(root)
+    def of_a_part(*given):
+        found = open_leased(*given)
         return replace(found, demo=True, source={**found.source, "part": "1/4"})
 
     monkeypatch.setattr("latentcache.loader.cache.open_leased", of_a_part)

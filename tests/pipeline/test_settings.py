@@ -48,7 +48,7 @@ def test_settings_of_a_field_may_be_a_mapping():
     ("given", "what", "fix"),
     [
         ({"data": 3}, "data=3: must be Path", "leave data out"),
-        ({"stream": "yes"}, "stream='yes': must be bool", "leave stream"),
+        ({"strict": "yes"}, "strict='yes': must be bool", "leave strict"),
         ({"workers": True}, "workers=True: must be int", "leave workers"),
         ({"fields": ["latents"]}, "fields=['latents']: must be dict", "leave "),
         ({"fields": {"latents": 3}}, "fields={'latents': 3}: must be dict", "fields={'latents': {}}"),
@@ -70,7 +70,7 @@ def test_settings_of_a_field_may_be_a_mapping():
     ],
 )  # fmt: skip
 def test_types_and_values_are_checked_and_named_in_python(given, what, fix):
-    own = given.keys() <= {"data", "stream", "workers", "fields", "source"}
+    own = given.keys() <= {"data", "strict", "workers", "fields", "source"}
     with pytest.raises(UsageError) as caught:
         BuildSettings(**{"data": "x", **(given if own else {"fields": {"latents": given}})})
     assert caught.value.what_python.startswith(what)

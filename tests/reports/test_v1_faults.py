@@ -29,12 +29,12 @@ def documents(tmp_path):
         ("--flip", "--events", "/nowhere/at/all"),
         ("--flip", "--device", "nothing"),
         ("--flip", "--model", "/nowhere"),
-        ("--flip", "--stream", "--tokenizer", "stub"),
+        ("--flip", "--publish-every", "10m", "--tokenizer", "stub"),
         ("--flip", "--allow-failed", "x"),
     ],
 )
 def test_a_rejected_command_leaves_no_settings(run, data, cache, rejected):
-    """``build --stream --flip`` failed, and the next plain build stored flips."""
+    """``build --flip`` failed, and the next plain build stored flips."""
     before = keys_of(cache)
     assert run("build", data, "--out", cache, *rejected).status in (2, 3)
     assert run("build", data, "--out", cache, "--json").json["counts"]["encoded"] == 0

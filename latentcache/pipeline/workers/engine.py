@@ -41,7 +41,6 @@ class Task(Value):
     decode_threads: int | None = None
     host_memory: int | None = None
     commit_every: int | None = None
-    stream: bool = False
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """``ProducerContext.options``."""
     owner: str = ""

@@ -8,7 +8,7 @@ import os
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +87,7 @@ class ReadColumns(NamedTuple):
 
 
 class RunResult:
-    """Results of a run and outcomes of its jobs, gathered while it goes on."""
+    """Results of one or several runs of a field and outcomes of their jobs, gathered while they go on."""
 
     read = ReadColumns()
     encoded = 0
@@ -95,10 +95,8 @@ class RunResult:
     encode_s = 0.0
     """Seconds from the first open encoder to the end; 0.0: nothing was encoded."""
 
-    def __init__(
-        self, progress: Progress, events: EventLog | None, on_failed: Callable[[Job, Failure], None]
-    ) -> None:
-        self.progress, self._events, self._on_failed = progress, events, on_failed
+    def __init__(self, progress: Progress, events: EventLog | None = None) -> None:
+        self.progress, self._events = progress, events
         self.failed: list[tuple[int, Failure]] = []
         """``Job.sample`` and why it gives no item."""
         self.waits = Counter[str](prepare=0, encode=0, write=0, idle=0)
@@ -130,7 +128,6 @@ class RunResult:
     def fail(self, job: Job, failure: Failure) -> None:
         """Note a job that gives no item."""
         self.failed.append((job.sample, failure))
-        self._on_failed(job, failure)
         self.progress.failed += 1
         self._done(job)
 
@@ -158,9 +155,9 @@ class RunResult:
         self.encode_s = time.monotonic() - self.progress.began if self.progress.began else 0.0
         if count := len(self._sample):
             self.read = ReadColumns(
-                np.frombuffer(self._sample, np.int32),
-                np.frombuffer(self._content, np.uint8).reshape(count, -1, HASH_BYTES),
-                np.frombuffer(self._stat, np.uint64).reshape(count, -1, STAT_WIDTH),
+                np.array(self._sample, np.int32),
+                np.array(self._content, np.uint8).reshape(count, -1, HASH_BYTES),
+                np.array(self._stat, np.uint64).reshape(count, -1, STAT_WIDTH),
             )
 
     def _done(self, job: Job) -> None:

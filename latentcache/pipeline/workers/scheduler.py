@@ -41,7 +41,7 @@ from latentcache.pipeline.workers.engine import (
     Worker,
     key_list,
 )
-from latentcache.pipeline.workers.results import EventLog, Progress, RunResult
+from latentcache.pipeline.workers.results import Progress, RunResult
 from latentcache.pipeline.workers.watchdog import ENCODING
 
 #: Seconds between two looks at signals and resting devices.
@@ -129,8 +129,9 @@ class Run:
     """Makes the items of the jobs of one field.
 
     Device, memory and threads of the ``task`` are those of all workers together; ``jobs`` are taken as workers have
-    room. ``good`` are jobs whose items are committed: one is encoded again if no other job has succeeded. A run that
-    is asked to ``stop`` returns with everything committed that workers had.
+    room. ``results`` may be those of an earlier run of the field. ``good`` are jobs whose items are committed: one is
+    encoded again if no other job has succeeded. A run that is asked to ``stop`` returns with everything committed
+    that workers had.
     """
 
     def __init__(
@@ -140,17 +141,15 @@ class Run:
         *,
         total: int,
         total_cost: int,
-        items: int | None = None,
+        results: RunResult | None = None,
         good: Iterable[Job] = (),
         stop: StopSignal,
         engine: Engine,
-        events: EventLog | None = None,
-        failed: Callable[[Job, Failure], None] = lambda job, failure: None,
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._task, self._kind = task, field_kinds()[task.field]
-        progress = Progress(task.field, total if items is None else items, total_cost)
-        self._results, self._stop, self._engine, self._warn = RunResult(progress, events, failed), stop, engine, warn
+        self._results = results or RunResult(Progress(task.field, total, total_cost))
+        self._stop, self._engine, self._warn = stop, engine, warn
         labels, self._limit, threads = engine.capacity(task, total_cost)
         self._slots = [_Slot(number=number, label=label) for number, label in enumerate(labels)]
         batch = task.batch_size or self._kind.work.batch_items

@@ -72,7 +72,6 @@ class WorkerLoop:
             self._committed,
             owner=task.owner,
             commit_every=task.commit_every,
-            rolling=task.stream,
         )
         self.budget = ByteBudget(task.host_memory or 0)
         self.batches = Batches(self.kind, self.recipe.spec, task, self._warn)

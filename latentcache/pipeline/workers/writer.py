@@ -22,8 +22,8 @@ from latentcache.store.shard import ShardWriter
 #: Smaller commits cost more fsyncs, larger ones more memory; 8 to 16 MiB was cheapest in CPU per byte.
 COMMIT_BYTES = 16 << 20
 COMMIT_S = 2.0
-#: Seconds until a shard that readers wait for is sealed, and the part of the time so far if that is more.
-ROLL_S, ROLL_PART = 2.0, 1 / 20
+#: Size at which a shard is sealed and the next one begins.
+SHARD_BYTES = 1 << 30
 #: Batches waiting for the writer; more would only hide a slow disk in memory.
 _QUEUE_BATCHES = 8
 _Batch = tuple[Sequence[NewEntry], Sequence[TrackedJob]]
@@ -32,8 +32,8 @@ _Batch = tuple[Sequence[NewEntry], Sequence[TrackedJob]]
 class WriterThread:
     """The writer of one worker. Its shard is opened when the first entry arrives.
 
-    A block of more than ``commit_every`` items is a commit of its own. ``rolling`` seals shards (``name-1``,
-    ``name-2``, ...) for readers that follow the build, about a hundred in ten hours.
+    A block of more than ``commit_every`` items is a commit of its own. Full shards are ``name-1``, ``name-2``, ...;
+    the last one is ``name``.
     """
 
     def __init__(
@@ -44,17 +44,16 @@ class WriterThread:
         *,
         owner: str = "",
         commit_every: int | None = None,
-        rolling: bool = False,
     ) -> None:
         self._shards, self._name, self._committed, self._owner = shards, name, committed, owner
-        self._most, self._rolling = commit_every or 1 << 62, rolling
+        self._most = commit_every or 1 << 62
         self._queue: queue.Queue[_Batch | None] = queue.Queue(_QUEUE_BATCHES)
         self._error: BaseException | None = None
         self._shard: ShardWriter | None = None
         self._waiting: list[NewEntry] = []
         self._jobs: list[TrackedJob] = []
-        self._bytes = self._items = self._sealed = 0
-        self._began = self._opened = self._since = time.monotonic()
+        self._bytes = self._items = self._shard_bytes = self._sealed = 0
+        self._since = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
@@ -123,16 +122,14 @@ class WriterThread:
             self._check_owner()
             if self._shard is None:
                 self._shard = ShardWriter(self._shards / f"{self._name}{OPEN_SUFFIX}")
-                self._opened = time.monotonic()
             self._shard.write(self._waiting)
+            self._shard_bytes += self._bytes
         self._committed(self._waiting, self._jobs)
         self._waiting, self._jobs, self._bytes, self._items = [], [], 0, 0
-        now = time.monotonic()
-        is_due = self._rolling and now - self._opened >= max(ROLL_S, (now - self._began) * ROLL_PART)
-        if self._shard is not None and is_due:
+        if self._shard is not None and self._shard_bytes >= SHARD_BYTES:
             self._sealed += 1
             self._shard.seal(f"{self._name}-{self._sealed}")
-            self._shard = None
+            self._shard, self._shard_bytes = None, 0
 
     def _check_owner(self) -> None:
         """Raise if another build may have sealed the open shard, or may write one of its name."""
