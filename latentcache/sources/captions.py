@@ -76,7 +76,7 @@ class CaptionFiles:
 
     def unused_lines(self, units: Units, texts: Strings) -> Iterator[Rejected]:
         """One note on files of which only the first line is used. Only files longer than their caption are read."""
-        found, owner = list[tuple[str, int]](), units["owner"]
+        lines, owner = list[tuple[str, int]](), units["owner"]
         added = np.array([len((rule.prefix + rule.suffix).encode()) for rule in self._rules] or [0])
         first = np.array([rule.lines == "first" for rule in self._rules] or [False])
         longer = self._held.stat[units["caption"], 0] > np.diff(texts.ends, prepend=0) - added[owner] + _LINE_END
@@ -84,8 +84,8 @@ class CaptionFiles:
             name = self._held.names[int(units["caption"][number])]
             with suppress(UnusableSampleError):  # it was read before
                 text = read_caption(self._root, name)[0]
-                found += [(name, line)] if (line := self._rules[owner[number]].unused_line(text)) else []
-        yield from unused_lines(found)
+                lines += [(name, line)] if (line := self._rules[owner[number]].unused_line(text)) else []
+        yield from unused_lines(lines)
 
     def column(self, units: Units) -> Input:
         """The captions of the samples that ``read`` gave."""
@@ -107,17 +107,17 @@ class CaptionFiles:
         def texts() -> Iterator[list[str]]:
             for start in range(0, len(file), _BLOCK):
                 block = slice(start, start + _BLOCK)
-                some, own = units["text"][block].tolist(), known[block] >= 0
+                some, is_known = units["text"][block].tolist(), known[block] >= 0
                 for owner in with_fallback:
-                    for number in np.flatnonzero((units["owner"][block] == owner) & ~own).tolist():
+                    for number in np.flatnonzero((units["owner"][block] == owner) & ~is_known).tolist():
                         name = self._held.names[int(units["image"][start + number])]
                         some[number] = some[number] or self._rules[owner].fallback(name)
-                made = {start + at: text.encode() for at, text in enumerate(some) if text} if any(some) else {}
-                if made:
-                    content[list(made)] = hash_rows(map(content_hash, made.values()))
-                if old is not None and old.text is not None and own.any():
-                    before = old.text.take(known[block][own])
-                    for number, text in zip(np.flatnonzero(own).tolist(), before, strict=True):
+                new = {start + at: text.encode() for at, text in enumerate(some) if text} if any(some) else {}
+                if new:
+                    content[list(new)] = hash_rows(map(content_hash, new.values()))
+                if old is not None and old.text is not None and is_known.any():
+                    before = old.text.take(known[block][is_known])
+                    for number, text in zip(np.flatnonzero(is_known).tolist(), before, strict=True):
                         some[number] = text
                 yield some
 
@@ -162,12 +162,12 @@ def caption_of(data: bytes, path: str, key: str = "") -> str:
     if not path.lower().endswith(".json"):
         return text
     try:
-        found = parse_json(text) if text else {}
+        value = parse_json(text) if text else {}
     except UnusableSampleError as error:
         raise unusable_caption("caption-json", path, error.what) from error
-    names = [name for name in ((key,) if key else CAPTION_COLUMNS) if isinstance(found, dict) and name in found]
+    names = [name for name in ((key,) if key else CAPTION_COLUMNS) if isinstance(value, dict) and name in value]
     try:
-        return captions_in(found[names[0]] if names else "")
+        return captions_in(value[names[0]] if names else "")
     except UnusableSampleError as error:
         raise unusable_caption("caption-json", path, error.what) from error
 
@@ -193,11 +193,11 @@ def _stripped(text: str) -> str:
 
 def caption_fault(text: str) -> str:
     """Describe the fault of a text as a caption; empty if there is none."""
-    found = _NEVER_IN_CAPTIONS.search(text)
-    if found is None:
+    match = _NEVER_IN_CAPTIONS.search(text)
+    if match is None:
         return ""
-    what = "a NUL" if found[0] == "\0" else f"half a surrogate pair (U+{ord(found[0]):04X})"
-    return f"{what} at character {found.start()}"
+    what = "a NUL" if match[0] == "\0" else f"half a surrogate pair (U+{ord(match[0]):04X})"
+    return f"{what} at character {match.start()}"
 
 
 def unusable_caption(cause: str, path: str, what: str) -> UnusableSampleError:

@@ -43,18 +43,22 @@ class Partners:
 
     def inputs(self, layout: Layout) -> list[str]:
         """Inputs that the samples of a layout have."""
-        found = {name for one in layout.sets for name, _ in one.paired} | {role for role, _ in self._beside}
-        return [name for names in INPUTS.values() for name in names if name in found - layout.unpaired]
+        roles = {name for image_set in layout.sets for name, _ in image_set.paired}
+        roles |= {role for role, _ in self._beside}
+        return [name for names in INPUTS.values() for name in names if name in roles - layout.unpaired]
 
-    def of(self, name: str, image: int, one: ImageSet, role: str) -> int:
+    def of(self, name: str, image: int, image_set: ImageSet, role: str) -> int:
         """The file of a sample: ``image``, its own, for its transparency; -1: there is none."""
-        stem, folder = name.rpartition(".")[0], dict(one.paired).get(role)
+        stem, folder = name.rpartition(".")[0], dict(image_set.paired).get(role)
         if folder == "":
             return image
         if folder is not None:
-            for own in (stem.removeprefix(one.prefix), *[stem.rpartition("/")[2]][one.paired_by_path :]):
-                if (found := self._apart.get(f"{folder}/{own}")) is not None:
-                    return found
+            for inner in (
+                stem.removeprefix(image_set.prefix),
+                *[stem.rpartition("/")[2]][image_set.paired_by_path :],
+            ):
+                if (file := self._apart.get(f"{folder}/{inner}")) is not None:
+                    return file
         return self._beside.get((role, stem), -1)
 
     def note_unused(self, used: Collection[int], layout: Layout, notes: Notes) -> None:
@@ -75,28 +79,30 @@ def paired_with(
     named, root = dict[str, tuple[str, ...]](), layout.root.absolute()
     for option, values in given.items():
         inputs, folders = INPUTS[option], list[str]()
-        for one in filter(None, values):
-            places = (Path(os.path.abspath(root / one)), Path(os.path.abspath(one)))  # noqa: PTH100 - links stay
-            below = next((place for place in places if place.is_dir() and root in place.parents), None)
-            is_word = one == NONE or (one == ALPHA and option == "masks")
-            if not is_word and below is None and one not in recorded:
+        for value in filter(None, values):
+            paths = (Path(os.path.abspath(root / value)), Path(os.path.abspath(value)))  # noqa: PTH100 - links stay
+            below = next((path for path in paths if path.is_dir() and root in path.parents), None)
+            is_word = value == NONE or (value == ALPHA and option == "masks")
+            if not is_word and below is None and value not in recorded:
                 raise UsageError(
                     f"no such folder in {layout.root}",
                     argument=option,
-                    value=one,
+                    value=value,
                     why="names of files are kept below the folder of the data",
-                    fix=f"give a folder in it, or name both in a latentcache.toml: {option} = {one!r} beside path",
+                    fix=f"give a folder in it, or name both in a latentcache.toml: {option} = {value!r} beside path",
                 )
-            folders.append(one if is_word or below is None else below.relative_to(root).as_posix())
+            folders.append(value if is_word or below is None else below.relative_to(root).as_posix())
         if len(folders) > len(inputs):
             raise UsageError(f"{len(folders)} folders", argument=option, fix=f"give {len(inputs)} at most")
         named[option] = tuple(folders)
         if folders == [NONE]:
             layout = replace(layout, unpaired=layout.unpaired.union(inputs))
         elif folders:
-            each = ["" if one == ALPHA and option == "masks" else one for one in folders]
-            own = tuple(zip(inputs, each, strict=False))
-            others = [tuple(pair for pair in one.paired if pair[0] not in inputs) for one in layout.sets]
-            sets = [replace(one, paired=(*other, *own)) for one, other in zip(layout.sets, others, strict=True)]
+            each = ["" if folder == ALPHA and option == "masks" else folder for folder in folders]
+            paired = tuple(zip(inputs, each, strict=False))
+            sets = [
+                replace(old, paired=(*(pair for pair in old.paired if pair[0] not in inputs), *paired))
+                for old in layout.sets
+            ]
             layout = replace(layout, sets=tuple(sets))
     return layout, named

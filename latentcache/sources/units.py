@@ -54,12 +54,12 @@ class Scan:
         unchanged ones, are appended to ``bad``; ``name`` is the input.
         """
         names = held.names.take(files)
-        lacking = {place for item in self.rejected if item.target or item.content for place in above(item.name)}
+        lacking = {name for item in self.rejected if item.target or item.content for name in above(item.name)}
         if lacking:  # the snapshot has no rows for these
-            held.distrust(files[[one in lacking for one in names]])
+            held.distrust(files[[name in lacking for name in names]])
         is_known = (held.position[files] >= 0) & (held.table is not None and held.table.inputs[name].line is not None)
-        own = {names[number] for number in np.flatnonzero(is_known).tolist()} if self.rejected else set[str]()
-        bad += [item for item in self.rejected if own.intersection(above(item.name))]
+        known = {names[number] for number in np.flatnonzero(is_known).tolist()} if self.rejected else set[str]()
+        bad += [item for item in self.rejected if known.intersection(above(item.name))]
         for file, label in zip(files[~is_known].tolist(), held.names.take(files[~is_known]), strict=True):
             if self.stopping():
                 break
@@ -92,7 +92,7 @@ _DEFAULTS: Mapping[str, NDArray[Any]] = {
     "owner": np.array(0, dtype=np.int32),
     "repeats": np.array(1, dtype=np.int32),
     "text": np.array("", dtype=object),
-    "own": np.array("", dtype=object),
+    "tail": np.array("", dtype=object),
     "line": np.array(0, dtype=np.uint32),
     "member": np.array(0, dtype=np.uint32),
     "focus": np.full(2, -1, dtype=np.float32),
@@ -111,7 +111,7 @@ class Units:
     - ``owner``: sets; ``repeats`` in an epoch; ``focus``: (n, 2) points of focus crops.
     - ``more``: other columns of the table, by their names.
     - ``text``: captions that are read already; ``line``: rows or members that hold them, 0: none.
-    - ``member``: members or rows of archives, from 1; 0: the image is the file. ``own``: their names behind that of
+    - ``member``: members or rows of archives, from 1; 0: the image is the file. ``tail``: their names behind that of
       the file; ``span``: (n, 2) see ``places.SPAN``; ``known``: rows of the snapshot, -1: new.
     """
 

@@ -113,7 +113,7 @@ def _new_units(file: int, image_set: ImageSet, entries: Sequence[Entry]) -> Unit
         member=member,
         span=np.array([entry.span for entry in entries], dtype=np.uint64).reshape(-1, 2),
         text=np.array([image_set.captions.formatted(entry.text or "") for entry in entries], dtype=object),
-        own=np.array([entry.tail for entry in entries], dtype=object),
+        tail=np.array([entry.tail for entry in entries], dtype=object),
     )
 
 
@@ -130,7 +130,7 @@ def _known_units(held: KnownFiles, files: NDArray[np.intp]) -> Units:
         line=line[rows].astype(np.uint32),
         member=np.asarray(held.table.inputs["image"].line)[rows],
         span=np.asarray(held.table.columns[SPAN])[rows],
-        own=np.array([label[len(name) :] for label, name in labels], dtype=object),
+        tail=np.array([label[len(name) :] for label, name in labels], dtype=object),
         known=rows,
     )
 

@@ -94,9 +94,12 @@ class _Files:
 
     def __init__(self, inventory: Inventory, layout: Layout, *, videos: bool) -> None:
         self._layout, self._count = layout, 0
-        texts = {*CAPTION_EXTENSIONS, *(ending for one in layout.sets for ending in one.captions.extensions)}
+        texts = {
+            *CAPTION_EXTENSIONS,
+            *(ending for image_set in layout.sets for ending in image_set.captions.extensions),
+        }
         self._wanted = (IMAGE_EXTENSIONS if videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | texts
-        self._used = layout.used.union(*(one.files | {one.captions.table} for one in layout.sets))
+        self._used = layout.used.union(*(each.files | {each.captions.table} for each in layout.sets))
         self.partners, self.findings = Partners(), Findings()
         self.owners = dict[tuple[int, ...], int]()
         self.is_in_order = True
@@ -174,7 +177,9 @@ class _Files:
         is_sample = is_image.copy()
         for number in np.flatnonzero(is_image).tolist() if role or _ASIDE in "/".join(names) else ():
             name = prefix + names[number]
-            ending = "" if role else next((one for one in ENDINGS if name.rpartition(".")[0].endswith(one)), "")
+            ending = (
+                "" if role else next((ending for ending in ENDINGS if name.rpartition(".")[0].endswith(ending)), "")
+            )
             is_sample[number] = not (role or ending)
             if role == "outside":
                 words = "images in folders that the layout does not use"
@@ -242,14 +247,15 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
     findings, root = files.findings, inventory.root
     findings.notes.add(*layout.notes)
     read, units = dict[str, tuple[bytes, StatMemo]](), _of_folders(layout, files)
-    if any(one.captions.table for one in layout.sets):
+    rules = [image_set.captions for image_set in layout.sets]
+    if any(rule.table for rule in rules):
         rows, read = read_tables(layout, root, files.of_sets(), len(files.names), findings)
         units = _with_tables(files, units, rows)
     if part is not None:
         mine = [part.holds_name(name) for name in files.names.take(units["image"])]
         units = units.take(np.array(mine, dtype=np.bool_))
     _pair(request, layout, files, units)
-    archives, rules = read_archives(request, layout, findings), [one.captions for one in layout.sets]
+    archives = read_archives(request, layout, findings)
     added = [*(memo for _, memo in read.values()), *archives.memos.values()]
     names, memos = files.names, files.memos
     if added:
@@ -304,8 +310,8 @@ def _pair(request: Scan, layout: Layout, files: _Files, units: Units) -> None:
     inputs = dict.fromkeys([*partners.inputs(layout), *sorted({*before} - {"image", "caption"} - layout.unpaired)])
     for role in inputs:
         rows = zip(files.names.take(units["image"]), units["image"].tolist(), units["owner"].tolist(), strict=True)
-        found = [partners.of(name, image, layout.sets[owner], role) for name, image, owner in rows]
-        units.columns[role] = np.array(found, dtype=np.int32)
+        paired = [partners.of(name, image, layout.sets[owner], role) for name, image, owner in rows]
+        units.columns[role] = np.array(paired, dtype=np.int32)
     used = {file for role in inputs for file in units[role].tolist()}
     if request.options.part is None:
         partners.note_unused(used, layout, files.findings.notes)
@@ -315,19 +321,19 @@ def _hashed(request: Scan, root: Path, scanned: ScanResult, held: KnownFiles) ->
     """With the contents of files that may be what they were, by their size, or that the snapshot rejected."""
     samples, old, columns = scanned.samples, held.table, dict(scanned.samples.columns)
     hashed, unread = 0, dict[tuple[str, int], UnusableSampleError]()
-    out = {item.label for item in request.rejected}
+    was_rejected = {item.label for item in request.rejected}
     for name in [name for name in samples.inputs if name != "caption"]:
-        own = samples.inputs[name]
-        rows = np.flatnonzero((own.file >= 0) & ~own.content.any(axis=1))
+        column = samples.inputs[name]
+        rows = np.flatnonzero((column.file >= 0) & ~column.content.any(axis=1))
         to_hash, matched = np.full(len(rows), request.hash_all), np.arange(len(rows))
-        if out:
-            to_hash |= np.array([label in out for label in samples.names.take(rows)], dtype=np.bool_)
+        if was_rejected:
+            to_hash |= np.array([label in was_rejected for label in samples.names.take(rows)], dtype=np.bool_)
         if old is not None and name in old.inputs and len(matched):
             is_known = np.zeros(len(old.files), dtype=np.bool_)
             is_known[held.position[held.position >= 0]] = True
             left = np.flatnonzero(~is_known[old.inputs[name].file])
-            place = match_names(samples.names.select(rows), old.names.select(left))
-            matched, before = matched[place >= 0], left[place[place >= 0]]
+            at = match_names(samples.names.select(rows), old.names.select(left))
+            matched, before = matched[at >= 0], left[at[at >= 0]]
             then = old.inputs[name].content[before]
             alike = sizes(samples, rows[matched], name) == sizes(old, before, name)
             to_hash[matched] |= alike & then.any(axis=1) & (request.chosen is None or request.chosen[before])
@@ -382,19 +388,19 @@ def _of_folders(layout: Layout, files: _Files) -> Units:
         sizes[list(owners)] += images[number]
     reg, folder_of = balanced(sets, sizes.tolist()), np.zeros(max(len(files.owners), 1), dtype=np.int32)
     for owners, number in files.owners.items():
-        own = [one for one in owners if not sets[one].captions.table]
-        folder_of[number] = own[0] if own else -1
+        folders = [owner for owner in owners if not sets[owner].captions.table]
+        folder_of[number] = folders[0] if folders else -1
         rows = np.flatnonzero(files.owner == number)
-        for one in own:
-            repeats[rows] += reg.get(one, sets[one].repeats)
-        other = next((one for one in own if sets[one].captions != sets[own[0]].captions), -1)
+        for folder in folders:
+            repeats[rows] += reg.get(folder, sets[folder].repeats)
+        other = next((folder for folder in folders if sets[folder].captions != sets[folders[0]].captions), -1)
         if other >= 0:
-            words = f"images have the captions of {sets[own[0]].label}, not those of {sets[other].label}"
+            words = f"images have the captions of {sets[folders[0]].label}, not those of {sets[other].label}"
             files.findings.notes.count("in-two-sets", words, files.names.take(files.images[rows]))
     owner = folder_of[files.owner]
     units = Units(image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=repeats)
-    out = files.names.take(files.images[(owner >= 0) & (repeats == 0)])
-    files.findings.notes.count("reg-unused", "regularization images are left out, as by the trainer", out)
+    left_out = files.names.take(files.images[(owner >= 0) & (repeats == 0)])
+    files.findings.notes.count("reg-unused", "regularization images are left out, as by the trainer", left_out)
     kept = (owner >= 0) & (repeats > 0)
     return units if kept.all() else units.take(kept)
 
@@ -472,8 +478,8 @@ def _samples(
         names = held.names
     else:
         blocks = [slice(start, start + _BLOCK) for start in range(0, len(images), _BLOCK)]
-        each = (zip(held.names.take(images[one]), units["own"][one].tolist(), strict=True) for one in blocks)
-        names = Strings.of(file + own for pairs in each for file, own in pairs)
+        pairs = (zip(held.names.take(images[block]), units["tail"][block].tolist(), strict=True) for block in blocks)
+        names = Strings.of(file + tail for block in pairs for file, tail in block)
     content = held.content if names is held.names else held.content[images]
     if len(inside):
         known = units["known"][inside]
@@ -483,7 +489,7 @@ def _samples(
     columns.setdefault("original_size", np.zeros((len(images), 2), dtype=np.uint32))
     if "span" in units.columns:
         columns[SPAN] = units["span"]
-    if any(one.repeats != 1 for one in sets) or (units["repeats"] != 1).any():
+    if any(image_set.repeats != 1 for image_set in sets) or (units["repeats"] != 1).any():
         columns["repeats"] = units["repeats"].astype(np.uint16)
     if len(sets) > 1:
         columns["image_set"] = units["owner"].astype(np.uint16)
@@ -503,7 +509,7 @@ def _samples(
 
 def _nothing(inventory: Inventory, layout: Layout, notes: Sequence[Rejected]) -> EmptySourceError:
     root, there = inventory.root, Counter[str]()
-    if count := sum(len(one.files) for one in layout.sets):
+    if count := sum(len(image_set.files) for image_set in layout.sets):
         return EmptySourceError(
             f"no images in {count_of(count, 'archives')} of {root}",
             where=str(root),

@@ -113,7 +113,7 @@ def read_tables(
 class _Taken:
     """An image of a table: its position and that of the table, its set and row, and its repeats in all tables."""
 
-    image: int
+    position: int
     table: int
     owner: int
     row: Row
@@ -121,13 +121,13 @@ class _Taken:
 
 
 def _units(taken: Collection[_Taken]) -> Units:
-    rows = [one.row for one in taken]
+    rows = [image.row for image in taken]
     is_captioned = [row.caption is not None for row in rows]
     return Units(
-        image=np.array([one.image for one in taken], dtype=np.int32),
-        caption=np.where(is_captioned, np.array([one.table for one in taken], dtype=np.int32), -1),
-        owner=np.array([one.owner for one in taken], dtype=np.int32),
-        repeats=np.array([one.repeats for one in taken], dtype=np.int64),
+        image=np.array([image.position for image in taken], dtype=np.int32),
+        caption=np.where(is_captioned, np.array([image.table for image in taken], dtype=np.int32), -1),
+        owner=np.array([image.owner for image in taken], dtype=np.int32),
+        repeats=np.array([image.repeats for image in taken], dtype=np.int64),
         line=np.where(is_captioned, np.array([row.line for row in rows], dtype=np.uint32), 0),
         focus=np.array([row.focus for row in rows], dtype=np.float32).reshape(-1, 2),
         text=np.array([row.caption or "" for row in rows], dtype=object),
