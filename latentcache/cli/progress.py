@@ -21,7 +21,7 @@ from latentcache.report.units import clock, human_bytes
 if TYPE_CHECKING:
     from latentcache.pipeline.diff import FieldWork
     from latentcache.pipeline.report import BuildPlan
-    from latentcache.pipeline.workers.results import Progress
+    from latentcache.pipeline.workers.results import RunResult
 
 _LINE_S = 10.0
 #: Changed settings that are shown.
@@ -95,7 +95,7 @@ class BuildProgress(ProgressDisplay):
             say(f"  rejected {count_of(quarantined(plan.rejected), 'samples')} so far, listed at the end")
         self._started = time.monotonic()
 
-    def advanced(self, progress: Progress) -> None:
+    def advanced(self, progress: RunResult) -> None:
         """Show the progress of a field; looks at the clock first."""
         if progress.field != self._field:  # another field: its own rate
             self.close()
@@ -106,7 +106,7 @@ class BuildProgress(ProgressDisplay):
             details = ("opening the encoder", _left(0, 0)) if opening else self._details(progress)
             self._show(progress.done, progress.total, *details)
 
-    def _details(self, progress: Progress) -> tuple[str, str]:
+    def _details(self, progress: RunResult) -> tuple[str, str]:
         """Rates and counts, and the time left."""
         elapsed = max(time.monotonic() - (progress.began or self._started), 1e-6)
         encoded, reused = progress.encoded, progress.copied + progress.skipped
@@ -117,7 +117,7 @@ class BuildProgress(ProgressDisplay):
         ahead = max(progress.total - progress.done, 1)
         cost = (progress.cost_total - progress.cost_done) * max(ahead - expected, 0) / ahead
         left = _left(cost, speed)
-        counts = f"{encoded} encoded, {reused} reused, {progress.failed} rejected"
+        counts = f"{encoded} encoded, {reused} reused, {len(progress.failed)} rejected"
         return f"{rate:.1f} {progress.field}/s, {human_bytes(progress.written_bytes / elapsed)}/s, {counts}", left
 
 

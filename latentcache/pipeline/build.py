@@ -36,7 +36,7 @@ from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.workers.engine import Task
 from latentcache.pipeline.workers.local import LocalEngine
 from latentcache.pipeline.workers.memory import rare_gc
-from latentcache.pipeline.workers.results import EventLog, Progress, ReadColumns, RunResult
+from latentcache.pipeline.workers.results import EventLog, ReadColumns, RunResult
 from latentcache.pipeline.workers.scheduler import Run
 from latentcache.sources.known import with_contents, writable
 from latentcache.sources.options import SourceOptions
@@ -306,7 +306,7 @@ class _Build:
             self.observer.warned(f"shard {name} is damaged: its entries are encoded again")
         return mended
 
-    def claim(self, plan: BuildPlan, progress: Progress | None = None) -> None:
+    def claim(self, plan: BuildPlan, progress: RunResult | None = None) -> None:
         """Record the settings of this build, that open shards are its own, and how far it is."""
         make_folder(self.paths.shards)
         done = {"field": progress.field, "done": progress.done, "total": progress.total} if progress else {}
@@ -375,7 +375,7 @@ class _Build:
                 every = self.settings.publish_every if work is order[-1] else None
                 if every is not None:
                     work.shuffle(self.samples)
-                work.result = RunResult(Progress(work.name, len(work.todo), work.cost), self.events)
+                work.result = RunResult(work.name, len(work.todo), work.cost, self.events)
                 for number, jobs in enumerate(slices(work.jobs(self.listing), every)):
                     if number and not self.stop.requested:
                         catalog = self.found(works)
@@ -403,7 +403,7 @@ class _Build:
         work.noise = join_noise(work.noise, work.result.noise)
         self.listing = replace(self.listing, samples=with_read_contents(self.samples, work.kind, work.result.read))
 
-    def advanced(self, plan: BuildPlan, progress: Progress) -> None:
+    def advanced(self, plan: BuildPlan, progress: RunResult) -> None:
         """Pass progress on; now and then the build state gets it, for who opens the cache meanwhile."""
         self.observer.advanced(progress)
         if time.monotonic() - self.claimed >= _CLAIM_S:

@@ -19,7 +19,7 @@ from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.pipeline.workers.engine import Task
-    from latentcache.pipeline.workers.results import Progress
+    from latentcache.pipeline.workers.results import RunResult
     from latentcache.sources.scan import Listing
     from latentcache.store.snapshot import FieldRows
 
@@ -155,7 +155,7 @@ class Observer(Protocol):
         """Receive the plan; nothing has been encoded yet."""
         return
 
-    def advanced(self, progress: Progress) -> None:
+    def advanced(self, progress: RunResult) -> None:
         """Receive progress of the field in work. Called often: look at the clock before printing."""
         return
 
@@ -176,15 +176,14 @@ def quarantined(rejected: Iterable[Rejected]) -> int:
 def field_done(work: FieldWork, stored: FieldRows) -> FieldDone:
     """Count what was done for one field."""
     result, needed = work.result, work.committed
-    done = result.progress if result is not None else None
     return FieldDone(
         encoded=result.encoded if result else 0,
         cached=max(0, needed - result.encoded) if result else needed,
         duplicates=int(np.count_nonzero(work.place >= 0)) - needed,
         num_bytes=int(np.sum(stored.head, dtype=np.int64) + np.sum(stored.bytes, dtype=np.int64)),
-        written_bytes=done.written_bytes if done else 0,
+        written_bytes=result.written_bytes if result else 0,
         encode_s=result.encode_s if result else 0.0,
         waits=dict(result.waits) if result else {},
-        restarts=done.restarts if done else 0,
+        restarts=result.restarts if result else 0,
         numbers=work.kind.numbers(work.recipe, {**stored.columns, **stored.ragged_columns, "length": stored.length}),
     )

@@ -10,7 +10,7 @@ from small_cache import SMALL, draw
 
 from latentcache.cli import progress
 from latentcache.cli.progress import BuildProgress
-from latentcache.pipeline.workers.results import Progress
+from latentcache.pipeline.workers.results import RunResult
 
 
 @pytest.fixture
@@ -21,12 +21,21 @@ def clock(monkeypatch):
     return now
 
 
-def state(**given):
-    return Progress(**{"field": "latents", "total": 200} | given)
+def state(total=200, cost_total=0, **given):
+    found = RunResult("latents", total, cost_total)
+    vars(found).update(given)
+    return found
 
 
 HALF = state(
-    done=50, cost_total=2000, cost_done=500, encoded=30, copied=10, skipped=10, failed=5, written_bytes=50_000_000
+    done=50,
+    cost_total=2000,
+    cost_done=500,
+    encoded=30,
+    copied=10,
+    skipped=10,
+    failed=[()] * 5,
+    written_bytes=50_000_000,
 )
 
 

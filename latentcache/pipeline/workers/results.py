@@ -10,7 +10,6 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,29 +51,6 @@ class EventLog(AbstractContextManager["EventLog"]):
         os.close(self._descriptor)
 
 
-@dataclass(slots=True)
-class Progress:
-    """Progress of a run. One object, updated in place."""
-
-    field: str
-    total: int
-    """Items of all jobs."""
-    cost_total: int = 0
-    done: int = 0
-    """Items of jobs that are settled: committed, found committed, or failed."""
-    cost_done: int = 0
-    encoded: int = 0
-    """Items that were computed and committed."""
-    copied: int = 0
-    skipped: int = 0
-    failed: int = 0
-    """Jobs."""
-    written_bytes: int = 0
-    restarts: int = 0
-    began: float = 0.0
-    """``time.monotonic()`` when the first encoder was open; 0.0: nothing had to be encoded so far."""
-
-
 class ReadColumns(NamedTuple):
     """Columns from reading the inputs of n jobs."""
 
@@ -87,32 +63,38 @@ class ReadColumns(NamedTuple):
 
 
 class RunResult:
-    """Results of one or several runs of a field and outcomes of their jobs, gathered while they go on."""
+    """Results of one or several runs of a field and outcomes of their jobs, gathered while they go on.
 
-    read = ReadColumns()
-    encoded = 0
-    """Distinct items computed and committed, once the run has ended."""
-    encode_s = 0.0
-    """Seconds from the first open encoder to the end; 0.0: nothing was encoded."""
+    ``total`` are the items of all jobs, ``cost_total`` is the cost of these jobs.
+    """
 
-    def __init__(self, progress: Progress, events: EventLog | None = None) -> None:
-        self.progress, self._events = progress, events
+    def __init__(self, field: str, total: int = 0, cost_total: int = 0, events: EventLog | None = None) -> None:
+        self.field, self.total, self.cost_total, self._events = field, total, cost_total, events
+        self.done = self.cost_done = 0
+        """Items of jobs that are settled, and their cost: committed, found committed, or failed."""
+        self.encoded = 0
+        """Items that were computed and committed; once the run has ended, distinct ones."""
+        self.copied = self.skipped = self.written_bytes = self.restarts = 0
+        self.began = 0.0
+        """``time.monotonic()`` when the first encoder was open; 0.0: nothing had to be encoded so far."""
+        self.encode_s = 0.0
+        """Seconds from the first open encoder to the end; 0.0: nothing was encoded."""
         self.failed: list[tuple[int, Failure]] = []
         """``Job.sample`` and why it gives no item."""
         self.waits = Counter[str](prepare=0, encode=0, write=0, idle=0)
         """Seconds, summed over workers, that the thread with the encoder spent: ``prepare`` waiting for inputs to be
         read and decoded, ``encode`` in the encoder, ``write`` waiting for the disk, ``idle`` without work."""
         self.noise: Mapping[str, Any] = {}
+        self.read = ReadColumns()
         self._keys: list[bytes] = []
         self._sample, self._content, self._stat = array("i"), bytearray(), array("Q")
 
     def committed(self, message: Committed, settled: Mapping[int, Job]) -> None:
         """Take a commit, with the jobs that it settles."""
-        progress = self.progress
         self.take_keys(message.keys, message.encoded)
-        progress.copied += message.copied
-        progress.skipped += message.skipped
-        progress.written_bytes += message.num_bytes
+        self.copied += message.copied
+        self.skipped += message.skipped
+        self.written_bytes += message.num_bytes
         for number, stat, contents in message.read:
             if number in settled:
                 self._sample.append(settled[number].sample)
@@ -128,12 +110,11 @@ class RunResult:
     def fail(self, job: Job, failure: Failure) -> None:
         """Note a job that gives no item."""
         self.failed.append((job.sample, failure))
-        self.progress.failed += 1
         self._done(job)
 
     def opened(self, message: Opened) -> None:
         """Take note of an open encoder."""
-        self.progress.began = self.progress.began or time.monotonic()
+        self.began = self.began or time.monotonic()
         self.noise = join_noise(self.noise, message.noise)
 
     def ended(self, message: Ended) -> None:
@@ -142,7 +123,7 @@ class RunResult:
 
     def take_keys(self, keys: bytes, encoded: int) -> None:
         """Note item keys (32 bytes each) that are durable."""
-        self.progress.encoded += encoded
+        self.encoded += encoded
         if keys:
             self._keys.append(keys)
             if self._events is not None:
@@ -151,8 +132,8 @@ class RunResult:
     def finish(self) -> None:
         """Put the columns together."""
         keys = np.unique(np.frombuffer(b"".join(self._keys), dtype=f"S{KEY_BYTES}"))
-        self.encoded = max(len(keys) - self.progress.copied, 0)
-        self.encode_s = time.monotonic() - self.progress.began if self.progress.began else 0.0
+        self.encoded = max(len(keys) - self.copied, 0)
+        self.encode_s = time.monotonic() - self.began if self.began else 0.0
         if count := len(self._sample):
             self.read = ReadColumns(
                 np.array(self._sample, np.int32),
@@ -161,5 +142,5 @@ class RunResult:
             )
 
     def _done(self, job: Job) -> None:
-        self.progress.done += len(job.outputs)
-        self.progress.cost_done += job.cost
+        self.done += len(job.outputs)
+        self.cost_done += job.cost

@@ -41,7 +41,7 @@ from latentcache.pipeline.workers.engine import (
     Worker,
     key_list,
 )
-from latentcache.pipeline.workers.results import Progress, RunResult
+from latentcache.pipeline.workers.results import RunResult
 from latentcache.pipeline.workers.watchdog import ENCODING
 
 #: Seconds between two looks at signals and resting devices.
@@ -148,7 +148,7 @@ class Run:
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._task, self._kind = task, field_kinds()[task.field]
-        self._results = results or RunResult(Progress(task.field, total, total_cost))
+        self._results = results or RunResult(task.field, total, total_cost)
         self._stop, self._engine, self._warn = stop, engine, warn
         labels, self._limit, threads = engine.capacity(task, total_cost)
         self._slots = [_Slot(number=number, label=label) for number, label in enumerate(labels)]
@@ -167,17 +167,17 @@ class Run:
         self._number = self._streak = 0
         self._inbox: queue.SimpleQueue[tuple[_Worker, Any]] = queue.SimpleQueue()
 
-    def run(self, advanced: Callable[[Progress], None] = lambda progress: None) -> RunResult:
+    def run(self, advanced: Callable[[RunResult], None] = lambda results: None) -> RunResult:
         """Do everything, or what a stop request leaves time for; ``advanced`` is called ten times a second."""
         try:
             while not self._stop.requested and (self._waiting() or self._workers):
                 self._start()
                 self._lease()
                 self._receive()
-                advanced(self._results.progress)
+                advanced(self._results)
         finally:
             late = self._shut_down()
-            advanced(self._results.progress)
+            advanced(self._results)
         if late is not None:
             raise late
         self._results.finish()
@@ -325,7 +325,7 @@ class Run:
         if not end.died and not worker.leases:
             return
         known, begun, cause = self._recovered(worker, end), end.begun, end.how
-        self._results.progress.restarts += 1
+        self._results.restarts += 1
         match end.error:
             case DeviceMemoryError():
                 raise end.error

@@ -16,7 +16,7 @@ from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.workers import watchdog
 from latentcache.pipeline.workers.engine import Task
 from latentcache.pipeline.workers.local import LocalEngine
-from latentcache.pipeline.workers.results import Progress, RunResult
+from latentcache.pipeline.workers.results import RunResult
 from latentcache.pipeline.workers.scheduler import Run
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
@@ -77,7 +77,7 @@ class Toy:
         advanced = changes.pop("progress", lambda progress: None)
         given = {name: changes.pop(name) for name in ("engine", "good") if name in changes}
         cost, events = sum(job.cost for job in jobs), changes.pop("events", None)
-        given["results"] = RunResult(Progress(self.name, len(jobs), cost), events)
+        given["results"] = RunResult(self.name, len(jobs), cost, events)
         given |= {"total": len(jobs), "total_cost": cost, "warn": self.warnings.append}
         with LocalEngine() as engine:
             return Run(self.task(**changes), iter(jobs), stop=self.stop, **{"engine": engine, **given}).run(advanced)

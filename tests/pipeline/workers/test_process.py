@@ -41,7 +41,7 @@ def test_a_worker_is_kept_for_the_next_field(squares):
         first = pids()
         assert squares.run(["c", "d"], engine=engine).encoded == 4
         assert pids() == first
-        assert squares.run(["e", "f once-encode"], engine=engine).progress.restarts == 1
+        assert squares.run(["e", "f once-encode"], engine=engine).restarts == 1
         second = pids()
     assert len(first) == len(second) == 1
     assert first != second, "a worker that died is replaced, and its successor kept"

@@ -30,11 +30,11 @@ def test_every_job_is_committed(toy):
     result = toy.run(TEXTS)
     stored = toy.stored()
     assert settled_samples(result) == list(range(40))
-    assert (result.encoded, result.progress.copied, result.failed) == (len(stored), 0, [])
+    assert (result.encoded, result.copied, result.failed) == (len(stored), 0, [])
     assert result.read.content[result.read.sample.tolist().index(7)].tobytes() == content_hash(b"word7")
     assert result.noise["largest"] == 0.5
     assert set(result.waits) == {"prepare", "encode", "write", "idle"}
-    assert result.progress.written_bytes > 0
+    assert result.written_bytes > 0
 
 
 def test_committed_items_are_skipped_by_key(squares, tmp_path):
@@ -42,7 +42,7 @@ def test_committed_items_are_skipped_by_key(squares, tmp_path):
     lookup = tmp_path / "lookup"
     load_catalog(squares.paths).save_lookup(lookup)
     result = squares.run(TEXTS[:12], lookup=str(lookup))
-    assert (result.encoded, result.progress.skipped) == (4, 20)
+    assert (result.encoded, result.skipped) == (4, 20)
     assert settled_samples(result) == list(range(12))
     assert squares.times("prepare", "word3") == 1
 
@@ -53,7 +53,7 @@ def test_equal_encoder_input_is_copied(squares, tmp_path):
     lookup = tmp_path / "lookup"
     load_catalog(squares.paths).save_lookup(lookup)
     result = squares.run(["red  two", "green"], lookup=str(lookup))
-    assert (result.encoded, result.progress.copied) == (2, 2)
+    assert (result.encoded, result.copied) == (2, 2)
     assert squares.times("encode", "red") == 2
     stored = squares.stored()
     assert len(stored) == 8
@@ -105,12 +105,12 @@ def test_a_sample_that_kills_its_workers_is_quarantined(toy, stage):
     assert settled_samples(result) == list(range(25))
     # Once with all, in four halves of a unit of sixteen, three times alone, twice by timing.
     assert toy.times(stage, "poison") <= 10
-    assert result.progress.restarts >= 3
+    assert result.restarts >= 3
 
 
 def test_a_worker_that_dies_once_quarantines_none(squares):
     result = squares.run([*TEXTS[:10], "unlucky once-encode", *TEXTS[10:20]])
-    assert (result.failed, settled_samples(result), result.progress.restarts) == ([], list(range(21)), 1)
+    assert (result.failed, settled_samples(result), result.restarts) == ([], list(range(21)), 1)
     assert any("SIGSEGV" in warning for warning in squares.warnings)
 
 
@@ -124,7 +124,7 @@ def test_a_dead_encoder_quarantines_no_good_samples(toy):
 def test_trouble_that_ends_rejects_no_good_sample(squares, deaths):
     """Each worker dies that encodes anything meanwhile, as if another program took the memory."""
     result = squares.run(TEXTS[:17], producer={"dead": 32, "trouble": deaths})
-    assert (result.failed, settled_samples(result), result.progress.restarts) == ([], list(range(17)), deaths)
+    assert (result.failed, settled_samples(result), result.restarts) == ([], list(range(17)), deaths)
 
 
 def test_a_poison_sample_alone_in_a_run_is_compared_with_committed_work(squares):
@@ -143,7 +143,7 @@ def test_a_device_whose_workers_die_at_once_rests(squares):
     texts = [f"{text} sleep-encode" for text in TEXTS * 3]
     result = squares.run(texts, device="cpu*2", producer={"open": "one-device"})
     assert (result.failed, settled_samples(result)) == ([], list(range(120)))
-    assert 2 <= result.progress.restarts <= 8, "12 s of work, and a process starts in half a second"
+    assert 2 <= result.restarts <= 8, "12 s of work, and a process starts in half a second"
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_a_bug_is_raised_with_its_traceback(words):
 @pytest.mark.parametrize("order", ["hangonce-encode", "stoponce-prepare"])
 def test_a_worker_that_hangs_or_is_stopped_is_replaced(toy, order, short_deadline):
     result = toy.run([*TEXTS[:6], f"w {order}"], batch_size=1)
-    assert (result.failed, settled_samples(result), result.progress.restarts) == ([], list(range(7)), 1)
+    assert (result.failed, settled_samples(result), result.restarts) == ([], list(range(7)), 1)
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_committed_jobs_of_a_unit_are_left_out(lines, tmp_path):
     lines.run(TEXTS[:4], workers=0)
     load_catalog(lines.paths).save_lookup(tmp_path / "lookup")
     result = lines.run(TEXTS[:6], workers=0, lookup=str(tmp_path / "lookup"))
-    assert (result.encoded, result.progress.skipped) == (2, 4)
+    assert (result.encoded, result.skipped) == (2, 4)
     result = lines.run(["twin", "twin", "one"], workers=0)
     assert (result.encoded, result.failed) == (2, [])
     assert calls(lines) == {2: 1, 3: 1, 4: 1}
