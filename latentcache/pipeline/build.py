@@ -43,11 +43,10 @@ from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import Listing, scan
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
-from latentcache.store.garbage import mend_shards, remove_snapshot, set_aside
-from latentcache.store.lock import check_owner, unleased
+from latentcache.store.garbage import mend_shards, remove_snapshot
+from latentcache.store.lock import check_owner
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot
-from latentcache.store.snapshot import MANIFEST
 
 #: Settings that are sent to each worker.
 _OF_RUNS = ("device", "workers", "batch_size", "decode_threads", "host_memory", "commit_every")
@@ -324,7 +323,6 @@ class _Build:
             catalog = self.found(works)
         report = self.publish(plan, works, catalog)
         remove_durably(self.paths.building)
-        self.set_aside()
         return report
 
     def found(self, works: list[FieldWork]) -> Catalog:
@@ -354,14 +352,6 @@ class _Build:
             if remove_snapshot(self.paths, number):
                 self.published.remove(number)
         return report
-
-    def set_aside(self) -> None:
-        """Keep damaged snapshots for a look at them, where no build and no reader finds them."""
-        for folder in map(self.paths.snapshot, self.existing.damaged):
-            if (folder / MANIFEST).exists():
-                with writing(folder), unleased(folder / MANIFEST) as free:
-                    if free:
-                        set_aside(self.paths, folder)
 
     def encode(self, plan: BuildPlan, works: list[FieldWork], catalog: Catalog) -> None:
         """Run the fields one after the other, the costliest last; gives the samples the contents that were read.

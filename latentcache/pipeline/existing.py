@@ -32,8 +32,6 @@ class Existing(Value):
     snapshot: Snapshot | None = None
     damage: str = ""
     """Problem of the current snapshot, if an older one or none replaces it."""
-    damaged: tuple[int, ...] = ()
-    """Damaged snapshots, to be set aside when another one is published."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the newest snapshot with an intact manifest, else of the build state. Empty: no build began.
 
@@ -97,14 +95,12 @@ def read_existing(settings: BuildSettings) -> Existing:
     paths = CachePaths(settings.cache)
     begun, state, snapshot = read_state(paths), dict[str, Any](), None
     current, damage = _current(paths)
-    damaged = list[int]()
     for number in dict.fromkeys(filter(None, [current, *reversed(paths.snapshots())])):
         try:
             found = open_snapshot(paths.root, number)
             found.check()  # all of it now: a column that proves damaged later would end the build
         except CacheDamagedError as error:
             damage = damage or f"{error.what}: {error.why}"
-            damaged.append(number)
             with suppress(CacheDamagedError):
                 state = state or _settings_of(load_manifest(paths.snapshot(number)))
         else:
@@ -119,9 +115,7 @@ def read_existing(settings: BuildSettings) -> Existing:
             fix="run the build again with --model and the other flags of the first build; no entry is lost",
             fix_python="build again with fields= and the other settings of the first build; no entry is lost",
         )
-    return Existing(
-        snapshot=snapshot, damage=damage, damaged=tuple(damaged), state=state, unfinished=bool(begun or damage)
-    )
+    return Existing(snapshot=snapshot, damage=damage, state=state, unfinished=bool(begun or damage))
 
 
 def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:

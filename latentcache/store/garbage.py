@@ -94,16 +94,11 @@ def recover_shard(paths: CachePaths, folder: Path) -> bool:
         try:
             seal_folder(folder)
         except (CacheDamagedError, CorruptEntryError):
-            set_aside(paths, folder)
+            make_folder(paths.quarantine)
+            folder.rename(paths.quarantine / f"{folder.name}-{os.getpid()}")
+            sync_folder(paths.quarantine)
             return False
     return True
-
-
-def set_aside(paths: CachePaths, folder: Path) -> None:
-    """Move a damaged folder of the cache to ``quarantine/``."""
-    make_folder(paths.quarantine)
-    folder.rename(paths.quarantine / f"{folder.name}-{os.getpid()}")
-    sync_folder(paths.quarantine)
 
 
 def remove_snapshot(paths: CachePaths, number: int) -> bool:

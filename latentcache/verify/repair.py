@@ -153,7 +153,8 @@ class _Work:
         unusable = [shard for shard in sorted(check.damaged) if not self._mended(shard)]
         removed = removed_entries(paths)
         for shard, offsets in self.removed.items():
-            removed[shard] = sorted({*removed.get(shard, ()), *offsets})
+            if removed.get(shard) != []:  # else all of it is out already
+                removed[shard] = sorted({*removed.get(shard, ()), *offsets})
         removed |= {shard: [] for shard in unusable}
         failpoint("repair-delete")
         fields = [kept_rows(view.rows, ~self.drop[name][view.entry]) for name, view in check.views.items()]

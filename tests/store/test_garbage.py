@@ -4,8 +4,6 @@ import shutil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_cache, make_shard, open_shard, publish
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
@@ -80,35 +78,6 @@ def test_a_shard_without_index_and_pages_is_left_out(paths):
     assert mend_shards(paths) == ([], ["shard-1"])
     assert load_catalog(paths).removed == {"shard-1": []}
     assert found(paths, all_items(range(12))).sum() == 18
-
-
-@settings(max_examples=25)
-@given(st.data())
-def test_items_of_a_damaged_shard_are_intact(tmp_path_factory, data):
-    """Whatever happens to its files, an item that a catalog gives has the right bytes."""
-    paths = CachePaths(tmp_path_factory.mktemp("damaged"))
-    make_folder(paths.shards)
-    items = {item.key: item for item in all_items(range(40))}
-    folder = make_shard(paths.shard("one"), [entry for name in KINDS for entry in entries_of(name, range(40))])
-    file = folder / "data.mdb"
-    file.chmod(0o644)
-    damaged = bytearray(file.read_bytes())
-    for _ in range(data.draw(st.integers(1, 6))):
-        length = data.draw(st.sampled_from([1, 8, 64, 4096]))
-        at = data.draw(st.integers(0, len(damaged) - length))
-        damaged[at : at + length] = data.draw(st.sampled_from([bytes(length), b"\xff" * length, os.urandom(length)]))
-    size = data.draw(st.integers(len(damaged) // 2, len(damaged)))
-    file.write_bytes(damaged[:size])
-    has_index = data.draw(st.booleans())
-    if not has_index:
-        (folder / INDEX).unlink()
-    mend_shards(paths)
-    catalog = load_catalog(paths)
-    index = load_index(folder) if has_index else None
-    if index is not None:
-        assert len(catalog) <= int((np.asarray(index.offset) < size).sum()) * 40
-    for item in filter(None, map(catalog.item, catalog.all_items().tolist())):
-        assert item.array.tobytes() == items[item.key].array.tobytes()
 
 
 def test_entries_beyond_the_end_of_a_file_are_absent(paths):

@@ -11,8 +11,11 @@ from made_cache import make
 
 from latentcache.errors import CacheLockedError
 from latentcache.store.garbage import stored_catalog, stored_entries
+from latentcache.store.index import load_index
 from latentcache.store.lock import builder_lock
+from latentcache.store.publish import publish_replacement
 from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import removed_entries
 from latentcache.verify.repair import repair_cache
 from latentcache.verify.verify import verify_cache
 
@@ -90,10 +93,14 @@ def test_wrong_values_are_removed_in_one_repair(tmp_path, monkeypatch):
     case.write(0, "other")
     case.build()
     monkeypatch.setattr(made_cache.Flat, "encode", made)
+    shard = next(name for name in case.snapshot.shards if len(load_index(case.paths.shard(name)).offset) == 1)
+    case.write(0)
+    case.build()  # no entry of the shard is needed now
+    publish_replacement(case.paths, case.snapshot, case.snapshot.fields.values(), removed={shard: []})
     report = repair(case)
     assert len(report.removals) == 3
+    assert removed_entries(case.paths)[shard] == [], "all of it is out, as before"
     assert [entry for entry in stored_entries(stored_catalog(case.cache)) if entry.intact] == []
-    case.write(0)
     assert case.build() == (3, 0)
     assert counts(case) == {"ok": 3}
 
