@@ -6,10 +6,9 @@ everything there publishes nothing.
 
 from __future__ import annotations
 
-import json
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,10 @@ from latentcache.sources.known import racy
 from latentcache.sources.places import is_read_by_workers, places, read_image
 from latentcache.store.catalog import Catalog
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot, shard_numbers
+from latentcache.store.publish import NewSnapshot, is_unchanged, new_field, publish_snapshot, shard_numbers
 from latentcache.store.snapshot import FieldRows, Snapshot
 
-#: Parts of the provenance of a field whose change is worth a snapshot.
+#: Parts of the provenance of a field whose change is worth a snapshot: a check finds a model that was moved.
 _COMPARED = ("decoders", "model", "text_encoder", "tokenizer")
 _LOST = Failure(reason="entry-lost", detail="its entry was not committed")
 
@@ -60,11 +59,8 @@ def publish(
     catalog.forget()  # the tables of its keys, which nothing looks up any more
     new = _new_snapshot(base, works, catalog, root)
     catalog.forget()
-
-    def is_unchanged(manifest: Mapping[str, Any]) -> bool:
-        return current is not None and _comparable(manifest) == _comparable(current.manifest)
-
-    number = publish_snapshot(paths, new, current, is_unchanged)
+    unchanged = current is not None and is_unchanged(new, current, _COMPARED)
+    number = 0 if unchanged else publish_snapshot(paths, new)
     return BuildReport(
         plan=plan,
         fields={one.name: field_done(work, one) for work, one in zip(works, new.fields, strict=True)},
@@ -275,20 +271,6 @@ def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:
         reading=None if files.reading is None else np.asarray(files.reading)[rest],
     )
     return join_tables([samples], [np.cumsum(~gone, dtype=np.int64) - 1], chosen, rows)
-
-
-def _comparable(manifest: Mapping[str, Any]) -> Any:
-    """Return the values that make a snapshot a new one, without its time and the machines that made its entries.
-
-    The place of a model is among them, so that a check finds a model that was moved.
-    """
-    named = ("complete", "allow_failed", "shards", "inputs", "columns", "rejected")
-    fields = [
-        (name, {**one, "provenance": [one["provenance"].get(part) for part in _COMPARED], "noise": None})
-        for name, one in manifest["fields"].items()
-    ]
-    found = {name: manifest[name] for name in named} | {"fields": fields, "building": manifest.get("building")}
-    return json.loads(json.dumps(found | {"source": {**manifest["source"], "relative": ""}}))
 
 
 def _without_young_stats(stat: Any) -> Any:

@@ -6,10 +6,9 @@ A crash leaves the old snapshot or the new one. Entries are shared between snaps
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, fields, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,21 +74,6 @@ def kept_rows(one: FieldRows, rows: NDArray[np.bool_]) -> FieldRows:
     )
 
 
-def field_columns(kind: FieldKind, recipe: FieldRecipe, **columns: Any) -> FieldRows:
-    """A field with these columns; also ``groups``, ``provenance`` and ``noise``."""
-    return FieldRows(
-        name=kind.name,
-        kind=kind,
-        kind_byte=kind.kind,
-        packing=kind.packing,
-        recipe=recipe,
-        recipe_json=recipe.as_json(),
-        recipe_id=recipe.recipe_id,
-        spec=recipe.spec,
-        **columns,
-    )
-
-
 def new_field(
     catalog: Catalog,
     *,
@@ -113,9 +97,15 @@ def new_field(
     entry, first = _in_order(catalog.entry_numbers(rows))
     entries = rows if len(first) == len(rows) else rows[first]  # there may be ten million
     plain, ragged = catalog.own_columns(kind, place)
-    return field_columns(
-        kind,
-        recipe,
+    return FieldRows(
+        name=kind.name,
+        kind=kind,
+        kind_byte=kind.kind,
+        packing=kind.packing,
+        recipe=recipe,
+        recipe_json=recipe.as_json(),
+        recipe_id=recipe.recipe_id,
+        spec=recipe.spec,
         key=catalog.entry_keys(entries),
         sample=sample,
         entry=entry,
@@ -147,29 +137,39 @@ def shard_numbers(catalog: Catalog, known: FieldRows) -> NDArray[np.int32]:
     return np.array([names.index(one) if one in names else -1 for one in known.shards], dtype=np.int32)
 
 
-def publish_snapshot(
-    paths: CachePaths,
-    new: NewSnapshot,
-    current: Snapshot | None = None,
-    is_known: Callable[[Mapping[str, Any]], bool] = lambda manifest: False,
-) -> int:
-    """Write the next snapshot and switch ``CURRENT`` to it; the caller holds the builder lock.
+def is_unchanged(new: NewSnapshot, current: Snapshot, provenance: Sequence[str]) -> bool:
+    """True if a new snapshot says what the current one says, so that it need not be published.
 
-    ``is_known`` gets the manifest that there will be if all columns equal those of ``current``; True: it says nothing
-    new. If they do, nothing is written. Returns the snapshot's number; 0 if nothing was published.
+    Neither its time nor the machines that made its entries count; of the provenance of fields, only these parts do.
     """
     new = _needed_shards(new)
-    if current is not None:
-        prints = current.fingerprint, str(current.manifest["columns"]["checksum"])
-        if (
-            is_known(_manifest(new, current.number, prints)[0])
-            and current.columns is not None
-            and current.columns.holds(_columns(new.samples, new.fields))
-        ):
-            return 0
-    number = paths.next_snapshot()
-    write_snapshot(paths.snapshot(number), new, number)
-    with writing(paths.snapshot(number)):
+    prints = current.fingerprint, str(current.manifest["columns"]["checksum"])
+    manifest, _ = _manifest(new, current.number, prints)
+    said, known = (_comparable(each, provenance) for each in (manifest, current.manifest))
+    return said == known and current.columns.holds(_columns(new.samples, new.fields))
+
+
+def _comparable(manifest: Mapping[str, Any], provenance: Sequence[str]) -> Any:
+    """The values of a manifest that make a snapshot a new one."""
+    named = ("complete", "allow_failed", "shards", "inputs", "columns", "rejected")
+    fields = [
+        (name, {**about, "provenance": [about["provenance"].get(part) for part in provenance], "noise": None})
+        for name, about in manifest["fields"].items()
+    ]
+    values = {name: manifest[name] for name in named} | {"fields": fields, "building": manifest.get("building")}
+    return json.loads(json.dumps(values | {"source": {**manifest["source"], "relative": ""}}))
+
+
+def publish_snapshot(paths: CachePaths, new: NewSnapshot) -> int:
+    """Write the next snapshot and switch ``CURRENT`` to it; returns its number. The caller holds the builder lock."""
+    new, number = _needed_shards(new), paths.next_snapshot()
+    folder = paths.snapshot(number)
+    make_folder(folder)
+    signature = write_columns(folder / COLUMNS, _columns(new.samples, new.fields))
+    manifest, listed = _manifest(new, number, (_fingerprint(new.samples, new.fields), f"{signature:016x}"))
+    write_atomically(folder / REJECTED, listed)
+    write_json(folder / MANIFEST, {**manifest, "checksum": own_checksum(manifest)})
+    with writing(folder):
         sync_folder(paths.snapshots_folder)
     write_atomically(paths.current, f"{number:06d}\n".encode("ascii"))
     return number
@@ -179,16 +179,6 @@ def publish_replacement(paths: CachePaths, old: Snapshot, fields: Iterable[Field
     """Publish a snapshot of the samples of another one, which is then not kept for its own sake."""
     kept = {name: getattr(old, name) for name in _KEPT}
     publish_snapshot(paths, NewSnapshot(fields=tuple(fields), replaces=old.number, **{**kept, **changes}))
-
-
-def write_snapshot(folder: Path, new: NewSnapshot, number: int) -> None:
-    """Write all files of a snapshot."""
-    make_folder(folder)
-    new = _needed_shards(new)
-    signature = write_columns(folder / COLUMNS, _columns(new.samples, new.fields))
-    manifest, listed = _manifest(new, number, (_fingerprint(new.samples, new.fields), f"{signature:016x}"))
-    write_atomically(folder / REJECTED, listed)
-    write_json(folder / MANIFEST, {**manifest, "checksum": own_checksum(manifest)})
 
 
 def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[dict[str, Any], bytes]:

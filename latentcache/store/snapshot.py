@@ -178,8 +178,8 @@ class Snapshot(Value):
     """Hex hash of its samples, rows and recipes; the same after entries have moved to other shards."""
     lease: object | None = field(default=None, compare=False, repr=False)
     """Lease that keeps its files from being collected while this object is in use."""
-    columns: ColumnFile | None = field(default=None, compare=False, repr=False)
-    """All columns of samples and fields; None if they are not in a file."""
+    columns: ColumnFile = field(compare=False, repr=False)
+    """All columns of samples and fields."""
 
     def __reduce__(self) -> Any:
         """Another process opens it again."""
@@ -199,8 +199,7 @@ class Snapshot(Value):
     def check(self) -> None:
         """Read every column and list, and compare each with its checksum; raises CacheDamagedError."""
         _ = self._listed
-        if self.columns is not None:
-            self.columns.check()
+        self.columns.check()
 
     @property
     def rejected(self) -> tuple[Rejected, ...]:
@@ -233,7 +232,7 @@ def open_snapshot(cache: Path, number: int | None = None) -> Snapshot:
     paths = CachePaths(cache)
     number = paths.current_snapshot() if number is None else number
     if number:
-        return read_snapshot(paths, paths.snapshot(number), number)
+        return _read(paths, number)
     holder = builder_name(paths.lock)
     again = "run the same `latentcache build` again: it goes on where it stopped"
     why = f"a build was started here and has not ended{holder and f': {holder}'}{_progress(paths)}"
@@ -282,15 +281,15 @@ def open_leased(cache: Path, wanted: int | None = None) -> Snapshot:
                 continue
             break
         try:
-            return replace(read_snapshot(paths, paths.snapshot(number), number), lease=lease)
+            return replace(_read(paths, number), lease=lease)
         except StoreError:
             lease.close()
             raise
     return open_snapshot(cache, wanted)
 
 
-def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
-    """The snapshot in a folder. Raises as :func:`open_snapshot`."""
+def _read(paths: CachePaths, number: int) -> Snapshot:
+    folder = paths.snapshot(number)
     manifest = load_manifest(folder)
     try:
         shards = manifest["shards"]
@@ -320,7 +319,7 @@ def _reopened(
     paths: CachePaths, number: int, fingerprint: str, kinds: Mapping[str, FieldKind | None], lease: object
 ) -> Snapshot:
     """A finished build in another process, which may not have found the kinds by itself."""
-    snapshot, fields = read_snapshot(paths, paths.snapshot(number), number), {}
+    snapshot, fields = _read(paths, number), {}
     if snapshot.fingerprint != fingerprint:
         raise CacheNotFoundError(
             f"{paths.root} is not the cache that was opened",

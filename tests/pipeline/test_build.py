@@ -32,7 +32,7 @@ def test_renamed_files_and_moved_folders_encode_nothing(case, data, tmp_path):
 
 def test_a_build_of_unchanged_data_writes_no_snapshot(case, data, no_runs):
     built(case, data)
-    with no_runs(), patch("latentcache.store.publish.write_snapshot", side_effect=AssertionError("it was written")):
+    with no_runs(), patch("latentcache.store.publish.write_columns", side_effect=AssertionError("it was written")):
         assert not built(case, data).published
 
 
