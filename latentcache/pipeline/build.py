@@ -61,7 +61,9 @@ class _Build:
     """One build in progress: what its steps have found so far."""
 
     settings: BuildSettings
-    observer: Observer
+    observer: Observer = field(default_factory=Silent)
+    warned: Callable[[str], None]
+    """Takes sentences that the user should read."""
     stop: StopSignal
     paths: CachePaths
     owner: str = field(default_factory=lambda: os.urandom(8).hex())
@@ -129,7 +131,7 @@ class _Build:
         """List DATA; files whose stat memo is trusted are not opened."""
         snapshot = self.existing.snapshot
         if self.existing.damage:
-            self.observer.warned(f"the current snapshot is damaged and will be replaced ({self.existing.damage})")
+            self.warned(f"the current snapshot is damaged and will be replaced ({self.existing.damage})")
         with self.stop.deferred():
             return scan(
                 self.settings.data,
@@ -147,7 +149,7 @@ class _Build:
         is_new = self.existing.snapshot is None and not self.existing.state
         other = preflight.cache_beside(self.paths, self.samples.files) if is_new and not self.settings.out else None
         if other is not None:
-            self.observer.warned(f"{other.name} has these files: --out {shlex.quote(str(other))} goes on with it")
+            self.warned(f"{other.name} has these files: --out {shlex.quote(str(other))} goes on with it")
 
     def requested_fields(self) -> dict[str, Any]:
         """Settings of the fields that were named, and of those that a named one brings with it."""
@@ -207,7 +209,7 @@ class _Build:
         settings = self.fields.get(kind.name) or kind.settings()
         found: Described = load(kind.describer)(settings, context)
         for note in found.notes:
-            self.observer.warned(note)
+            self.warned(note)
         return found
 
     def works(self, kinds: list[FieldKind], catalog: Catalog) -> list[FieldWork]:
@@ -300,9 +302,9 @@ class _Build:
         """Seal what a killed build left open, and write damaged indexes again; returns their shards."""
         mended, lost = mend_shards(self.paths)
         for name in mended:
-            self.observer.warned(f"the index of shard {name} was damaged: it is written again, and no entry is lost")
+            self.warned(f"the index of shard {name} was damaged: it is written again, and no entry is lost")
         for name in lost:
-            self.observer.warned(f"shard {name} is damaged: its entries are encoded again")
+            self.warned(f"shard {name} is damaged: its entries are encoded again")
         return mended
 
     def claim(self, plan: BuildPlan, progress: RunResult | None = None) -> None:
@@ -388,7 +390,7 @@ class _Build:
                 good=work.good_jobs(self.listing),
                 engine=self.engine,
                 stop=self.stop,
-                warn=self.observer.warned,
+                warn=self.warned,
             ).run(lambda progress: self.advanced(plan, progress))
         work.noise = join_noise(work.noise, work.result.noise)
         self.listing = replace(self.listing, samples=with_read_contents(self.samples, work.kind, work.result.read))
@@ -494,18 +496,8 @@ def build_cache(
     """
     with rare_gc(), StopSignal() as stop:
         paths = CachePaths(settings.cache)
-        return _Build(settings=settings, observer=observer or Silent(), stop=stop, paths=paths).run()
-
-
-class _Warned(Silent):
-    """An observer of warnings alone."""
-
-    def __init__(self, warned: Callable[[str], None]) -> None:
-        self._warned = warned
-
-    def warned(self, message: str) -> None:
-        """See :class:`Observer`."""
-        self._warned(message)
+        observer = observer or Silent()
+        return _Build(settings=settings, observer=observer, warned=observer.warned, stop=stop, paths=paths).run()
 
 
 def plan_build(
@@ -528,7 +520,7 @@ def plan_build(
     """
     paths = CachePaths(settings.cache)
     with rare_gc(), StopSignal() as stop, ExitStack() as stack:
-        build = _Build(settings=settings, observer=_Warned(warned), stop=stop, paths=paths)
+        build = _Build(settings=settings, warned=warned, stop=stop, paths=paths)
         build.engine = engine or stack.enter_context(LocalEngine(settings.device))
         preflight.check_paths(settings.data, paths.root)
         listed(build.look())

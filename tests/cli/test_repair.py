@@ -6,7 +6,7 @@ from small_cache import build
 
 from latentcache.store.snapshot import open_snapshot
 
-KEYS = {"done", "removed", "removed_bytes", "saved", "shards", "snapshot", "complete"}
+KEYS = {"done", "removed", "removed_bytes", "shards", "snapshot", "complete"}
 
 
 def test_json_output(run, cache, data):
@@ -20,7 +20,7 @@ def test_json_output(run, cache, data):
     assert [(item["path"], item["fix"]) for item in done.json["items"]] == [(name, build_it)]
     found = done.json["repair"]
     assert set(found) == KEYS
-    assert (found["done"], found["removed"], found["saved"], found["snapshot"]) == (True, 1, 3, 2)
+    assert (found["done"], found["removed"], found["snapshot"]) == (True, 1, 2)
     assert found["removed_bytes"] > 112
     assert found["shards"] == [shard]
     assert name in done.err
