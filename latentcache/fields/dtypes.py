@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,29 +48,12 @@ def as_floats(values: NDArray[Any]) -> NDArray[np.float32]:
     return values.astype(np.float32)
 
 
-class Limit(NamedTuple):
-    """Condition on the stored values of a field: ``value & mask < below``, as unsigned integers of their width."""
-
-    mask: int
-    below: int
-
-    def holds(self, values: NDArray[Any]) -> bool:
-        """True if it does for all values, in a tenth of the time of ``isfinite``."""
-        return not self.mask or bool((values.view(f"<u{values.itemsize}") & self.mask < self.below).all())
+#: Bits that are all set in a value that is not finite.
+_EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F80_0000}
 
 
-_FINITE = {
-    "float16": Limit(0x7FFF, 0x7C00),
-    "bfloat16": Limit(0x7FFF, 0x7F80),
-    "float32": Limit(0x7FFF_FFFF, 0x7F80_0000),
-}
-
-
-def is_finite(values: NDArray[Any]) -> bool:
-    """True if all stored values are finite."""
-    return finite_limit("bfloat16" if values.dtype == np.uint16 else values.dtype.name).holds(values)
-
-
-def finite_limit(name: str) -> Limit:
-    """Finite values of a storage type; any integer will do."""
-    return _FINITE.get(name, Limit(0, 1))
+def is_finite(values: NDArray[Any], name: str = "") -> bool:
+    """True if all values of a storage type are finite, as integers are; without a name uint16 is bfloat16."""
+    bits = _EXPONENTS.get(name or ("bfloat16" if values.dtype == np.uint16 else values.dtype.name))
+    # A tenth of the time of ``isfinite``.
+    return bits is None or not ((values.view(f"<u{values.itemsize}") & bits) == bits).any()

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import ModelNotFoundError, UsageError
-from latentcache.fields.dtypes import Limit
 from latentcache.fields.protocol import (
     Array,
     Difference,
@@ -148,15 +147,12 @@ class InputIds(FieldKind):
     describer = "latentcache.encoders.text.describe:describe"
     producer = "latentcache.encoders.text.producer:TokenProducer"
 
-    def limit(self, recipe: InputIdsRecipe) -> Limit:
-        """Ids of the vocabulary."""
-        return Limit(0xFFFF if recipe.dtype == "uint16" else 0xFFFF_FFFF, recipe.num_ids)
-
     def check(self, array: Array, recipe: InputIdsRecipe) -> Failure | None:
         """Ids outside the vocabulary."""
-        if self.limit(recipe).holds(array):
+        largest = int(array.max(initial=0))
+        if largest < recipe.num_ids:
             return None
-        detail = f"token id {int(array.max())} is outside the vocabulary of {recipe.num_ids}"
+        detail = f"token id {largest} is outside the vocabulary of {recipe.num_ids}"
         return Failure(reason="storage-overflow", detail=detail)
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: InputIdsRecipe) -> Difference:

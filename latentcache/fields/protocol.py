@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import RecipeError, UnsupportedModelError
 from latentcache.fields.captions import CaptionVariants
-from latentcache.fields.dtypes import Limit, finite_limit
+from latentcache.fields.dtypes import is_finite
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash, json_hash
 from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES, RECIPE_BYTES, entry_key
@@ -509,18 +509,14 @@ class FieldKind:
         found[rows] = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         return found
 
-    def limit(self, recipe: Recipe) -> Limit | None:
-        """Bound that says all that :meth:`check` does, for many entries at once; None: :meth:`check` is asked."""
-        own = type(self).check is not FieldKind.check
-        return None if own else finite_limit(recipe.spec.dtype)
-
     def check(self, array: Array, recipe: Recipe) -> Failure | None:
         """Say why values must not be stored (not finite, id out of range), though their checksum may be correct.
 
-        ``array`` is an item, or (n, ...) of n entries of one item; of ragged items their elements.
+        ``array`` is an item, or the values of an entry in one axis.
         """
-        holds = finite_limit(recipe.spec.dtype).holds(array)
-        return None if holds else Failure(reason="non-finite", detail="it has values that are not finite")
+        if is_finite(array, recipe.spec.dtype):
+            return None
+        return Failure(reason="non-finite", detail="it has values that are not finite")
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: Recipe) -> Difference:
         """Compare a stored item with the same item made again, both in the storage type.

@@ -1,7 +1,7 @@
 """Read every payload: sequentially, shard by shard, against its checksum, its head and the rules of its kind.
 
-Entries that follow each other are read and checked at once, by two threads. Where one does not pass, each of them is
-read again alone, to say which and why. Nothing is mapped, and a thread needs memory for one read, so it stays flat.
+Two threads read entries one after the other. Nothing is mapped, and a thread needs memory for one entry, so it stays
+flat.
 What passes here cannot fail in a reader, which checks the same checksum of the same bytes.
 """
 
@@ -11,18 +11,18 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CorruptEntryError, StoreError
 from latentcache.failpoint import failpoint
-from latentcache.fields.dtypes import Limit, numpy_dtype
+from latentcache.fields.dtypes import numpy_dtype
+from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
 from latentcache.store.atomic_io import opened
 from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC
-from latentcache.store.gather import scan
+from latentcache.store.gather import read_at
 from latentcache.store.index import read_entry
 from latentcache.verify.entries import Check, View, unreadable, words
 
@@ -66,70 +66,55 @@ def _batches(view: View, entries: NDArray[np.intp], size: int) -> list[NDArray[n
 
 
 def _scan(view: View, descriptor: int, entries: NDArray[np.intp]) -> dict[int, Wrong]:
-    """Find wrong entries of one field in one shard, in order of offset: all at once, else one by one."""
-    if _are_fine(view, descriptor, entries):
-        return {}
-    found = ((entry, _wrong(view, entry, descriptor)) for entry in entries.tolist())
-    return {entry: wrong for entry, wrong in found if wrong is not None}
+    """Find wrong entries of one field in one shard, in order of offset."""
+    first, size = view.offset[entries] - view.head[entries], view.head[entries] + view.bytes[entries]
+    room = memoryview(bytearray(int(size.max(initial=0))))
+    found: dict[int, Wrong] = {}
+    for entry, begin, count in zip(entries.tolist(), first.tolist(), size.tolist(), strict=True):
+        try:
+            value = read_at(descriptor, begin, room[:count])
+            is_right = len(value) == count and _is_right(view, entry, value)
+        except OSError:
+            is_right = False
+        wrong = _wrong_values(view, value[int(view.head[entry]) :]) if is_right else _wrong(view, entry, descriptor)
+        if wrong is not None:
+            found[entry] = wrong
+    return found
 
 
-def _are_fine(view: View, descriptor: int, entries: NDArray[np.intp]) -> bool:
-    """True if all entries are as they were written; heads may still contradict themselves."""
-    kind, recipe, head = view.rows.kind, view.rows.recipe, view.head[entries]
-    limit = Limit(0, 1) if kind is None or recipe is None else kind.limit(recipe)
-    if limit is None or not (head > FIXED_BYTES).all():
+def _is_right(view: View, entry: int, value: memoryview) -> bool:
+    """True if an entry is as it was written: ``read_entry`` without parsing its head."""
+    head_bytes = int(view.head[entry])
+    head, payload = value[:head_bytes], value[head_bytes:]
+    if head_bytes <= FIXED_BYTES or head[: len(MAGIC)] != MAGIC:
         return False
-    places, dtype = (view.offset[entries] - head, head, view.bytes[entries]), numpy_dtype(view.rows.spec.dtype)
-    try:
-        found = scan(descriptor, *places, dtype, limit)
-    except (OSError, ValueError):  # or a payload is not a whole number of values
+    if head[KEY_AT : KEY_AT + KEY_BYTES] != view.key[entry].tobytes():
         return False
-    if found is None:
-        return False
-    heads, of_heads, of_payloads = found
-    ends = np.cumsum(head)
-    fronts = _bytes_at(heads, ends - head, FIXED_BYTES)
-    stored = _bytes_at(heads, ends - CHECKSUM_BYTES, CHECKSUM_BYTES)
-    return (
-        np.array_equal(of_payloads, view.checksum[entries])
-        and np.array_equal(of_heads, stored.view("<u8")[:, 0])
-        and bool((fronts[:, : len(MAGIC)] == np.frombuffer(MAGIC, dtype=np.uint8)).all())
-        and np.array_equal(fronts[:, KEY_AT : KEY_AT + KEY_BYTES], view.key[entries])
-    )
+    stored = int.from_bytes(head[-CHECKSUM_BYTES:], "little")
+    return checksum(head[:-CHECKSUM_BYTES]) == stored and checksum(payload) == int(view.checksum[entry])
 
 
 def _wrong(view: View, entry: int, descriptor: int) -> Wrong | None:
-    """Return the problem of an entry, which is read alone; None: there is none."""
+    """Return the damage of an entry, which is read again; None: there is none."""
     head, size, key = int(view.head[entry]), int(view.bytes[entry]), view.key[entry].tobytes()
     try:
-        header, value = read_entry(descriptor, int(view.offset[entry]) - head, head + size, key)
+        header, _ = read_entry(descriptor, int(view.offset[entry]) - head, head + size, key)
     except OSError as error:
         return "unverifiable", unreadable(error), words(error)
     except StoreError as error:
         return "corrupt", error.reason if isinstance(error, CorruptEntryError) else "header", words(error)
     if (header.head_bytes, header.payload_checksum) != (head, int(view.checksum[entry])):
         return "corrupt", "header", "its length or checksum differs from the snapshot"
-    text = _why_wrong(view, int(view.first_rows(np.array([entry]))[0]), value[head:])
-    return ("corrupt", "values", text) if text else None
+    return None
 
 
-def _why_wrong(view: View, row: int, payload: memoryview) -> str:
-    """Return why the kind rejects the payload of an entry, which holds this row; empty: it accepts it."""
-    spec, kind, recipe = view.rows.spec, view.rows.kind, view.rows.recipe
+def _wrong_values(view: View, payload: memoryview) -> Wrong | None:
+    """Return why the kind rejects the values of an entry; None: it accepts them."""
+    kind, recipe = view.rows.kind, view.rows.recipe
     if kind is None or recipe is None:
-        return ""
-    group = view.rows.groups[int(view.group[row])]
+        return None
     try:
-        values: NDArray[Any] = np.frombuffer(payload, numpy_dtype(spec.dtype))
-        values = values.reshape(-1, *(group.shape[1:] if spec.ragged else group.shape))
-    except ValueError:
-        return f"{len(payload)} bytes are no {spec.dtype} of shape {list(group.shape)}"
-    failure = kind.check(values, recipe)
-    return "" if failure is None else failure.detail
-
-
-def _bytes_at(memory: NDArray[np.uint8], starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
-    """(N, length) bytes from each start on; C-contiguous."""
-    everywhere: NDArray[Any] = np.ndarray((len(memory) - length + 1,), f"V{length}", memory.data, strides=(1,))
-    found: NDArray[np.uint8] = everywhere[starts].view(np.uint8).reshape(len(starts), length)
-    return found
+        failure = kind.check(np.frombuffer(payload, numpy_dtype(view.rows.spec.dtype)), recipe)
+    except ValueError as error:  # they are not a whole number of values
+        return "corrupt", "values", str(error)
+    return None if failure is None else ("corrupt", "values", failure.detail)

@@ -22,17 +22,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.fields.dtypes import Limit
-from latentcache.identity.content import checksum
-
 Ints = NDArray[np.integer]
 #: Types that the library scales, and their numbers there.
 _KINDS = {"float16": 1, "bfloat16": 2, "float32": 3}
 #: Copies into memory of this size go past the processor's cache: 1.3 times as fast at 64 MiB, 0.7 to 1 at 16 MiB.
 #: Scaled values do not: 1 at 64 MiB, 0.7 to 0.9 at 16 MiB and less.
 _PAST_BYTES = 32 << 20
-#: Bytes that a scan reads at once.
-_SCAN_BYTES = 1 << 20
 #: Memory up to this size is read by who wants it: help is 0.99 times as fast at 128 KiB, 1.28 times at 256 KiB.
 _ALONE_BYTES = 128 << 10
 
@@ -66,9 +61,6 @@ class Library:
         self.begin, self.finish, self.stop = quick.begin, loaded.finish, loaded.stop
         self.begin.argtypes = [ctypes.c_void_p]  # keeps the interpreter's lock: it is soon back
         self.finish.argtypes, self.finish.restype = [ctypes.c_void_p, ctypes.c_int], ctypes.c_int64
-        self.scan, number, pointer = loaded.scan, ctypes.c_int64, ctypes.c_void_p
-        self.scan.argtypes = [ctypes.c_int, number, *[pointer] * 5, number, *[pointer] * 2, *[number] * 3]
-        self.scan.restype = number
         self.hash = _hash_address()
         atexit.register(self.stop)
 
@@ -219,41 +211,6 @@ class Reading:
     def __del__(self, pid: Any = os.getpid, address: Any = ctypes.addressof) -> None:  # modules may be gone already
         if self._begun == pid() and self._library is not None:  # memory and files are not free before
             self._library.finish(address(self._job), 0)
-
-
-def scan(
-    descriptor: int, first: Ints, head: Ints, size: Ints, dtype: np.dtype[Any], limit: Limit
-) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.uint64]] | None:
-    """Read entries of a file one by one, and hash them; a cheaper way to prove them than to read them into memory.
-
-    Args:
-        descriptor: Of the file.
-        first: (n,) first byte of each head.
-        head: (n,) bytes of each; the last 8 are its own checksum, and are not hashed.
-        size: (n,) bytes of each payload, which follows its head.
-        dtype: Of the payloads' values.
-        limit: What they satisfy.
-
-    Returns:
-        The heads, one behind the other, and the hashes of heads and payloads; None if an entry could not be read
-        whole or a value is outside the limit.
-    """
-    columns, hashes = np.stack([first, head, size]).astype(np.int64), np.empty((2, len(first)), dtype=np.uint64)
-    if LIBRARY is None or not LIBRARY.hash or (limit.mask and dtype.itemsize not in (2, 4)):
-        fronts, memory = [], memoryview(bytearray(int((head + size).max())))
-        for number, (place, front, count) in enumerate(columns.T.tolist()):
-            value = memory[: front + count]
-            whole = len(read_at(descriptor, place, value)) == len(value)
-            if not whole or not limit.holds(np.frombuffer(value[front:], dtype)):
-                return None
-            fronts.append(bytes(value[:front]))
-            hashes[:, number] = checksum(value[: front - 8]), checksum(value[front:])
-        return np.frombuffer(b"".join(fronts), dtype=np.uint8), hashes[0], hashes[1]
-    heads, most = np.empty(int(head.sum()), dtype=np.uint8), max(int((head + size).max()), _SCAN_BYTES)
-    room = np.empty(most + 64, dtype=np.uint8)
-    addresses = (*map(_address, columns), _address(heads), _address(room), most, LIBRARY.hash, _address(hashes))
-    whole = LIBRARY.scan(descriptor, len(first), *addresses, dtype.itemsize, *limit) == len(first)
-    return (heads, hashes[0], hashes[1]) if whole else None
 
 
 def read_at(descriptor: int, offset: int, room: memoryview | int) -> memoryview:
