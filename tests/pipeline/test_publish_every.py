@@ -45,7 +45,7 @@ def published(monkeypatch):
     return seen
 
 
-def test_snapshots_hold_the_samples_that_are_built(case, tmp_path, published):
+def test_snapshots_hold_the_samples_that_are_built(case, tmp_path, published, trusted):
     data = case.data(tmp_path / "data", 10)
     cache = built(case, data, publish_every="10m").cache
     assert [len(names) for names in published.values()] == [3, 6, 9, 10]
@@ -86,7 +86,7 @@ def test_what_is_not_built_yet_is_not_rejected(case, tmp_path, published):
     assert report.counts()["encoded"] == 9
 
 
-def test_only_samples_with_every_field_are_published(tmp_path, published):
+def test_only_samples_with_every_field_are_published(tmp_path, published, trusted):
     data = LATENTS.data(tmp_path / "data", 8)
     for number in range(8):
         LATENTS.path(data, number).with_suffix(".txt").write_text(f"caption {number}")
@@ -170,3 +170,14 @@ def test_a_duration_of_another_form(text):
         BuildSettings(data="x", publish_every=text)
     if isinstance(text, str) and text != "0s":
         assert caught.value.fix_python == "publish_every='10m', '90s' or '1h'"
+
+
+def test_a_build_that_was_killed_before_its_last_snapshot_is_ended(tmp_path, monkeypatch, trusted):
+    data, real = EDGES.data(tmp_path / "data", 3), build.publish
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "publish", lambda *given, **named: real(*given, **named | {"is_part": True}))
+        cache = built(EDGES, data).cache
+    assert (len(open_snapshot(cache).samples), open_snapshot(cache).building) == (3, 3)
+    assert built(EDGES, data).published
+    assert open_snapshot(cache).building == 0
+    assert built(EDGES, data).published is False
