@@ -54,10 +54,10 @@ class Scan:
         unchanged ones, are appended to ``bad``; ``name`` is the input.
         """
         names = held.names.take(files)
+        is_known = (held.position[files] >= 0) & (held.table is not None and held.table.inputs[name].line is not None)
         lacking = {name for item in self.rejected if item.target or item.content for name in above(item.name)}
         if lacking:  # the snapshot has no rows for these
-            held.distrust(files[[name in lacking for name in names]])
-        is_known = (held.position[files] >= 0) & (held.table is not None and held.table.inputs[name].line is not None)
+            is_known &= [name not in lacking for name in names]
         known = {names[number] for number in np.flatnonzero(is_known).tolist()} if self.rejected else set[str]()
         bad += [item for item in self.rejected if known.intersection(above(item.name))]
         for file, label in zip(files[~is_known].tolist(), held.names.take(files[~is_known]), strict=True):
@@ -134,11 +134,6 @@ class Units:
     def take(self, rows: NDArray[Any]) -> Units:
         """Some of them: positions, or True for each."""
         return Units(**{name: column[rows] for name, column in self.columns.items()})
-
-    def behind(self, first: int) -> Units:
-        """The same, if their files are behind ``first`` other ones."""
-        moved = {name: np.where(column >= 0, column + first, -1) for name, column in self.files.items()}
-        return Units(**{**self.columns, **moved})
 
     @classmethod
     def joined(cls, parts: Sequence[Units]) -> Units:

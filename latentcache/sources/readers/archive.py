@@ -19,8 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
@@ -31,7 +29,7 @@ from latentcache.sources.formats.files import MAX_SOURCE_BYTES, check_not_packed
 from latentcache.sources.formats.rows import opened
 from latentcache.sources.formats.tar import Member, tar_members
 from latentcache.sources.inventory import IMAGE_EXTENSIONS
-from latentcache.sources.known import KnownFiles, hash_rows
+from latentcache.sources.known import KnownFiles
 from latentcache.sources.layout import ImageSet, Layout, above
 from latentcache.sources.places import SPAN
 from latentcache.sources.splits import missing_shards
@@ -40,16 +38,6 @@ from latentcache.sources.units import Scan, Units
 _RULE = 2
 _CAPTIONS = ("txt", "caption", "json")
 _IMAGES = frozenset(ending[1:] for ending in IMAGE_EXTENSIONS)
-
-
-class ArchiveImages(NamedTuple):
-    """The archives of a layout that can be opened, in the byte order of their names, and the images in them."""
-
-    memos: dict[str, StatMemo]
-    readings: NDArray[np.uint8]
-    """(n, 16) how each is read."""
-    units: Units
-    """Positions of files are those of the archives."""
 
 
 class Entry(NamedTuple):
@@ -65,41 +53,46 @@ class Entry(NamedTuple):
     """Its caption; None: it has none."""
 
 
-def read_archives(request: Scan, layout: Layout, findings: Findings) -> ArchiveImages:
-    """All images in the archives of a layout; what cannot be read is rejected."""
-    owners = {name: number for number, image_set in enumerate(layout.sets) for name in image_set.files}
+def open_archives(layout: Layout, findings: Findings) -> dict[str, tuple[ImageSet, StatMemo]]:
+    """The set and the memo of each archive of a layout, in the byte order of names; what is not there is rejected."""
+    owners = {name: image_set for image_set in layout.sets for name in image_set.files}
     findings.notes.add(*missing_shards(owners if layout.folders else ()))  # not beside a file that was named alone
-    memos = dict[str, StatMemo]()
+    archives = dict[str, tuple[ImageSet, StatMemo]]()
     for name in sorted(owners, key=os.fsencode):
         try:
-            memos[name] = stat_source(layout.root / name)
+            archives[name] = owners[name], stat_source(layout.root / name)
         except UnusableSampleError as error:
             findings.reject(name, error)
-    owner = np.array([owners[name] for name in memos], dtype=np.int32)
-    readings = hash_rows(_reading(layout.sets[number]) for number in owner.tolist())
-    stats = np.array(list(memos.values()), dtype=np.uint64).reshape(-1, STAT_WIDTH)
-    held, files, parts = request.held(Strings.of(memos), stats, readings), np.arange(len(memos)), list[Units]()
+    return archives
+
+
+def read_archives(
+    request: Scan, layout: Layout, archives: Sequence[ImageSet], held: KnownFiles, findings: Findings
+) -> Units:
+    """All images in the archives, which are the first files; what cannot be read is rejected."""
+    parts = list[Units]()
 
     def read(file: int) -> None:
-        name, image_set = held.names[file], layout.sets[int(owner[file])]
-        entries = _Archive(layout.root, name, image_set, findings).entries()
+        name = held.names[file]
+        entries = _Archive(layout.root, name, archives[file], findings).entries()
         if (part := request.options.part) is not None:
             entries = [entry for entry in entries if part.holds_name(name + entry.tail)]
-        parts.append(_new_units(file, image_set, entries))
+        parts.append(_new_units(file, archives[file], entries))
 
-    known = request.contained(held, files, "image", findings.rejected, read)
-    unchanged = set(held.names.take(files[held.position >= 0]))
+    known = request.contained(held, np.arange(len(archives)), "image", findings.rejected, read)
+    unchanged = set(held.names.take(known))
     before = (note for note in request.notes if note.reason != "no-caption")
     findings.notes.add(*(note for note in before if unchanged.intersection(above(note.name))))
     units = Units.joined([*parts, _known_units(held, known)])
     file = units["image"]
-    units.columns["owner"] = owner[file]
-    units.columns["repeats"] = np.array([image_set.repeats for image_set in layout.sets], dtype=np.int32)[owner[file]]
+    units.columns["owner"] = np.array([layout.sets.index(image_set) for image_set in archives], dtype=np.int32)[file]
+    units.columns["repeats"] = np.array([image_set.repeats for image_set in archives], dtype=np.int32)[file]
     units.columns["caption"] = np.where(units["line"] > 0, file, -1)
-    return ArchiveImages(memos, readings, units)
+    return units
 
 
-def _reading(image_set: ImageSet) -> bytes:
+def reading_of(image_set: ImageSet) -> bytes:
+    """Hash of all that an archive's samples depend on beside the file."""
     rule = image_set.captions
     columns = rule.image_column, "".join(rule.caption_columns[:1])
     return content_hash(repr((_RULE, columns, rule.reading, rule.text, rule.from_name and image_set.name)).encode())

@@ -41,7 +41,7 @@ from latentcache.sources.known import KnownFiles, hash_rows, is_range, match_nam
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout
 from latentcache.sources.partners import ENDINGS, Partners
 from latentcache.sources.places import SPAN, sizes
-from latentcache.sources.readers.archive import ArchiveImages, read_archives
+from latentcache.sources.readers.archive import open_archives, read_archives, reading_of
 from latentcache.sources.readers.balance import balanced
 from latentcache.sources.readers.table import read_tables
 from latentcache.sources.units import Scan, ScanResult, Units
@@ -90,25 +90,37 @@ def _counts(sets: Sequence[ImageSet], units: Units, texts: Strings, names: Strin
 
 
 class _Files:
-    """The files of a layout in columns: which are images of sets, and the caption files beside these."""
+    """The files of a layout in columns: which are images of sets, and the caption files beside these.
 
-    def __init__(self, inventory: Inventory, layout: Layout, *, videos: bool) -> None:
-        self._layout, self._count = layout, 0
+    ``first``: archives and tables, which come before the others, and their memos.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        layout: Layout,
+        first: Mapping[str, StatMemo],
+        findings: Findings,
+        *,
+        videos: bool,
+    ) -> None:
+        self._layout, self._count = layout, len(first)
         texts = {
             *CAPTION_EXTENSIONS,
             *(ending for image_set in layout.sets for ending in image_set.captions.extensions),
         }
         self._wanted = (IMAGE_EXTENSIONS if videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | texts
-        self._used = layout.used.union(*(each.files | {each.captions.table} for each in layout.sets))
-        self.partners, self.findings = Partners(), Findings()
+        self._used = layout.used.union(first, *(image_set.files for image_set in layout.sets))
+        self.partners, self.findings = Partners(), findings
         self.owners = dict[tuple[int, ...], int]()
         self.is_in_order = True
         """True if the images are in the byte order of their names: no folder of images is in another one."""
         self._last: str | None = None
-        self._stats, self._rows = bytearray(), [np.empty((4, 0), dtype=np.int32)]
+        self._stats = bytearray(np.array(list(first.values()), dtype=np.uint64).tobytes())
+        self._rows = [np.empty((4, 0), dtype=np.int32)]
         folders = {folder.path: folder for path in layout.folders for folder in inventory.below(path)}
         in_order = sorted(folders.values(), key=lambda folder: os.fsencode(folder.prefix))
-        self.names = Strings.of(chain.from_iterable(map(self._added, in_order)))
+        self.names = Strings.of(chain(first, chain.from_iterable(map(self._added, in_order))))
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
         # Of images: positions among the files, those of their captions (-1: none), extension of the rule that the
         # caption has, sets in ``owners``.
@@ -242,37 +254,34 @@ class _Files:
 
 def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResult:
     """Every image of a layout; raises EmptySourceError, TableError or SourceError as ``scan.scan``."""
-    part = request.options.part
-    files = _Files(inventory, layout, videos=request.options.videos)
-    findings, root = files.findings, inventory.root
-    findings.notes.add(*layout.notes)
-    read, units = dict[str, tuple[bytes, StatMemo]](), _of_folders(layout, files)
+    part, root, findings = request.options.part, inventory.root, Findings()
     rules = [image_set.captions for image_set in layout.sets]
-    if any(rule.table for rule in rules):
-        rows, read = read_tables(layout, root, files.of_sets(), len(files.names), findings)
+    archives = open_archives(layout, findings)
+    tables = {rule.table: StatMemo(*[0] * STAT_WIDTH) for rule in rules if rule.table}
+    first = {name: memo for name, (_, memo) in archives.items()} | tables
+    files = _Files(inventory, layout, first, findings, videos=request.options.videos)
+    findings.notes.add(*layout.notes)
+    read, units = dict[int, tuple[bytes, StatMemo]](), _of_folders(layout, files)
+    if tables:
+        positions = {name: number for number, name in enumerate(first)}
+        rows, read = read_tables(layout, root, files.of_sets(), positions, findings)
         units = _with_tables(files, units, rows)
     if part is not None:
         mine = [part.holds_name(name) for name in files.names.take(units["image"])]
         units = units.take(np.array(mine, dtype=np.bool_))
     _pair(request, layout, files, units)
-    archives = read_archives(request, layout, findings)
-    added = [*(memo for _, memo in read.values()), *archives.memos.values()]
-    names, memos = files.names, files.memos
-    if added:
-        names = Strings.of(chain(names, read, archives.memos))
-        memos = np.concatenate([memos, np.array(added, dtype=np.uint64)])
-    names, memos = _used_files(names, memos, units, len(files.names))
-    first = len(names) - len(archives.memos)
-    reading = _readings(len(names), units, rules, archives)
+    names, memos = _used_files(files.names, files.memos, units, len(first))
+    sets = [image_set for image_set, _ in archives.values()]
+    reading = _readings(len(names), units, rules, sets)
     held = request.held(names, memos, reading)
-    for number, (content, memo) in enumerate(read.values(), start=first - len(read)):
+    for number, (content, memo) in read.items():
         held.remember(number, content, memo)
-    if archives.memos:
-        units = Units.joined([units, archives.units.behind(first)])
-    if archives.memos or not files.is_in_order:
+    if archives:
+        units = Units.joined([units, read_archives(request, layout, sets, held, findings)])
+    if archives or not files.is_in_order:
         units = _sorted(names, units)
     if request.options.repeats is not False:
-        _check_repeats(root, held.names, units)
+        _check_repeats(root, names, units)
     captions = CaptionFiles(root, held, rules)
     good = captions.read(units, findings)
     units = units if good.all() else units.take(good)
@@ -408,9 +417,9 @@ def _of_folders(layout: Layout, files: _Files) -> Units:
 def _used_files(
     names: Strings, memos: NDArray[np.uint64], units: Units, first: int
 ) -> tuple[Strings, NDArray[np.uint64]]:
-    """The files that units name, and those from ``first`` on; the units get the new positions."""
+    """The ``first`` files, and those that units name; the units get the new positions."""
     used = np.zeros(len(names) + 1, dtype=np.bool_)  # the last one is for -1
-    used[first:-1] = True
+    used[:first] = True
     for column in units.files.values():
         used[column] = True
     used[-1] = False
@@ -430,15 +439,15 @@ def _sorted(names: Strings, units: Units) -> Units:
 
 
 def _readings(
-    count: int, units: Units, rules: Sequence[CaptionRule], archives: ArchiveImages
+    count: int, units: Units, rules: Sequence[CaptionRule], archives: Sequence[ImageSet]
 ) -> NDArray[np.uint8] | None:
     """(F, 16) how each caption file and archive is read; None: all captions are as they are written."""
     each = [rule.reading for rule in rules]
-    if not any(map(any, each)) and not archives.memos:
+    if not any(map(any, each)) and not archives:
         return None
     reading, there = np.zeros((count, HASH_BYTES), dtype=np.uint8), units["which"] >= 0
     reading[units["caption"][there]] = hash_rows(each)[units["owner"][there]]
-    reading[count - len(archives.memos) :] = archives.readings
+    reading[: len(archives)] = hash_rows(map(reading_of, archives))
     return reading
 
 

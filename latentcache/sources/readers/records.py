@@ -98,7 +98,7 @@ def scan_records(request: Scan, files: RecordFiles) -> ScanResult:
     read = partial(_read, request, files=files, held=held, rows=rows, rejected=rejected)
     known = request.contained(held, np.arange(len(files.names)), "record", rejected, read)
     table = held.table
-    if table is None or not is_range(held.position, len(table.files)):
+    if table is None or len(known) < len(files.names) or not is_range(held.position, len(table.files)):
         new = np.frombuffer(rows, dtype=_ROW)
         table = _table(held, reading, np.concatenate([_known(held.table, *held.rows_in("record", known)), new]))
     rejections = in_order([*files.rejected, *rejected])
@@ -124,6 +124,7 @@ def _read(
 ) -> None:
     """Add the rows of one file, and its rejected records."""
     name = files.names[file]
+    held.distrust(np.array([file]))
     reader, part = RecordReader(files.root / name, name, files.ways[file]), request.options.part
     try:
         for number, record in enumerate(reader, start=1):

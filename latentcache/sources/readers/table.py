@@ -60,23 +60,23 @@ def read_tables(
     layout: Layout,
     root: Path,
     images: Mapping[int, Mapping[str, tuple[int, str]]],
-    first: int,
+    positions: Mapping[str, int],
     findings: Findings,
-) -> tuple[Units, dict[str, tuple[bytes, StatMemo]]]:
+) -> tuple[Units, dict[int, tuple[bytes, StatMemo]]]:
     """Read the tables of a layout, the deepest one first; raises TableError if one of them cannot be read.
 
     Args:
         layout: Its sets name the tables.
         root: Names are below it.
         images: Set -> names of the images in its folder -> position of the image, and the caption file beside it.
-        first: Position of the first table; the others are behind it.
+        positions: Position of each table among the files.
         findings: Of the scan; what it names already is not rejected again.
 
     Returns:
-        The samples, and table -> content hash and memo, in the order of their positions.
+        The samples, and position of each table -> content hash and memo.
     """
     named, notes = findings.names(), findings.notes
-    taken, contents = dict[str, _Taken](), dict[str, tuple[bytes, StatMemo]]()
+    taken, contents = dict[str, _Taken](), dict[int, tuple[bytes, StatMemo]]()
     unlisted, left = dict[str, str](), set[str]()
     tables = [number for number, image_set in enumerate(layout.sets) if image_set.captions.table]
     others = {name for number, inside in images.items() if number not in tables for name in inside}
@@ -84,7 +84,7 @@ def read_tables(
         image_set, inside = layout.sets[number], images.get(number, {})
         rule, table = image_set.captions, image_set.captions.table
         rows, content, memo = read_table(root, table, inside, image_set.prefix, rule)
-        contents[table] = content, memo
+        contents[positions[table]] = content, memo
         rows = _with_columns(table, rows, notes)
         first_rows = match_rows(table, rows, inside, {*named, *unlisted}, root, findings)
         differing, unread = list[str](), list[tuple[str, int]]()
@@ -94,7 +94,7 @@ def read_tables(
             if row.caption is not None:
                 unread += [(table, row.line)] if rule.unused_line(row.caption) else []
                 row = row._replace(caption=rule.formatted(row.caption))
-            used = taken.setdefault(name, _Taken(inside[name][0], first + len(contents) - 1, number, row))
+            used = taken.setdefault(name, _Taken(inside[name][0], positions[table], number, row))
             used.repeats += image_set.repeats
             differing += [name] if used.row.caption != row.caption else []
         notes.add(*unused_lines(unread))

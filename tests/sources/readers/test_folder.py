@@ -70,7 +70,7 @@ def test_a_table_selects_the_samples(tmp_path, trusting):
     found = scan(tmp_path)
     assert captions(found) == [("a.jpg", "one"), ("b.jpg", "two")]
     assert found.samples.inputs["caption"].line.tolist() == [3, 2]
-    assert list(found.samples.files.names) == ["a.jpg", "b.jpg", "metadata.csv"]
+    assert list(found.samples.files.names) == ["metadata.csv", "a.jpg", "b.jpg"]
     assert reasons(found.rejected) == [("gone.jpg", "not-found")]
     others = [("c.jpg", "unlisted"), ("metadata.csv", "duplicate-row")]
     assert reasons(found.notes) == [("b.txt", "sidecar-unused"), *others]
