@@ -62,6 +62,16 @@ def test_commits_are_limited_in_items(tmp_path, most):
     assert [len(batch) for batch in bench.commits] == [most] * (7 // most) + [7 % most] * bool(7 % most)
 
 
+def test_a_full_shard_is_sealed_and_the_next_one_begins(tmp_path, monkeypatch):
+    bench, made = Bench(tmp_path, commit_every=1), entries(7)
+    monkeypatch.setattr(writer_module, "SHARD_BYTES", 3 * len(made[0].value))
+    bench.writer.put(made)
+    bench.writer.finish()
+    assert [folder.name for folder in bench.paths.sealed_shards()] == ["one", "one-1", "one-2"]
+    assert bench.stored == set(keys(made))
+    assert bench.paths.open_shards() == []
+
+
 @pytest.mark.parametrize("flush", [True, False])
 def test_commits_happen_by_time_or_on_request(tmp_path, monkeypatch, flush):
     monkeypatch.setattr(writer_module, "COMMIT_S", 60.0 if flush else 0.05)
