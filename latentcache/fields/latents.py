@@ -67,7 +67,7 @@ ALTERED = "altered"
 ALTERATIONS = (
     ("first-frame", "have several frames or pages: the first is used", "save the frames that you want as images"),
     ("cmyk", "are CMYK: converted to RGB", "nothing, if the colors look right; else save them as RGB"),
-    ("alpha", "have an alpha channel: laid on one color", "--alpha COLOR gives another color"),
+    ("alpha", "have an alpha channel: laid on white", "save them on the color that you want, if it is another"),
 )
 
 
@@ -279,18 +279,8 @@ class LatentsSettings(Settings):
     )
     tiling: bool | None = setting("Encode large images in tiles: less memory, other latents (another recipe).")
     resample: str | None = setting("Resize kernel [default: auto]", choices=("auto", "lanczos-u8", "lanczos-pil"))
-    icc: str | None = setting("Convert or ignore embedded color profiles [default: srgb]", choices=("srgb", "ignore"))
-    alpha: str | None = setting("Color under transparent images [default: #ffffff]", metavar="COLOR")
 
     def __post_init__(self) -> None:
-        if self.alpha is not None and not re.fullmatch(r"#[0-9a-fA-F]{6}", self.alpha):
-            raise UsageError(
-                "not a color, which is #rrggbb",
-                argument="alpha",
-                value=self.alpha,
-                fix="--alpha='#ffffff'",
-                fix_python="alpha='#ffffff'",
-            )
         if self.buckets and self.resolutions:
             why = "an explicit list of buckets replaces it"
             raise UsageError("not with a resolution", argument="buckets", why=why, fix="give one of the two")
@@ -422,10 +412,10 @@ def crop_draw(content: bytes, number: int) -> int:
 
 
 def pixels_of(settings: LatentsSettings, profile: PixelProfile) -> PixelProfile:
-    """A profile with the settings that were given."""
-    given = {"icc": settings.icc, "alpha": settings.alpha and settings.alpha.lower(), "resample": settings.resample}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, "auto")}
-    return replace(profile, **changes)
+    """A profile with the resize kernel that was given."""
+    if settings.resample in (None, "auto"):
+        return profile
+    return replace(profile, resample=settings.resample)
 
 
 def _crops(settings: LatentsSettings, base: GeometrySettings, crop: str) -> int:

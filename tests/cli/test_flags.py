@@ -112,7 +112,6 @@ def test_a_percentage_is_exact(tenths, samples):
         (["--bucket-step", "0"], "usage", "--bucket-step=0: must be 1 or more"),
         (["--min-side", "512", "--max-side", "64"], "recipe", "--min-side=512: no bucket has sides of 512 to 64"),
         (["--crop-variants", "0"], "usage", "--crop-variants=0: must be 1 to 128"),
-        (["--alpha", "white"], "usage", "--alpha=white: not a color"),
         (["--storage-dtype", "fp8"], "usage", "--storage-dtype"),
         (["--model", "stub:delay=1"], "usage", "delay=1"),
     ],

@@ -63,8 +63,6 @@ def cache_with_rejected(tmp_path_factory):
         (["--max-side", "96"], "geometry.max_side"),
         (["--storage-dtype", "float32"], "encoder.storage_dtype"),
         (["--resample", "lanczos-u8"], "pixels.resample"),
-        (["--icc", "ignore"], "pixels.icc"),
-        (["--alpha", "#000000"], "pixels.alpha"),
         (["--model", "demo"], "encoder.family"),
     ],
 )
