@@ -218,7 +218,7 @@ class _Collector:
         for number in numbers:
             with suppress(StoreError):
                 manifests[number] = load_manifest(self.paths.snapshot(number))
-        replaced = {int(one.get("replaces", 0)) for number, one in manifests.items() if number <= current}
+        replaced = {int(manifest.get("replaces", 0)) for number, manifest in manifests.items() if number <= current}
         lasting = [number for number in reversed(numbers) if number <= current and number in manifests]
         kept = [number for number in lasting if number not in replaced or number == current][: self.keep]
         for number, after in zip(numbers, [*numbers[1:], current], strict=True):
@@ -254,14 +254,14 @@ class _Collector:
 
     def _leftovers(self) -> None:
         """Remove files never put in place and snapshots never published."""
-        paths, found = self.paths, list[Path]()
+        paths, leftovers = self.paths, list[Path]()
         for folder in paths.open_shards():
             self._add("held", "unfinished-build", folder, until="until the next `latentcache build` has sealed it")
         for pattern in ("*.tmp", "shards/*.tmp", "shards/*/*.tmp", "snapshots/*/*.tmp"):
-            found += sorted(path for path in paths.root.glob(pattern) if path.is_file())
+            leftovers += sorted(path for path in paths.root.glob(pattern) if path.is_file())
         snapshots = sorted(path for path in paths.snapshots_folder.glob("*") if path.is_dir())
-        found += [path for path in snapshots if not (path / "manifest.json").exists()]
-        for path in (*sorted(paths.scratch.glob("*")), *found):
+        leftovers += [path for path in snapshots if not (path / "manifest.json").exists()]
+        for path in (*sorted(paths.scratch.glob("*")), *leftovers):
             self._remove(path, "left-over")
         for path in sorted(paths.quarantine.glob("*")):
             if self.damaged:

@@ -46,9 +46,10 @@ class State(IntEnum):
 
     def __new__(cls, value: int, category: str = "", reason: str = "", hint: str = "") -> State:
         """Make a number with words."""
-        made = int.__new__(cls, value)
-        made._value_, made.category, made.reason, made.hint = value, category, reason, hint
-        return made
+        state = int.__new__(cls, value)
+        state._value_ = value
+        state.category, state.reason, state.hint = category, reason, hint
+        return state
 
     OK = 0, "ok"
     TOUCHED = 1, "touched", "stat-changed"
@@ -100,7 +101,7 @@ class Compared:
     now: Listing
     state: NDArray[np.uint8]
     """(S,) a ``State`` each."""
-    place: NDArray[np.int64]
+    listing_row: NDArray[np.int64]
     """(S,) row of the listing's samples; -1: none."""
     new: NDArray[np.intp]
     """Rows of the listing that the snapshot neither has nor rejected: missing, not built."""
@@ -118,9 +119,9 @@ class Compared:
         """Samples in a state."""
         return np.flatnonzero(self.state == state)
 
-    def found(self, row: int) -> Finding:
+    def finding(self, row: int) -> Finding:
         """Return the finding about one sample."""
-        state, now = State(int(self.state[row])), int(self.place[row])
+        state, now = State(int(self.state[row])), int(self.listing_row[row])
         (path, line), (cause, words) = self.samples.where(row), self._details.get(row, ("", ""))
         name = cause if state == State.INPUT_CHANGED else ""
         return Finding(
@@ -152,65 +153,65 @@ def compare(
         chosen: (S,) samples to look at; all by default.
         inputs: Those that fields are made of; masks and control images are compared if they are among them.
     """
-    own = "record" if now.data_kind == "records" else "image"
-    if own == "record":
-        state, place = _records_paired(samples, now.samples, rejected)
+    own_input = "record" if now.data_kind == "records" else "image"
+    if own_input == "record":
+        state, listing_row = _records_paired(samples, now.samples, rejected)
     else:
         labels, there = Strings.of(item.label for item in rejected), now.samples.names
-        place = np.concatenate([match_names(samples.names, there), match_names(labels, there)])
-        state = np.full(len(place), State.OK, dtype=np.uint8)
+        listing_row = np.concatenate([match_names(samples.names, there), match_names(labels, there)])
+        state = np.full(len(listing_row), State.OK, dtype=np.uint8)
     count, matched = len(samples), np.zeros(len(now.samples) + 1, dtype=np.bool_)
-    matched[place] = True  # the last one is for -1
+    matched[listing_row] = True  # the last one is for -1
     new = np.flatnonzero(~matched[:-1])
-    found = Compared(samples=samples, now=now, state=state[:count], place=place[:count], new=new)
+    compared = Compared(samples=samples, now=now, state=state[:count], listing_row=listing_row[:count], new=new)
     if chosen is not None:
-        found.state[~chosen] = State.NOT_CHECKED
+        compared.state[~chosen] = State.NOT_CHECKED
     if now.samples is not samples:
-        rows = np.flatnonzero((found.state == State.OK) & (found.place >= 0))
-        _contents(found, rows, own)
-        for name in sorted(set(inputs).intersection(samples.inputs) - {own, "caption"}):
-            _contents(found, rows[found.state[rows] <= State.TOUCHED], name)
-        if own == "image":
-            _columns(found, rows)
-    reasons = {item.label: item for item in (*now.notes, *now.rejected) if own == "image" or not item.line}
-    rows = np.flatnonzero((found.state == State.OK) & (found.place < 0))
-    found.state[rows] = State.REMOVED
-    of_file = np.asarray(samples.inputs[own].file)[rows]
-    names = samples.files.names.take(of_file) if own == "record" else samples.names.take(rows)
+        rows = np.flatnonzero((compared.state == State.OK) & (compared.listing_row >= 0))
+        _contents(compared, rows, own_input)
+        for name in sorted(set(inputs).intersection(samples.inputs) - {own_input, "caption"}):
+            _contents(compared, rows[compared.state[rows] <= State.TOUCHED], name)
+        if own_input == "image":
+            _columns(compared, rows)
+    reasons = {item.label: item for item in (*now.notes, *now.rejected) if own_input == "image" or not item.line}
+    rows = np.flatnonzero((compared.state == State.OK) & (compared.listing_row < 0))
+    compared.state[rows] = State.REMOVED
+    of_file = np.asarray(samples.inputs[own_input].file)[rows]
+    names = samples.files.names.take(of_file) if own_input == "record" else samples.names.take(rows)
     for row, name in zip(rows.tolist(), names, strict=True) if reasons else ():
-        found.state[row], words = _absent(name, reasons)
+        compared.state[row], words = _absent(name, reasons)
         if words[1]:
-            found._details[row] = words
-    _rejected(found, own, rejected, state[count:], place[count:], reasons)
-    return found
+            compared._details[row] = words
+    _rejected(compared, own_input, rejected, state[count:], listing_row[count:], reasons)
+    return compared
 
 
-def _contents(found: Compared, rows: NDArray[np.intp], name: str) -> None:
+def _contents(compared: Compared, rows: NDArray[np.intp], name: str) -> None:
     """Compare one input of samples, and the stat of the files that hold their own one."""
-    state, now, place = found.state, found.now, found.place
-    before, after, files = found.samples.inputs[name], now.samples.inputs.get(name), found.samples.files
+    state, now, listing_row = compared.state, compared.now, compared.listing_row
+    before, after, files = compared.samples.inputs[name], now.samples.inputs.get(name), compared.samples.files
     then = np.asarray(before.file)[rows]
-    there = np.full(len(rows), -1) if after is None else np.asarray(after.file)[place[rows]]
+    there = np.full(len(rows), -1) if after is None else np.asarray(after.file)[listing_row[rows]]
     other = (then < 0) != (there < 0)
     for row, gone in zip(rows[other].tolist(), (there < 0)[other].tolist(), strict=True):
         state[row] = State.INPUT_CHANGED
-        found._details[row] = (name, f"no {name} any more" if gone else f"a {name} that was not there")
+        compared._details[row] = (name, f"no {name} any more" if gone else f"a {name} that was not there")
     both = (then >= 0) & (there >= 0)
     if after is None or not both.any():
         return
     rows, then, there = rows[both], then[both], there[both]
     content = np.asarray(before.content)[rows]
-    same = equal_hashes(content, np.asarray(after.content)[place[rows]])
-    is_own = name == next(iter(found.samples.inputs))
+    same = equal_hashes(content, np.asarray(after.content)[listing_row[rows]])
+    is_own = name == next(iter(compared.samples.inputs))
     for row in rows[~same & content.any(axis=1)].tolist():  # of a cache of captions no image was read
-        error = now.unread.get((name, int(place[row])))
+        error = now.unread.get((name, int(listing_row[row])))
         state[row], words = _unusable(error.slug, error.what) if error else (State.CHANGED, ("", ""))
         if not is_own:
-            path = places(now.samples, place[[row]], name)[0]["path"]
-            detail = words[1] or _content(now.samples, int(place[row]), name)
+            path = places(now.samples, listing_row[[row]], name)[0]["path"]
+            detail = words[1] or _content(now.samples, int(listing_row[row]), name)
             state[row], words = State.INPUT_CHANGED, (name, f"{path}: {detail}")
         if words[1]:
-            found._details[row] = words
+            compared._details[row] = words
     if is_own:
         where = np.full(len(files), -1, dtype=np.int64)
         where[then] = there  # one for all samples of a file
@@ -221,20 +222,20 @@ def _contents(found: Compared, rows: NDArray[np.intp], name: str) -> None:
         state[rows[same & content.any(axis=1) & touched[then]]] = State.TOUCHED
 
 
-def _columns(found: Compared, rows: NDArray[np.intp]) -> None:
+def _columns(compared: Compared, rows: NDArray[np.intp]) -> None:
     """Compare captions, points of focus and repeats."""
-    state, columns = found.state, dict[State, Callable[[SampleTable], Any]]()
+    state, columns = compared.state, dict[State, Callable[[SampleTable], Any]]()
     columns[State.FOCUS_CHANGED] = focus_of
-    if "caption" in found.samples.inputs:
+    if "caption" in compared.samples.inputs:
         columns[State.CAPTION_CHANGED] = lambda samples: samples.inputs["caption"].content
-    if _table_columns(found.samples) or _table_columns(found.now.samples):
+    if _table_columns(compared.samples) or _table_columns(compared.now.samples):
         columns[State.COLUMN_CHANGED] = _of_table
     columns[State.REPEATS_CHANGED] = repeats_of
     for word, column in columns.items():
         rows = rows[state[rows] <= State.TOUCHED]
-        before, later = column(found.samples), column(found.now.samples)
+        before, later = column(compared.samples), column(compared.now.samples)
         if before is not later:
-            differs = np.asarray(before)[rows] != np.asarray(later)[found.place[rows]]
+            differs = np.asarray(before)[rows] != np.asarray(later)[compared.listing_row[rows]]
             state[rows[differs.any(axis=tuple(range(1, differs.ndim)))]] = word
 
 
@@ -254,24 +255,24 @@ def _of_table(samples: SampleTable) -> NDArray[Any]:
 
 
 def _rejected(
-    found: Compared,
-    own: str,
+    compared: Compared,
+    own_input: str,
     then: Sequence[Rejected],
     state: NDArray[np.uint8],
-    place: NDArray[np.int64],
+    listing_row: NDArray[np.int64],
     reasons: Mapping[str, Rejected],
 ) -> None:
     """Files and records that are rejected now, and (R,) those that the snapshot rejected."""
-    now, first = found.now, dict[str, Rejected]()
-    for item in found.now.rejected:  # two entries of dataset_info.json may reject one record: as a build counts
+    now, first = compared.now, dict[str, Rejected]()
+    for item in compared.now.rejected:  # two entries of dataset_info.json may reject one record: as a build counts
         first.setdefault(item.label, item)
     still = Strings.of(first)
-    is_sample = match_names(still, found.samples.names) >= 0 if own == "image" else [False] * len(still)
-    others = [_quarantined(item) for item, one in zip(first.values(), is_sample, strict=True) if not one]
+    is_sample = match_names(still, compared.samples.names) >= 0 if own_input == "image" else [False] * len(still)
+    others = [_quarantined(item) for item, is_one in zip(first.values(), is_sample, strict=True) if not is_one]
     labels, before = set(still), {item.label for item in then}
     moved = Counter(_but_line(item) for item in first.values() if item.label not in before)
-    for item, word, row in zip(then, state.tolist(), place.tolist(), strict=True):
-        if row >= 0 and own == "image":
+    for item, word, row in zip(then, state.tolist(), listing_row.tolist(), strict=True):
+        if row >= 0 and own_input == "image":
             others.append(_image_rejected(now, item, row))
         elif row >= 0 and word != State.CHANGED:
             others.append(_quarantined(item, line=now.samples.where(row)[1]))
@@ -283,7 +284,7 @@ def _rejected(
             became, (cause, words) = _absent(item.name, reasons)
             reason = cause if became == State.UNREADABLE else became.reason
             others.append(_recorded(item, (became.category, reason), words))
-    found.others = tuple(others)
+    compared.others = tuple(others)
 
 
 def _but_line(item: Rejected) -> tuple[str, ...]:
@@ -295,7 +296,8 @@ def _image_rejected(now: Listing, item: Rejected, row: int) -> Finding:
     """A sample that the snapshot rejected: still so, or something else by now."""
     kind, inputs = field_kind(item.target) if item.target else None, now.samples.inputs
     names = kind.inputs if kind is not None else ("image",)
-    there = [one for one in names if one in inputs and (inputs[one].text is not None or inputs[one].file[row] >= 0)]
+    there = [name for name in names if name in inputs]
+    there = [name for name in there if inputs[name].text is not None or inputs[name].file[row] >= 0]
     contents = [np.asarray(inputs[name].content[row]).tobytes() for name in there]
     content = contents[0] if len(contents) == 1 else content_hash(b"".join(contents))
     error = next((now.unread[name, row] for name in there if (name, row) in now.unread), None)
@@ -315,10 +317,10 @@ def _records_paired(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """(S + R,) state and row of the listing of each record and each rejected one, by place and content."""
     state = np.full(len(samples) + len(rejected), State.OK, dtype=np.uint8)
-    place = np.full(len(state), -1, dtype=np.int64)
+    listing_row = np.full(len(state), -1, dtype=np.int64)
     if now is samples:  # no file has changed
-        place[: len(samples)] = np.arange(len(samples))
-        return state, place
+        listing_row[: len(samples)] = np.arange(len(samples))
+        return state, listing_row
     old, new, numbers = samples.inputs["record"], now.inputs["record"], dict[str, int]()
     assert old.line is not None
     assert new.line is not None
@@ -328,20 +330,23 @@ def _records_paired(
 
     content = hash_rows(item.content or bytes(HASH_BYTES) for item in rejected)
     mine = (
-        np.concatenate([numbered(samples.files.names)[np.asarray(old.file)], numbered(one.name for one in rejected)]),
+        np.concatenate(
+            [numbered(samples.files.names)[np.asarray(old.file)], numbered(item.name for item in rejected)]
+        ),
         np.concatenate([np.asarray(old.line), np.array([item.line for item in rejected], dtype=np.uint32)]),
         np.concatenate([np.asarray(old.content), content]),
     )
     theirs = numbered(now.files.names)[new.file], new.line, new.content
     left, right = np.arange(len(state)), np.arange(len(now))
     for word in (State.OK, State.MOVED, State.CHANGED):
-        one, other = _pairs(_keys(mine, word)[left], _keys(theirs, word)[right])
+        old_at, new_at = _pairs(_keys(mine, word)[left], _keys(theirs, word)[right])
         if word != State.CHANGED:  # two contents of one key: a chance of 2**-64
-            equal = equal_hashes(mine[2][left[one]], theirs[2][right[other]])
-            one, other = one[equal], other[equal]
-        state[left[one]], place[left[one]] = word, right[other]
-        left, right = np.delete(left, one), np.delete(right, other)
-    return state, place
+            equal = equal_hashes(mine[2][left[old_at]], theirs[2][right[new_at]])
+            old_at, new_at = old_at[equal], new_at[equal]
+        state[left[old_at]] = word
+        listing_row[left[old_at]] = right[new_at]
+        left, right = np.delete(left, old_at), np.delete(right, new_at)
+    return state, listing_row
 
 
 def _keys(columns: Sequence[NDArray[Any]], word: State) -> NDArray[np.uint64]:
@@ -360,17 +365,17 @@ def _pairs(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> tuple[NDArra
     order, other = np.argsort(mine, kind="stable"), np.argsort(theirs, kind="stable")
     mine, theirs = mine[order], theirs[other]
     rank = np.arange(len(mine)) - np.searchsorted(mine, mine)
-    place = np.searchsorted(theirs, mine) + rank
-    inside = np.flatnonzero(place < len(theirs))
-    matched = inside[theirs[place[inside]] == mine[inside]]
-    return order[matched], other[place[matched]]
+    position = np.searchsorted(theirs, mine) + rank
+    inside = np.flatnonzero(position < len(theirs))
+    matched = inside[theirs[position[inside]] == mine[inside]]
+    return order[matched], other[position[matched]]
 
 
 def _absent(name: str, reasons: Mapping[str, Rejected]) -> tuple[State, tuple[str, str]]:
     """Find the state of a sample that is not in the listing; ``reasons`` is what the listing says of names."""
     folders = [*above(name)][1:-1]
     named = (name, name.rpartition(":")[0], *folders, *(folder + "/" for folder in folders))
-    now = next((reasons[one] for one in named if one in reasons), None)
+    now = next((reasons[label] for label in named if label in reasons), None)
     if now is None:
         return State.REMOVED, ("", "")
     if now.name != name and now.reason not in _UNREADABLE:  # its folder is passed over as a whole
@@ -391,8 +396,7 @@ def _gone(line: int) -> str:
 
 
 def _quarantined(item: Rejected, line: int = 0) -> Finding:
-    one = Finding.of_rejected("quarantined", item)
-    return replace(one, line=line or item.line, target="")
+    return replace(Finding.of_rejected("quarantined", item), line=line or item.line, target="")
 
 
 def _recorded(item: Rejected, became: tuple[str, str], words: str) -> Finding:

@@ -40,47 +40,47 @@ def reencode_samples(
     # In an order of its own: one fine sample more or less moves no other in or out but the last.
     order = np.random.default_rng(seed).permutation(len(fine))
     drawn = order[fine[order]][:number]
-    found, failed, device = list[Difference](), set[int](), ""
+    differences, failed, device = list[Difference](), set[int](), ""
     reader = EntryReader(check.paths, check.snapshot)
     try:
         for view in check.views.values():
             known = view.rows.kind is not None and view.rows.recipe is not None
             rows, described = np.flatnonzero(np.isin(view.sample, drawn)).tolist(), descriptions.get(view.name)
             given = check.snapshot, root, view.name, rows, described
-            for row, made, used in reencode(*given) if known and rows else ():
+            for row, item, used in reencode(*given) if known and rows else ():
                 device = used or device
-                difference = _compare(check, reader, view, row, made, device)
+                difference = _compare(check, reader, view, row, item, device)
                 if difference is None:
                     failed.add(int(view.sample[row]))
                 else:
-                    found.append(difference)
+                    differences.append(difference)
     finally:
         reader.close()
-    samples, drifted = max(len(drawn) - len(failed), 0), sum(one.differs for one in found)
+    samples, drifted = max(len(drawn) - len(failed), 0), sum(difference.differs for difference in differences)
     return Reencoded(
         asked=number,
         seed=seed,
         samples=samples,
-        entries=len(found),
+        entries=len(differences),
         drifted=drifted,
         device=device,
-        largest=max((one.largest for one in found), default=0.0),
-        mean=max((one.mean for one in found), default=0.0),
+        largest=max((difference.largest for difference in differences), default=0.0),
+        mean=max((difference.mean for difference in differences), default=0.0),
         confidence=confidence(samples, int(fine.sum())) if samples and not drifted and not failed else "",
     )
 
 
 def _compare(
-    check: Check, reader: EntryReader, view: View, number: int, made: Made | Failure, device: str
+    check: Check, reader: EntryReader, view: View, number: int, item: Made | Failure, device: str
 ) -> Difference | None:
-    """Compare one item with what was made now; None if that is not possible."""
+    """Compare a stored item with the item that was encoded now; None if that is not possible."""
     rows, row = view.rows, np.array([number])
     sample, entry = view.sample[row], view.entry[row]
-    if isinstance(made, Failure):
-        if made.reason == "source-changed":
-            check.findings.add("stale", "source-changed", sample, found=made.detail)
+    if isinstance(item, Failure):
+        if item.reason == "source-changed":
+            check.findings.add("stale", "source-changed", sample, found=item.detail)
         else:
-            text = f"{made.reason}: {made.detail}" if made.detail else made.reason
+            text = f"{item.reason}: {item.detail}" if item.detail else item.reason
             check.findings.add("unverifiable", "not-encoded", sample, field=view.name, found=text)
         return None
     try:
@@ -90,8 +90,8 @@ def _compare(
         return None
     assert rows.kind is not None
     assert rows.recipe is not None
-    difference = rows.kind.compare(stored, made.array, {**rows.noise, "device": device}, rows.recipe)
-    other = [name for name, value in made.columns.items() if not _equal(_own(rows, name, number), value)]
+    difference = rows.kind.compare(stored, item.array, {**rows.noise, "device": device}, rows.recipe)
+    other = [name for name, value in item.columns.items() if not _equal(_stored_column(rows, name, number), value)]
     if difference.differs or other:
         # A block holds items of other samples: it has to go, and only this sample has drifted.
         check.bad.append(BadEntries(view.name, "drift", entry, intact=True))
@@ -101,12 +101,12 @@ def _compare(
     return replace(difference, differs=bool(difference.differs or other))
 
 
-def _equal(stored: NDArray[Any], made: Any) -> bool:
+def _equal(stored: NDArray[Any], now: Any) -> bool:
     """Exactly; measurements, which are floats, within a tenth."""
-    return np.allclose(stored, made, rtol=0.1) if stored.dtype.kind == "f" else np.array_equal(stored, made)
+    return np.allclose(stored, now, rtol=0.1) if stored.dtype.kind == "f" else np.array_equal(stored, now)
 
 
-def _own(rows: FieldRows, name: str, row: int) -> NDArray[Any]:
+def _stored_column(rows: FieldRows, name: str, row: int) -> NDArray[Any]:
     """The stored value of one of a kind's own columns."""
     if name in rows.ragged_columns:
         ends, values = rows.ragged_columns[name]

@@ -29,15 +29,17 @@ class View:
 
     def __init__(self, rows: FieldRows, samples: int) -> None:
         self.rows, self.name = rows, rows.name
-        self.shard, self.checksum, self.key = (np.asarray(one) for one in (rows.shard, rows.checksum, rows.key))
+        self.shard, self.checksum, self.key = map(np.asarray, (rows.shard, rows.checksum, rows.key))
         self.offset, self.head, self.bytes = (
-            np.asarray(one).astype(np.int64) for one in (rows.offset, rows.head, rows.bytes)
+            np.asarray(column).astype(np.int64) for column in (rows.offset, rows.head, rows.bytes)
         )
-        self.sample, self.entry, self.group = (np.asarray(one) for one in (rows.sample, rows.entry, rows.group))
+        self.sample, self.entry, self.group = map(np.asarray, (rows.sample, rows.entry, rows.group))
         # The columns are what was written; a crafted snapshot may still point outside itself.
         within = ((self.shard, len(rows.shards)), (self.sample, samples), (self.entry, len(self)),
                   (self.group, len(rows.groups)))  # fmt: skip
-        outside = any(len(one) and not 0 <= int(one.min()) <= int(one.max()) < most for one, most in within)
+        outside = any(
+            len(column) and not 0 <= int(column.min()) <= int(column.max()) < most for column, most in within
+        )
         if outside or (len(self) and not len(self.entry)):
             what = f"the field {self.name!r} of a snapshot contradicts itself"
             raise CacheDamagedError(what, why="a row points outside")
@@ -113,12 +115,12 @@ class Check:
     @cached_property
     def rejected_whole(self) -> list[Rejected]:
         """Rejected inputs that are no samples of the snapshot: no field could use them."""
-        found = dict[str, Rejected]()
-        for one in self.snapshot.rejected:
-            if not found.setdefault(one.label, one).content:  # better one that names its bytes
-                found[one.label] = one if one.content else found[one.label]
-        place = match_names(Strings.of(found), self.findings.table.names)
-        return [one for one, row in zip(found.values(), place.tolist(), strict=True) if row < 0]
+        by_label = dict[str, Rejected]()
+        for item in self.snapshot.rejected:
+            if not by_label.setdefault(item.label, item).content and item.content:  # better one that names its bytes
+                by_label[item.label] = item
+        row = match_names(Strings.of(by_label), self.findings.table.names).tolist()
+        return [item for item, number in zip(by_label.values(), row, strict=True) if number < 0]
 
     def note(
         self,
@@ -196,8 +198,8 @@ def _index(check: Check, name: str) -> ShardIndex | None:
         elif isinstance(error.__cause__, OSError):
             category, reason = "unverifiable", unreadable(error.__cause__)
         file = f"shards/{name}/index.safetensors"
-        one = Finding(category=category, reason=reason, file=file, found=words(error), hint=HINTS[category])
-        check.findings.others.append(one)
+        finding = Finding(category=category, reason=reason, file=file, found=words(error), hint=HINTS[category])
+        check.findings.others.append(finding)
         return None
 
 
@@ -205,9 +207,9 @@ def positions(index: ShardIndex, view: View, entries: NDArray[np.intp]) -> tuple
     """(n,) the position of each entry in the index of its shard, and True if the index lists it there."""
     offset = np.asarray(index.offset).astype(np.int64)
     order = np.argsort(offset, kind="stable")
-    place = order[np.minimum(np.searchsorted(offset[order], view.offset[entries]), len(order) - 1)]
-    listed = (offset[place] == view.offset[entries]) & (index.key[place] == view.key[entries]).all(axis=1)
-    return place, listed
+    position = order[np.minimum(np.searchsorted(offset[order], view.offset[entries]), len(order) - 1)]
+    listed = (offset[position] == view.offset[entries]) & (index.key[position] == view.key[entries]).all(axis=1)
+    return position, listed
 
 
 def _check_index(check: Check, view: View, entries: NDArray[np.intp], index: ShardIndex) -> None:
@@ -216,10 +218,10 @@ def _check_index(check: Check, view: View, entries: NDArray[np.intp], index: Sha
     if not index.entries:
         check.note(view, "missing", "entry-lost", entries, found="the index of its shard lists nothing")
         return
-    place, listed = positions(index, view, entries)
-    same = np.asarray(index.bytes)[place].astype(np.int64) == view.bytes[entries]
-    same &= np.asarray(index.head)[place].astype(np.int64) == view.head[entries]
-    same &= np.asarray(index.checksum)[place] == view.checksum[entries]
+    position, listed = positions(index, view, entries)
+    same = np.asarray(index.bytes)[position].astype(np.int64) == view.bytes[entries]
+    same &= np.asarray(index.head)[position].astype(np.int64) == view.head[entries]
+    same &= np.asarray(index.checksum)[position] == view.checksum[entries]
     check.note(view, "missing", "entry-lost", entries[~listed], found="the index of its shard does not list it")
     wrong = entries[listed & ~same]
     check.note(view, "corrupt", "header", wrong, found="its size or checksum differs from the index of its shard")

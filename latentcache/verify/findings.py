@@ -64,18 +64,18 @@ class Finding(Value):
     """Field of the cache that rejects it; in JSON if ``field`` is empty."""
 
     @classmethod
-    def of_rejected(cls, category: str, one: Rejected) -> Finding:
+    def of_rejected(cls, category: str, item: Rejected) -> Finding:
         """A rejected input, or a note."""
         return cls(
             category=category,
-            reason=one.reason,
-            path=one.name,
-            line=one.line,
-            field=one.field,
-            target=one.target,
-            found=one.detail,
-            hint=one.hint or hint_for(one.reason),
-            count=one.count,
+            reason=item.reason,
+            path=item.name,
+            line=item.line,
+            field=item.field,
+            target=item.target,
+            found=item.detail,
+            hint=item.hint or hint_for(item.reason),
+            count=item.count,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -85,7 +85,9 @@ class Finding(Value):
         more: dict[str, Any] = {name: getattr(self, name) for name in names}
         more |= {"field": self.field or self.target, "count": self.count if self.count > 1 else 0}
         more["names"] = [_text(name) for name in self.names]
-        return item | {name: _text(one) if isinstance(one, str) else one for name, one in more.items() if one}
+        return item | {
+            name: _text(value) if isinstance(value, str) else value for name, value in more.items() if value
+        }
 
 
 class RecipeChange(Value):
@@ -161,7 +163,7 @@ class VerifyReport(Value):
 
     def as_json(self) -> dict[str, Any]:
         """Payload of ``verify --json``."""
-        data = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "findings"}
+        data = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "findings"}
         return data | {
             "recipe_diff": [vars(change) for change in self.recipe_diff],
             "reencoded": None if self.reencoded is None else self.reencoded.as_json(),
@@ -224,7 +226,7 @@ class Findings:
 
     def result(self, looked: NDArray[np.bool_]) -> tuple[Finding, ...]:
         """One finding per cause, or per sample of causes that hit few; only those that decide a sample's category."""
-        made = list(self.others)
+        findings = list(self.others)
         done: dict[tuple[int, str], NDArray[np.bool_]] = {}
         for (rank, reason, field_name, file), batches in sorted(self._causes.items(), key=lambda item: item[0][0]):
             category = CATEGORIES[rank]
@@ -239,11 +241,11 @@ class Findings:
                 shown[batch.samples[places]] = True
                 kept.append((batch, places))
             cause = Finding(category=category, reason=reason, field=field_name, file=file, hint=HINTS[category])
-            made += self._made(cause, [pair for pair in kept if len(pair[1])])
-        return tuple(sorted(made, key=lambda finding: CATEGORIES.index(finding.category)))
+            findings += self._of_cause(cause, [pair for pair in kept if len(pair[1])])
+        return tuple(sorted(findings, key=lambda finding: CATEGORIES.index(finding.category)))
 
-    def _made(self, cause: Finding, kept: list[tuple[_Batch, NDArray[np.intp]]]) -> list[Finding]:
-        total, made = sum(len(places) for _, places in kept), list[Finding]()
+    def _of_cause(self, cause: Finding, kept: list[tuple[_Batch, NDArray[np.intp]]]) -> list[Finding]:
+        total, findings = sum(len(places) for _, places in kept), list[Finding]()
         if total > EACH:
             samples = np.concatenate([batch.samples[places] for batch, places in kept])
             only = kept[0][0] if len(kept) == 1 else _Batch(samples, None, "", "", "")
@@ -251,21 +253,21 @@ class Findings:
             expected, found = (text if isinstance(text, str) else "" for text in (only.expected, only.found))
             about: dict[str, Any] = {"expected": expected, "found": found, "hint": only.hint or cause.hint}
             return [replace(cause, path=self._file(samples), count=total, names=names, **about)]
-        for batch, place in ((batch, int(place)) for batch, places in kept for place in places):
-            path, line = self.table.where(int(batch.samples[place]))
-            key = "" if batch.keys is None else batch.keys[place].tobytes().hex()
+        for batch, position in ((batch, int(position)) for batch, positions in kept for position in positions):
+            path, line = self.table.where(int(batch.samples[position]))
+            key = "" if batch.keys is None else batch.keys[position].tobytes().hex()
             texts = batch.expected, batch.found
-            expected, found = (text if isinstance(text, str) else text(place) for text in texts)
+            expected, found = (text if isinstance(text, str) else text(position) for text in texts)
             about = {"expected": expected, "found": found, "hint": batch.hint or cause.hint, "key": key}
-            made.append(replace(cause, path=path, line=line, **about))
-        return made
+            findings.append(replace(cause, path=path, line=line, **about))
+        return findings
 
     def _file(self, samples: NDArray[np.int64]) -> str:
         """The file that holds all these samples; empty if they are in several."""
-        own = next(iter(self.table.inputs.values()), None)
-        if own is None or own.line is None:
+        first = next(iter(self.table.inputs.values()), None)
+        if first is None or first.line is None:
             return ""
-        files = np.unique(np.asarray(own.file)[samples])
+        files = np.unique(np.asarray(first.file)[samples])
         return str(self.table.files.names[int(files[0])]) if len(files) == 1 else ""
 
 

@@ -28,14 +28,14 @@ _MEMORY_BYTES = 2 << 30
 def check_outside(root: Path) -> None:
     """See that a folder holds only folders and regular files of sizes that a cache has."""
     for path in (Path(folder, name) for folder, *names in os.walk(root) for name in itertools.chain(*names)):
-        found = path.lstat()
-        if stat.S_ISLNK(found.st_mode):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
             raise _foreign(path, f"it is a link to {path.readlink()}")
-        if stat.S_ISREG(found.st_mode):
+        if stat.S_ISREG(status.st_mode):
             most = _LIMITS.get(path.name, _MOST)
-            if found.st_size > most and path.name != "data.mdb":
-                raise _foreign(path, f"it has {found.st_size:,} bytes, at most {most:,} are expected")
-        elif not stat.S_ISDIR(found.st_mode) or len(path.relative_to(root).parts) >= _FOLDERS_DEEP:
+            if status.st_size > most and path.name != "data.mdb":
+                raise _foreign(path, f"it has {status.st_size:,} bytes, at most {most:,} are expected")
+        elif not stat.S_ISDIR(status.st_mode) or len(path.relative_to(root).parts) >= _FOLDERS_DEEP:
             raise _foreign(path, "it is neither a file nor a folder of a cache")
 
 

@@ -70,13 +70,13 @@ class Chosen(NamedTuple):
 
 def parse_selection(text: str, seed: int = 0) -> Selection:
     """Read ``3/10``, ``2%`` or ``500``."""
-    found = _GRAMMAR.fullmatch(text)
-    if found and found[1] and 1 <= int(found[1]) <= int(found[2]):
-        return Selection(amount=int(found[1]), unit="slice", slices=int(found[2]), seed=seed)
-    if found and found[3] and 0 < float(found[3]) <= 100:
-        return Selection(amount=float(found[3]), unit="percent", seed=seed)
-    if found and found[4] and int(found[4]):
-        return Selection(amount=int(found[4]), seed=seed)
+    parts = _GRAMMAR.fullmatch(text)
+    if parts and parts[1] and 1 <= int(parts[1]) <= int(parts[2]):
+        return Selection(amount=int(parts[1]), unit="slice", slices=int(parts[2]), seed=seed)
+    if parts and parts[3] and 0 < float(parts[3]) <= 100:
+        return Selection(amount=float(parts[3]), unit="percent", seed=seed)
+    if parts and parts[4] and int(parts[4]):
+        return Selection(amount=int(parts[4]), seed=seed)
     raise UsageError(
         "names no part of the samples", argument="sample", value=text, why=_FORMS, fix="give 1/7, 2% or 300"
     )

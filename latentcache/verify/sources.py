@@ -42,14 +42,14 @@ def find_data(cache: Path, source: Mapping[str, Any], data: Path | None) -> Path
         return data
     recorded = Path(str(source["root"]))
     relative = str(source.get("relative", ""))
-    places = [recorded, *([Path(cache, relative)] if relative else [])]
-    for place in places:
-        if place.exists():
-            return place
+    folders = [recorded, *([Path(cache, relative)] if relative else [])]
+    for folder in folders:
+        if folder.exists():
+            return folder
     raise SourceNotFoundError(
         f"the data of this cache is gone: {recorded}",
         where=str(recorded),
-        why="; ".join(f"nothing at {place}" for place in places),
+        why="; ".join(f"nothing at {folder}" for folder in folders),
         fix=f"name it: `latentcache verify {shlex.quote(str(cache))} --data DATA`",
     )
 
@@ -92,7 +92,7 @@ def note_sources(check: Check, compared: Compared | None, chosen: NDArray[np.boo
         # The reason of one of these is that of its file.
         each = np.split(rows, len(rows)) if state in (State.UNREADABLE, State.INPUT_CHANGED) else [rows]
         for some in each:
-            first = compared.found(int(some[0]))
+            first = compared.finding(int(some[0]))
             check.findings.add(
                 first.category,
                 first.reason,
@@ -109,8 +109,8 @@ def note_sources(check: Check, compared: Compared | None, chosen: NDArray[np.boo
     return chosen & looked
 
 
-def _sides(compared: Compared, rows: NDArray[np.intp], side: str, place: int) -> str:
-    return str(getattr(compared.found(int(rows[place])), side))
+def _sides(compared: Compared, rows: NDArray[np.intp], side: str, position: int) -> str:
+    return str(getattr(compared.finding(int(rows[position])), side))
 
 
 def described_now(
@@ -122,7 +122,7 @@ def described_now(
             held = ", ".join(snapshot.fields)
             fix = "leave its settings out, or build it first"
             raise UsageError(f"the cache has no field {name}", why=f"its fields: {held}", fix=fix)
-    found = dict[str, Described]()
+    fields = dict[str, Described]()
     leads_first = sorted(snapshot.fields.items(), key=lambda pair: bool(pair[1].kind and pair[1].kind.follows))
     for name, rows in leads_first:
         if rows.kind is None or rows.recipe is None or not rows.kind.describer:
@@ -131,22 +131,22 @@ def described_now(
         wanted = rows.kind.resolved(settings, snapshot.samples, held=True) or default
         if depth.untrusted and wanted == default:  # the manifest would name a path
             lost = f"{rows.kind.encoder} was not checked (this cache is untrusted)"
-            found[name] = Described(recipe=rows.recipe, label="", not_compared=lost)
+            fields[name] = Described(recipe=rows.recipe, label="", not_compared=lost)
             continue
         context = DescribeContext(
             recipe=rows.recipe,
             provenance={} if depth.untrusted else rows.provenance,
             device=device,
             check=True,
-            followed=found.get(rows.kind.follows),
+            followed=fields.get(rows.kind.follows),
         )
         described: Described = load(rows.kind.describer)(wanted, context)
         if depth.reencode and described.not_compared:
             fix = "add the option with its present place; without --reencode a check needs no encoder"
             raise ModelNotFoundError(f"{name}: its encoder is not here", why=described.not_compared, fix=fix)
         is_same = wanted == default and described.recipe.recipe_id == rows.recipe.recipe_id
-        found[name] = replace(described, recipe=rows.recipe) if is_same else described
-    return found
+        fields[name] = replace(described, recipe=rows.recipe) if is_same else described
+    return fields
 
 
 def check_recipes(check: Check, requested: Mapping[str, Described]) -> tuple[RecipeChange, ...]:
@@ -161,11 +161,11 @@ def check_recipes(check: Check, requested: Mapping[str, Described]) -> tuple[Rec
         if not differences and recipe.recipe_id == wanted.recipe_id:
             continue
         differences = differences or [("recipe_id", recipe.recipe_id.hex(), wanted.recipe_id.hex())]
-        found = [RecipeChange(field=name, setting=s, cached=old, requested=new) for s, old, new in differences]
-        changes += found
-        first = min(found, key=lambda change: change.requested in (None, [], ()))
+        of_field = [RecipeChange(field=name, setting=s, cached=old, requested=new) for s, old, new in differences]
+        changes += of_field
+        first = min(of_field, key=lambda change: change.requested in (None, [], ()))
         reason, every = f"recipe:{first.setting}", np.unique(view.sample)
-        sides: dict[str, Any] = {"expected": _both(found, "requested"), "found": _both(found, "cached")}
+        sides: dict[str, Any] = {"expected": _both(of_field, "requested"), "found": _both(of_field, "cached")}
         check.findings.add("stale", reason, every, field=name, **sides)
     return tuple(changes)
 
@@ -208,16 +208,18 @@ def _moved(check: Check, view: View, plan: FieldPlan, keys: NDArray[np.uint8], c
     return set(absent.tolist()) - set(extra.tolist())
 
 
-def _labels(moved: NDArray[np.int64], sample: Any, group: Any, groups: Sequence[Group], place: int) -> str:
+def _labels(moved: NDArray[np.int64], sample: Any, group: Any, groups: Sequence[Group], position: int) -> str:
     """The groups of one of the samples that moved."""
-    return ", ".join(sorted({groups[one].label for one in np.asarray(group)[sample == moved[place]].tolist()}))
+    return ", ".join(
+        sorted({groups[number].label for number in np.asarray(group)[sample == moved[position]].tolist()})
+    )
 
 
 def _check_absent(
     check: Check, view: View, chosen: NDArray[np.bool_], planned: set[int], rejected: Mapping[int, Rejected]
 ) -> None:
     """Samples that lack items of a field: rejected by it, or lost."""
-    table, recorded = check.findings.table, {one.label: one for one in check.snapshot.rejected}
+    table, recorded = check.findings.table, {item.label: item for item in check.snapshot.rejected}
     without = np.flatnonzero(np.bincount(view.sample, minlength=len(table)) == 0)
     numbers = np.array(sorted({*without.tolist(), *planned}), dtype=np.int64)
     lost = []
@@ -226,8 +228,8 @@ def _check_absent(
             continue
         item = recorded.get(name) or rejected.get(number)
         if item is not None:
-            own, hint = np.array([number]), item.hint or hint_for(item.reason)
-            check.findings.add("quarantined", item.reason, own, field=view.name, found=item.detail, hint=hint)
+            sample, hint = np.array([number]), item.hint or hint_for(item.reason)
+            check.findings.add("quarantined", item.reason, sample, field=view.name, found=item.detail, hint=hint)
         elif number in planned or (view.rows.kind is None and not check.snapshot.complete):
             lost.append(number)
     check.findings.add(

@@ -88,7 +88,7 @@ def verify_cache(
     seed, reencode = whole("seed", seed, 0), whole("reencode", reencode, 0)
     selection = None if sample is None else parse_selection(str(sample), seed)
     depth = Depth(full=full, selection=selection, reencode=reencode, seed=seed)
-    settings = {name: settings_of(name, one) for name, one in (given["fields"] or {}).items()}
+    settings = {name: settings_of(name, value) for name, value in (given["fields"] or {}).items()}
     look: dict[str, Any] = {"data": given["data"]}
     look["requested"] = partial(described_now, settings=settings, depth=depth, device=device)
     if reencode:  # by name: a check alone imports no encoder
@@ -214,7 +214,7 @@ def _look(check: Check, depth: Depth, root: Path | None, chosen: Chosen) -> Comp
 
 def _not_compared(check: Check, described: Mapping[str, Described]) -> tuple[str, ...]:
     """Models that are not here, by field, and fields whose kind is not installed."""
-    lost = {name: found.not_compared for name, found in described.items() if found.not_compared}
+    lost = {name: field.not_compared for name, field in described.items() if field.not_compared}
     unknown = [name for name, view in check.views.items() if view.rows.kind is None]
     words = [f"plan and values of {name} (its kind is not installed)" for name in unknown]
     return (*words, *(f"{name}: {reason}" for name, reason in lost.items()))

@@ -70,7 +70,7 @@ def test_states_of_images(data, full):
     found = images(data, before, full=full)
     assert states(found) == {"a.jpg": CHANGED, "b.jpg": TOUCHED, "c.jpg": CAPTION, "d.jpg": REMOVED}
     assert (new(found), found.others, found.now.hashed) == (["e.jpg"], (), 3 if full else 2)
-    a, b, c, d = (found.found(row) for row in range(4))
+    a, b, c, d = (found.finding(row) for row in range(4))
     assert (a.category, a.reason, a.path) == ("stale", "source-changed", "a.jpg")
     assert (a.expected, a.found) == (content_hash(b"a").hex(), content_hash(b"z").hex())
     assert (b.category, b.reason) == ("touched", "stat-changed")
@@ -98,7 +98,7 @@ def test_states_of_one_changed_file(data, change, state, reason):
     before = scan(data, IMAGES, hash_all=True)
     change(data / "a.jpg")
     found = images(data, before)
-    item = found.found(0)
+    item = found.finding(0)
     assert (states(found)["a.jpg"], item.reason, item.category) == (state, reason, "stale")
     assert item.expected
     assert item.found
@@ -112,7 +112,7 @@ def test_a_read_error_is_unverifiable(data, monkeypatch):
         raise fault("io-error", "the disk is on fire", root)
 
     monkeypatch.setattr("latentcache.sources.known.read_image", fail)
-    item = images(data, before).found(0)
+    item = images(data, before).finding(0)
     assert (item.category, item.reason, item.found) == ("unverifiable", "io-error", "the disk is on fire")
 
 
@@ -201,7 +201,7 @@ def test_states_of_records(tmp_path):
     of_a = {"a.jsonl:1": OK, "a.jsonl:2": CHANGED, "a.jsonl:3": REMOVED, "a.jsonl:4": MOVED}
     assert states(found) == of_a | {"b.jsonl:1": REMOVED, "c.jsonl:1": TOUCHED, "c.jsonl:2": TOUCHED}
     assert new(found) == ["bb.jsonl:1"]
-    changed, removed, moved = (found.found(row) for row in (1, 2, 3))
+    changed, removed, moved = (found.finding(row) for row in (1, 2, 3))
     assert (changed.path, changed.line, changed.reason) == ("a.jsonl", 2, "source-changed")
     assert (len(changed.expected), len(changed.found)) == (8, 8)
     assert (removed.expected, removed.found) == ("the sample", "its record is gone")
