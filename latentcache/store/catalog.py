@@ -66,7 +66,7 @@ class Catalog:
     ) -> None:
         self._folders, self._counts, self._indexes = tuple(folders), counts, dict(enumerate(indexes))
         self._bases = np.cumsum([0, *counts])
-        self.shards = tuple(one.name for one in folders)
+        self.shards = tuple(folder.name for folder in folders)
         self._tables = {} if tables is None else tables
 
     def count(self, kind: int, recipe: bytes) -> int:
@@ -87,7 +87,7 @@ class Catalog:
         return len(self._table(_KEY)[0])
 
     def all_items(self) -> NDArray[np.int64]:
-        """(n,) places of all distinct items, shard by shard and entry by entry."""
+        """(n,) all distinct items, shard by shard and entry by entry."""
         return np.sort(self._table(_KEY)[1]).astype(np.int64)
 
     def keys(self, items: NDArray[np.integer] | None = None) -> NDArray[np.uint8]:
@@ -323,10 +323,10 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False, mended: Collec
         except (CacheDamagedError, CorruptEntryError):
             if not is_open:
                 lost.append(folder.name)
-    catalog = catalog_of(found)
+    catalog = Catalog([index.folder for index in found], [index.items for index in found], found)
     catalog.damaged = tuple(lost)
     catalog.removed = {**removed, **{name: [] for name in lost}}
-    catalog.whole = frozenset(one.folder.name for one in found if one.left_out is None).difference(mended)
+    catalog.whole = frozenset(index.folder.name for index in found if index.left_out is None).difference(mended)
     return catalog
 
 
@@ -341,11 +341,6 @@ def _left_out(index: ShardIndex, removed: Sequence[int]) -> NDArray[np.bool_] | 
     return left_out[np.asarray(index.columns["item.entry"])] if left_out.any() else None
 
 
-def catalog_of(indexes: Sequence[ShardIndex]) -> Catalog:
-    """The items of these shards; of two items with one key the first counts."""
-    return Catalog([one.folder for one in indexes], [one.items for one in indexes], indexes)
-
-
 def open_lookup(folder: Path) -> Catalog:
     """The catalog that another process saved; its tables are mapped read-only. The files are complete and ours."""
     with writing(folder):
@@ -353,7 +348,7 @@ def open_lookup(folder: Path) -> Catalog:
         tables: dict[str, Any] = {}
         for name in (_KEY, _SAME):
             tables[name] = _mapped(folder / f"{name}.u8", np.uint64), _mapped(folder / f"{name}.u4", np.uint32)
-    return Catalog([Path(one) for one in folders], counts, tables=tables)
+    return Catalog([Path(folder) for folder in folders], counts, tables=tables)
 
 
 def _mapped(path: Path, dtype: type) -> Any:
