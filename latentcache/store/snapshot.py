@@ -362,7 +362,7 @@ def removed_entries(paths: CachePaths) -> dict[str, list[int]]:
     """
     lists = dict[str, list[list[int]]]()
     for number in paths.snapshots():
-        with suppress(StoreError, ValueError, TypeError, AttributeError):
+        with suppress(CacheDamagedError, CacheFormatError, ValueError, TypeError, LookupError, AttributeError):
             for name, offsets in load_manifest(paths.snapshot(number))["removed"].items():
                 lists.setdefault(str(name), []).append([int(offset) for offset in offsets])
     there = {folder.name for folder in paths.sealed_shards()}

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.errors import CacheDamagedError, CacheReadOnlyError, CorruptEntryError, StoreError, UsageError
+from latentcache.errors import CacheDamagedError, CacheFormatError, CacheReadOnlyError, CorruptEntryError, UsageError
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import writing
 from latentcache.store.garbage import (
@@ -216,7 +216,7 @@ class _Collector:
         current, numbers = self.paths.current_snapshot(), self.paths.snapshots()
         manifests = dict[int, dict[str, Any]]()
         for number in numbers:
-            with suppress(StoreError):
+            with suppress(CacheDamagedError, CacheFormatError):
                 manifests[number] = load_manifest(self.paths.snapshot(number))
         replaced = {int(manifest.get("replaces", 0)) for number, manifest in manifests.items() if number <= current}
         lasting = [number for number in reversed(numbers) if number <= current and number in manifests]

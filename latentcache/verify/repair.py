@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import StoreError
+from latentcache.errors import CacheDamagedError
 from latentcache.failpoint import failpoint
 from latentcache.store.garbage import mend_index
 from latentcache.store.index import load_index
@@ -114,7 +114,7 @@ class _Work:
         # with wrong bytes whose checksum is right go everywhere at once, or the next build would bring them back.
         wanted = np.unique(np.concatenate(sums))
         for folder in check.paths.sealed_shards() if len(wanted) else ():
-            with suppress(StoreError):
+            with suppress(CacheDamagedError):
                 index = load_index(folder)
                 same = np.isin(np.asarray(index.checksum).astype(np.uint64), wanted)
                 self._leave_out(folder.name, np.asarray(index.offset)[same])

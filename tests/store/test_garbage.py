@@ -9,7 +9,8 @@ from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_cac
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.identity.content import checksum
 from latentcache.store import index as index_module
-from latentcache.store.atomic_io import make_folder
+from latentcache.store import snapshot as snapshot_module
+from latentcache.store.atomic_io import make_folder, unreadable
 from latentcache.store.catalog import load_catalog
 from latentcache.store.garbage import (
     copy_entries,
@@ -131,6 +132,15 @@ def test_a_disk_that_fails_while_entries_are_copied_is_not_damage(paths, tmp_pat
     with pytest.raises(StoreError, match=r"data\.mdb cannot be read") as caught:
         copy_entries(other, paths.shard("shard-0"), spans)
     assert (type(caught.value), other.sealed_shards()) == (StoreError, [])
+
+
+def test_a_list_of_removed_entries_that_cannot_be_read_now_is_an_error(paths, monkeypatch):
+    def fail(path):
+        raise unreadable(path, OSError(errno.EIO, "Input/output error"))
+
+    monkeypatch.setattr(snapshot_module, "read_json", fail)
+    with pytest.raises(StoreError, match=r"manifest\.json cannot be read"):
+        load_catalog(paths)
 
 
 def test_removed_entries_are_used_by_readers_alone(paths):

@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 import signal
@@ -8,9 +9,12 @@ import numpy as np
 import pytest
 from made_cache import make
 
-from latentcache.errors import CacheDamagedError, CacheLockedError, UsageError
+from latentcache.errors import CacheDamagedError, CacheLockedError, StoreError, UsageError
+from latentcache.store.atomic_io import unreadable
 from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import load_manifest
+from latentcache.verify import collect as collect_module
 from latentcache.verify.collect import collect
 from latentcache.verify.verify import verify_cache
 
@@ -76,6 +80,19 @@ def test_the_grace_period_holds_and_says_until_when(case, rebuilt):
     assert case.paths.snapshots() == [1, 2, 3]
     collect(case.cache, keep=1, grace_s=0, apply=True)
     assert case.paths.snapshots() == [3]
+
+
+def test_a_snapshot_that_cannot_be_read_now_is_not_removed(case, rebuilt, monkeypatch):
+    def failing(folder):
+        if folder == case.paths.snapshot(1):
+            raise unreadable(folder / "manifest.json", OSError(errno.EIO, "Input/output error"))
+        return load_manifest(folder)
+
+    monkeypatch.setattr(collect_module, "load_manifest", failing)
+    age(case)
+    with pytest.raises(StoreError, match=r"manifest\.json cannot be read"):
+        collect(case.cache, keep=1, apply=True)
+    assert case.paths.snapshots() == [1, 2, 3]
 
 
 @pytest.fixture
