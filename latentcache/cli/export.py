@@ -1,4 +1,4 @@
-"""``latentcache export``: tokens as files for trainers without a latentcache loader."""
+"""``latentcache export``: tokens and images as files for trainers without a latentcache loader."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
-from latentcache.cli.console import Result
-from latentcache.cli.flags import argument
+from latentcache.cli.console import Result, say
+from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import ProgressDisplay
-from latentcache.errors import count_of
+from latentcache.errors import UsageError, count_of
+
+if TYPE_CHECKING:
+    from latentcache.export.run import ExportSettings
 
 #: Settings of the trainer; the folder is ``{out}``, as Python text ``{python}``, and an id has ``{width}`` bytes.
 _NEXT = {
@@ -30,25 +33,70 @@ _NEXT = {
 _PREPARED = "dataset_kwargs={'skip_prepare_dataset': True}, max_length=None"
 _TRL = {"pad": _PREPARED, "chunk": _PREPARED, "pack": f"{_PREPARED}, padding_free=True"}
 
-HELP = "Write tokens as files for trainers without a latentcache loader."
+HELP = "Write a cache as the files that another trainer reads."
 
 
 def export(
     cache: flags.Cache,
-    target: Path = argument("OUT", "The folder to create."),
+    target: Path | None = argument("OUT", "The folder to create; or to bring up to date, of images.", None),
     *,
+    undo: bool = option(False, "--undo", "Delete exactly what an export of images wrote: export --undo OUT."),
     run: flags.Run,
     quiet: flags.Quiet = False,
 ) -> Result:
-    """Write tokens as files: rows of one length, or whole documents."""
-    from latentcache.export.run import ExportSettings, export_cache
+    """Write tokens as rows or documents, or images with their latents for a trainer."""
+    from latentcache.export.run import IMAGE_FORMATS, ExportSettings, export_cache
 
+    if undo:
+        return _undone(target or cache)
+    if target is None:
+        raise UsageError("OUT: is missing", fix=f"latentcache export {shlex.quote(str(cache))} OUT")
     settings = ExportSettings(cache=cache, out=target, **run)
+    if settings.format in IMAGE_FORMATS:
+        return _images(settings, quiet=quiet)
     noun = "rows" if settings.layout else "documents"
     with closing(ProgressDisplay(quiet=quiet)) as display:
         made = export_cache(settings, lambda done, total: display.counted_up(done, total, noun))
     payload = {"cache": str(cache), "out": str(target), "format": settings.format, **made}
     return Result(payload, _lines(payload))
+
+
+def _images(settings: ExportSettings, *, quiet: bool) -> Result:
+    """Latents, captions and images as the folder of a trainer."""
+    from latentcache.export.images import ImageExport
+
+    images = ImageExport(settings)
+    if not quiet:
+        say(f"to write: {images.plan}")
+    with closing(ProgressDisplay(quiet=quiet)) as display:
+        about = images.write(lambda done, total: display.counted_up(done, total, "images"))
+    return Result(
+        {"cache": str(settings.cache), "out": str(settings.out), **about}, _lines_of_images(settings, about)
+    )
+
+
+def _lines_of_images(settings: ExportSettings, about: dict[str, Any]) -> Iterator[str]:
+    if about["left_out"]:
+        lacking = "the cache lacks a field of them, or rejected them"
+        yield f"{count_of(about['left_out'], 'samples are')} left out: {lacking}; `latentcache info` names them"
+    if about["turned"]:
+        turned = count_of(about["turned"], "images are")
+        yield f"{turned} upright copies: EXIF data turn the files, which trainers do not look at"
+    counts = f"{about['written']} written, {about['kept']} kept, {about['deleted']} deleted"
+    yield f"{settings.out} is complete: {count_of(about['samples'], 'images')}, {about['files']} files ({counts})"
+    yield "for the trainer:"
+    yield from (f"  {line}" for line in about["advice"])
+
+
+def _undone(out: Path) -> Result:
+    from latentcache.export.folder import Folder, is_export
+
+    if not is_export(out):
+        raise UsageError(f"{out}: no export of images is here", where=str(out), fix="give the folder of an export")
+    deleted, changed = Folder(out).undo()
+    lines = [f"{count_of(deleted, 'files')} deleted from {out}"]
+    lines += [f"{name} was changed since the export, and stays" for name in changed]
+    return Result({"out": str(out), "deleted": deleted, "kept": changed}, lines)
 
 
 def _lines(payload: dict[str, Any]) -> Iterator[str]:

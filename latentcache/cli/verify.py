@@ -55,6 +55,7 @@ def verify(
     """Check a cache against its sources."""
     if reencode:
         from latentcache.pipeline import reencode as again
+    from latentcache.export.folder import is_export
     from latentcache.plan.numbers import tolerated
     from latentcache.verify.fixes import Commands
     from latentcache.verify.outside import limited_memory
@@ -62,6 +63,8 @@ def verify(
     from latentcache.verify.sources import described_now
     from latentcache.verify.verify import check_cache
 
+    if is_export(cache):
+        return _of_export(cache, data)
     if allow_failed is not None:
         tolerated(allow_failed, 0)
     _check_flags(shlex.quote(str(cache)), device, reencode, sample, repair=repair, yes=yes, untrusted=untrusted)
@@ -125,6 +128,22 @@ def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> Repair:
         for one in made.report.findings
     )
     return replace(made, report=replace(made.report, findings=findings))
+
+
+def _of_export(out: Path, data: Path | None) -> Result:
+    """Compare the files of an export with its sidecar, and with ``--data`` the images with what was exported."""
+    from latentcache.export.images import verify_export
+
+    findings = list(verify_export(out, data))
+    lines = [f"{finding['path']}: {finding['problem']}" for finding in findings[:SHOWN]]
+    if len(findings) > SHOWN:
+        lines.append(f"... and {len(findings) - SHOWN} more")
+    lines.append(f"{count_of(len(findings), 'findings')} in the export {out}")
+    if findings:
+        lines.append(
+            "fix: run `latentcache build` on DATA if images changed, then the same `latentcache export` again"
+        )
+    return Result({"out": str(out), "findings": findings}, lines, exit_code=1 if findings else 0)
 
 
 # repair

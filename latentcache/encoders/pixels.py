@@ -135,7 +135,7 @@ def _placement(output: Output, group: Group, size: Size, content: bytes, geometr
     bucket, (step, variant) = Size(*group.dims[1:]), divmod(output.variant, geometry.variants)
     if "crop" not in output.columns:
         draw = step if geometry.crop == "focus" else crop_draw(content, variant % geometry.crops)
-        return place_in(size, bucket, geometry.crop, draw)
+        return geometry.place(size, bucket, draw)
     (top, left), resize = (int(value) for value in output.columns["crop"]), output.columns["resize"]
     stored = Placement(bucket=bucket, resize=Size(*map(int, resize)), top=top, left=left)
     return flipped(stored) if geometry.flips(output.variant) else stored

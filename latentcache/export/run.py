@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields as attributes
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,10 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "megatron": ("validation",),
     "datatrove": ("validation",),
     "mds": ("pad", "chunk", "overflow", "validation"),
+    "kohya": ("architecture", "as", "beside", "copy", "data", "draw", "fields", "force", "release"),
 }
+#: Formats of images; the others are formats of tokens.
+IMAGE_FORMATS = ("kohya",)
 #: Layouts of rows, as ``cache.rows()`` names them.
 LAYOUTS = ("pad", "pack", "chunk")
 #: The file of metadata in an exported folder, and the version of its keys.
@@ -53,7 +56,8 @@ class ExportSettings(Value):
     out: Path
     """The folder to create."""
     format: str = setting(
-        "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry). [default: hf-disk]",
+        "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry); of images: kohya"
+        " (sd-scripts, lora-scripts). [default: hf-disk]",
         flag="--to",
         metavar="FORMAT",
         default="hf-disk",
@@ -74,15 +78,28 @@ class ExportSettings(Value):
     validation: float = setting(
         "Fraction of the documents for validation. [default: 0]", metavar="FRACTION", default=0.0
     )
+    fields: str | None = setting(
+        "Of images: latents, text or all. [default: latents]", choices=("latents", "text", "all")
+    )
+    release: str | None = setting(
+        "Release of the trainer (kohya: stable, plain, suffixed or lora-scripts), or its folder.",
+        metavar="RELEASE",
+    )
+    architecture: str | None = setting("Model that you train, where latents fit several.", metavar="NAME")
+    draw: int | None = setting("Draw latents once, by this seed [default: the mean]", metavar="SEED", min=0)
+    data: Path | None = setting("The images, if they moved. [default: as recorded]", metavar="DATA")
+    as_path: str | None = setting("Path of OUT as the trainer sees it.", flag="--as", metavar="PATH")
+    copy: bool = setting("Copy images. [default: link them]", default=False)
+    beside: bool = setting("Write beside the images: OUT is their folder.", default=False)
+    force: bool = setting("Export a demo cache, too.", default=False)
 
     def __post_init__(self) -> None:
-        checked(ExportSettings, {one.name: getattr(self, one.name) for one in fields(self)})
+        checked(ExportSettings, {one.name: getattr(self, one.name) for one in attributes(self)})
         real("validation", self.validation, 0, 0.99, fix="give a fraction such as 0.1")
         if self.format not in FORMATS:
             raise UsageError("unknown format", argument="format", value=self.format, fix=f"--to {'|'.join(FORMATS)}")
         takes, layouts = FORMATS[self.format], [name for name in LAYOUTS if getattr(self, name) is not None]
-        given = {"for": self.trainer, "overflow": self.overflow, "padding-side": self.padding_side}
-        for flag in (*layouts, *(flag for flag, value in given.items() if value is not None)):
+        for flag in self._given():
             if flag not in takes:
                 why = "it holds whole documents" if "pad" not in takes else f"its flags: --{', --'.join(takes)}"
                 raise UsageError(
@@ -103,6 +120,12 @@ class ExportSettings(Value):
             from latentcache.export.hf_disk import check
 
             check(self.trainer or "plain", self.layout, self.length, left=self.padding_side == "left")
+
+    def _given(self) -> list[str]:
+        """Options of formats that were given, without ``--``."""
+        settings = [one for one in attributes(self) if one.metadata and one.name != "format"]
+        flags = {one.name: one.metadata.get("flag", one.name.replace("_", "-")).lstrip("-") for one in settings}
+        return [flags[one.name] for one in settings if getattr(self, one.name) != one.default]
 
     @property
     def layout(self) -> str:

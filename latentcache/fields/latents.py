@@ -46,7 +46,8 @@ from latentcache.fields.protocol import (
 )
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_table, explicit_table
-from latentcache.geometry.placement import CROPS, enlarged, unusable
+from latentcache.geometry.like.kohya import MAX_SIDE, MIN_SIDE, KohyaTable
+from latentcache.geometry.placement import CROPS, Placement, enlarged, place_in, unusable
 from latentcache.geometry.sizes import Size, latent_size
 from latentcache.identity.content import checksum
 from latentcache.identity.key import MAX_DIM
@@ -158,6 +159,8 @@ class GeometrySettings(Value):
     """Random crops that are stored of every image."""
     clips: ClipSettings | None = None
     """None: images only; latents then have no axis of frames."""
+    like: str | None = None
+    """Trainer whose buckets, resized sizes and crops these are: ``kohya``; None: our own."""
     rule: int = GEOMETRY_RULE
 
     @property
@@ -169,12 +172,43 @@ class GeometrySettings(Value):
         """True for a variant, or number of a row, that is a horizontal flip."""
         return variant % self.variants >= self.crops
 
-    def tables(self) -> tuple[BucketTable, ...]:
+    def identity(self) -> dict[str, Any]:
+        """The settings that move pixels of a bucket, beside our own centered crop."""
+        crop = {} if (self.crop, self.crops) == ("center", 1) else {"crop": self.crop, "crops": self.crops}
+        clips = {} if self.clips is None else {"clips": self.clips.identity()}
+        like: dict[str, Any] = {"like": self.like} if self.like else {}
+        if self.like and not self.upscale:  # then the resolution decides the resized size
+            like["resolutions"] = list(self.resolutions)
+        return {"rule": self.rule, **crop, **clips, **like}
+
+    def place(self, image: Size, bucket: Size, draw: int = 0) -> Placement:
+        """Placement of an image in one of its buckets; ``draw`` as for :func:`place_in`."""
+        resize = None
+        if self.like:
+            resize = self._kohya_tables()[0].resized(image, bucket, upscale=self.upscale)
+        return place_in(image, bucket, self.crop, draw, resize)
+
+    def tables(self) -> tuple[BucketTable | KohyaTable, ...]:
         """One bucket table per resolution, or that of an explicit list; raises RecipeError if no bucket is left."""
+        if self.like:
+            return self._kohya_tables()
         if self.buckets:
             return (explicit_table(self.buckets, multiple=self.multiple),)
         limits = {"min_side": self.min_side, "max_side": self.max_side}
         return tuple(bucket_table(resolution=r, multiple=self.multiple, **limits) for r in self.resolutions)
+
+    def _kohya_tables(self) -> tuple[KohyaTable, ...]:
+        if self.buckets:
+            return tuple(KohyaTable(resolution=size, step=self.multiple, buckets=False) for size in self.buckets)
+        return tuple(
+            KohyaTable(
+                resolution=Size(side, side),
+                min_side=self.min_side or MIN_SIDE,
+                max_side=self.max_side or MAX_SIDE,
+                step=self.multiple,
+            )
+            for side in self.resolutions
+        )
 
 
 class LatentsRecipe(FieldRecipe):
@@ -199,19 +233,16 @@ class LatentsRecipe(FieldRecipe):
 
     def identity(self) -> dict[str, Any]:
         """The part that enters the id, as JSON values without floats; with random crops also their number."""
-        geometry = self.geometry
-        centered = (geometry.crop, geometry.crops) == ("center", 1)
-        crop = {} if centered else {"crop": geometry.crop, "crops": geometry.crops}
-        if geometry.clips is not None:
-            crop = {**crop, "clips": geometry.clips.identity()}
-        return {"rule": geometry.rule, **crop, "pixels": asdict(self.pixels), "encoder": self.encoder.identity()}
+        pixels, encoder = asdict(self.pixels), self.encoder.identity()
+        return {**self.geometry.identity(), "pixels": pixels, "encoder": encoder}
 
     def as_json(self) -> dict[str, Any]:
         """All fields, as JSON values; sizes as ``[height, width]``."""
         values = super().as_json()
         values["geometry"]["buckets"] = [[bucket.height, bucket.width] for bucket in self.geometry.buckets]
-        if self.geometry.clips is None:
-            del values["geometry"]["clips"]
+        for name in ("clips", "like"):
+            if not values["geometry"][name]:
+                del values["geometry"][name]
         return values
 
     def group(self, bucket: Size, frames: int = 1) -> Group:
@@ -260,6 +291,7 @@ class LatentsSettings(Settings):
     max_side: int | None = setting("Longest side of a bucket.", metavar="PIXELS")
     upscale: bool | None = setting("Enlarge images that are smaller than their bucket, or use a smaller bucket.")
     min_pixels: int | None = setting("Reject images with fewer pixels (height times width).", metavar="N", min=0)
+    like: str | None = setting("Choose sizes and crops as a trainer does [default: none]", choices=("none", "kohya"))
     crop: str | None = setting("Part of the resized image to keep [default: center]", choices=CROPS)
     crop_variants: int | None = setting(
         "Random crops stored of every image, with --crop random [default: 4]", metavar="N", min=1, max=MAX_CROPS
@@ -402,8 +434,27 @@ def geometry_of(
     plain = ("min_side", "max_side", "flip", "upscale", "min_pixels", "crop")
     given = {name: getattr(settings, name) for name in plain if getattr(settings, name) is not None}
     clips = clip_settings(settings.frames, settings.fps, settings.clip_start, base.clips, frame_step)
+    if settings.like is not None:
+        given["like"] = None if settings.like == "none" else settings.like
     made = replace(base, multiple=math.lcm(step, model_multiple), clips=clips, **given)
+    if made.like:
+        _check_like(made, step)
     return replace(made, crops=_crops(settings, base, made.crop))
+
+
+def _check_like(geometry: GeometrySettings, step: int) -> None:
+    """Raise a UsageError for settings that a trainer cannot have, whose geometry is asked for."""
+    several = not geometry.upscale and len(geometry.resolutions) > 1
+    wrong = {
+        "crop": geometry.crop != "center" and "it trains on the middle of images if latents are cached",
+        "frames": geometry.clips is not None and "it has no videos",
+        "bucket_step": geometry.multiple != step
+        and f"the model needs sides that are multiples of {geometry.multiple}",
+        "upscale": several and "without enlarging, one bucket can hold an image in two ways: one cache a resolution",
+    }
+    for name, why in wrong.items():
+        if why:
+            raise UsageError(f"not like {geometry.like}", argument=name, why=why, fix="leave one of them out")
 
 
 def crop_draw(content: bytes, number: int) -> int:
@@ -440,7 +491,8 @@ def _chosen(geometry: GeometrySettings) -> str:
     flips = ", with horizontal flips" if geometry.flip else ""
     upscale = "" if geometry.upscale else ", never enlarged"
     least = f", {geometry.min_pixels} pixels or more" if geometry.min_pixels else ""
-    return f"{words.get(geometry.crop, '')}{flips}{upscale}{least}"
+    like = f", sizes and crops like {geometry.like}" if geometry.like else ""
+    return f"{words.get(geometry.crop, '')}{flips}{upscale}{least}{like}"
 
 
 def _upscaled(
@@ -479,7 +531,7 @@ def _altered(samples: SampleTable, rows: NDArray[np.intp]) -> list[Rejected]:
 
 
 def _buckets_of(
-    size: Size, tables: Sequence[BucketTable], geometry: GeometrySettings
+    size: Size, tables: Sequence[BucketTable | KohyaTable], geometry: GeometrySettings
 ) -> tuple[tuple[Size, ...], str]:
     """Buckets of one size, or the reason why it has none: too small or too long for every table."""
     if size.area < geometry.min_pixels:

@@ -34,13 +34,17 @@ CROPS = ("center", "top", "random", "focus")
 FOCUS_STEPS = 126
 
 
-def place_in(image: Size, bucket: Size, crop: str = "center", draw: int = 0) -> Placement:
-    """Cover-resize to ``bucket`` and crop. ``draw``: 64 bits that place a random crop; the step of a focus crop.
+def place_in(image: Size, bucket: Size, crop: str = "center", draw: int = 0, resize: Size | None = None) -> Placement:
+    """Cover-resize to ``bucket``, or resize to ``resize``, and crop.
+
+    ``draw``: 64 bits that place a random crop; the step of a focus crop.
 
     ``center``: an odd overhang loses one pixel more at the end. ``top``: the first rows, and the middle of the
     columns. ``random``: any place. ``focus``: ``draw`` of ``FOCUS_STEPS`` along the side that is cut.
     """
-    if image.width * bucket.height >= bucket.width * image.height:
+    if resize is not None:
+        pass
+    elif image.width * bucket.height >= bucket.width * image.height:
         resize = Size(bucket.height, ceil_div(image.width * bucket.height, image.height))
     else:
         resize = Size(ceil_div(image.height * bucket.width, image.width), bucket.width)

@@ -43,7 +43,7 @@ IDENTITY = {
         "family": "AutoencoderDC", "fingerprint": "22" * 16, "config": "33" * 16, "channels": 16, "factor": 32,
         "compute_dtype": "bfloat16", "storage_dtype": "float32", "posterior": "moments", "tiling": True,
     },
-    "geometry": {"rule": 2, "crop": "top", "crops": 3, "clips": ClipSettings(frames=(5, 9), step=4)},
+    "geometry": {"rule": 2, "crop": "top", "crops": 3, "clips": ClipSettings(frames=(5, 9), step=4), "like": "kohya"},
 }  # fmt: skip
 READ_TIME = {
     "encoder": {"normalization": Normalization(kind="scale-shift", scale=0.18215), "multiple": 16},

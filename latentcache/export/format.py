@@ -1,0 +1,117 @@
+"""Format of a trainer: what it needs of a cache, how a sample becomes files, what goes into its configuration."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.fields.protocol import FieldRecipe
+from latentcache.geometry.sizes import Size
+from latentcache.value import Value
+
+Array = NDArray[Any]
+
+
+class Latent(Value, eq=False):
+    """Latents of an image in one size."""
+
+    bucket: Size
+    """Pixels."""
+    values: Array
+    """(C, h, w) float32, in the scale that the format asks for."""
+    flipped: Array | None = None
+    """Those of the horizontal flip; None: the cache has none."""
+
+
+class Sample(Value, eq=False):
+    """One image with everything that a format may write of it."""
+
+    name: str
+    """In the data set, with ``/``: ``10_cats/a.png``, ``images.tar/a.png``."""
+    target: str
+    """Of the image in the exported folder, with ``/``."""
+    size: Size
+    """Upright, in pixels."""
+    caption: str
+    repeats: int
+    latents: Sequence[Latent] = ()
+    text: Mapping[str, Array] = field(default_factory=dict)
+    """Field of the cache -> its item."""
+
+    @property
+    def stem(self) -> str:
+        """``target`` without its extension."""
+        return self.target.rpartition(".")[0] or self.target
+
+
+class Content(Value):
+    """The fields of a cache that an export is asked for, as a format checks them."""
+
+    recipes: Mapping[str, FieldRecipe]
+    """By field, of all fields of the cache."""
+    wanted: Sequence[str]
+    """Fields to export."""
+    shapes: Mapping[str, Sequence[tuple[int, ...]]]
+    """Shapes of the items of each field."""
+
+
+class Format(Protocol):
+    """One trainer. A format is made of the settings of an export, and raises UsageError for those it cannot have."""
+
+    name: str
+    is_scaled: bool
+    """True: latents are written as the model trains on them; False: as the encoder makes them."""
+    like: str
+    """Value of ``build --like`` that fits."""
+
+    def check(self, content: Content) -> None:
+        """Raise UsageError if the cache does not fit; the fix names the build that does."""
+        ...
+
+    def buckets(self, image: Size) -> Sequence[Size | None]:
+        """The size that the trainer gives to an image, for each of its resolutions; None: it crops nothing usable."""
+        ...
+
+    def target(self, name: str, repeats: int) -> str:
+        """Name of an image in the exported folder, for its name in the data set."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the sidecar and the JSON output say of the form of the files."""
+        ...
+
+    def files(self, sample: Sample, fields: Sequence[str]) -> Mapping[str, Callable[[], bytes]]:
+        """Name of each file of values -> what makes its bytes; a sample that is only planned has no values yet."""
+        ...
+
+    def settings(self, folder: str, samples: Sequence[tuple[str, int]]) -> Mapping[str, str]:
+        """Files with settings for the trainer: name -> text.
+
+        ``folder`` is the path as the trainer sees it, ``samples`` are the targets of all images with their repeats.
+        """
+        ...
+
+    def advice(self, folder: str) -> Sequence[str]:
+        """Lines on what to set in the trainer, and what must be off."""
+        ...
+
+
+def npz(arrays: Mapping[str, Array]) -> bytes:
+    """Arrays as ``numpy.savez`` stores them: a zip of ``.npy`` members, not compressed.
+
+    The same arrays give the same bytes: members carry no time, unlike those of numpy.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getvalue())
+    return buffer.getvalue()

@@ -1,0 +1,404 @@
+"""Export a cache of images as the folder that a trainer reads: images, captions, and its own cache files.
+
+Everything that can be wrong is looked for before the first byte: fields, architecture, sizes that the trainer would
+not choose, names that meet, and the space on the disk. A new folder gets its name when it is whole. Later exports
+into it write what changed, and delete the files of images that are gone.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from latentcache.errors import UsageError, count_of
+from latentcache.export.folder import File, Folder, check_room, is_export, link
+from latentcache.export.format import Content, Format, Latent, Sample
+from latentcache.export.kohya import LATENTS, POOLED, TEXT, Kohya
+from latentcache.fields.captions import CaptionVariants
+from latentcache.fields.latents import LatentsRecipe
+from latentcache.fields.prompt_embeds import PromptRecipe
+from latentcache.geometry.sizes import Size
+from latentcache.identity.content import content_hash
+from latentcache.images.headers import header
+from latentcache.loader.cache import Cache, open_cache
+from latentcache.loader.samples import Part, join
+from latentcache.loader.values import Affine, posterior
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.places import open_image, places, read_image
+from latentcache.sources.scan import names_root, scan
+from latentcache.store.atomic_io import make_folder
+from latentcache.store.reader import EntryReader
+
+if TYPE_CHECKING:
+    from latentcache.export.run import ExportSettings
+
+#: Value of ``--fields`` -> fields of the cache.
+FIELDS = {"latents": (LATENTS,), "text": (TEXT, POOLED), "all": (LATENTS, TEXT, POOLED)}
+#: Bytes of a file of arrays beside the values: headers of its members and of the zip.
+_AROUND = 2048
+
+
+class ImageExport:
+    """One export: its cache, its format, and the samples in the order of the data set.
+
+    Raises:
+        UsageError: The cache does not fit the trainer, or a name is in the way; nothing was written.
+        StoreError: The cache cannot be read.
+    """
+
+    def __init__(self, settings: ExportSettings) -> None:
+        self._settings = settings
+        self._cache: Cache = open_cache(settings.cache)
+        self._snapshot = self._cache.snapshots[0]
+        self._wanted = [name for name in FIELDS[settings.fields or "latents"] if name in self._snapshot.fields]
+        recipe = self._checked_recipe()
+        root = names_root(settings.data or Path(self._snapshot.source["root"]), self._snapshot.source)
+        self._root, self._recipe = root, recipe
+        self._format: Format = Kohya(
+            recipe,
+            architecture=settings.architecture,
+            release=settings.release,
+            title=root.name,
+            has_text=TEXT in self._wanted,
+        )
+        self._entries = EntryReader(self._snapshot.paths, self._snapshot)
+        joined = {name: join(Part(self._snapshot), (name,), repeats=False) for name in self._wanted}
+        self._rows = {name: _by_sample(found.sample, found.rows[name]) for name, found in joined.items()}
+        kept = set.intersection(*(set(rows) for rows in self._rows.values()))
+        self._numbers = sorted(kept)
+        self._left_out = len(self._snapshot.samples) - len(kept)
+        self._captions = CaptionVariants()
+        self._turned: set[int] = set()
+        """Samples whose file is turned by its EXIF data, which trainers do not look at."""
+        self._check()
+
+    def _check(self) -> None:
+        """Everything that can be wrong, before anything is written."""
+        shapes = {name: [group.shape for group in self._snapshot.fields[name].groups] for name in self._wanted}
+        recipes = {name: field.recipe for name, field in self._snapshot.fields.items() if field.recipe is not None}
+        self._format.check(Content(recipes=recipes, wanted=self._wanted, shapes=shapes))
+        self._check_sizes()
+        self._check_names()
+        check_room(self._settings.out, self.bytes)
+
+    @property
+    def plan(self) -> str:
+        """What will be written, as a sentence."""
+        what = f"{', '.join(self._wanted)}{' and copies of images' if self._settings.copy else ''}"
+        return f"{count_of(len(self._numbers), 'images')}, about {self.bytes / 1e6:.1f} MB of {what}"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the files of values, about, and of images that are copied."""
+        total = 0
+        for name in self._wanted:
+            field = self._snapshot.fields[name]
+            counts = np.bincount(np.asarray(field.group), minlength=len(field.groups))
+            sizes = [int(np.prod(np.abs(group.shape))) * 4 + _AROUND for group in field.groups]
+            halves = 2 if name == LATENTS and self._recipe.encoder.posterior == "moments" else 1
+            total += sum(int(count) * size // halves for count, size in zip(counts, sizes, strict=True))
+        if self._settings.copy:
+            held = self._snapshot.samples
+            total += int(np.asarray(held.files.stat)[np.asarray(held.first_input.file)[self._numbers], 0].sum())
+        return total
+
+    def write(self, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
+        """Write all files; a new folder is renamed to its name at the end. Returns the JSON output of the command.
+
+        Raises:
+            UsageError: A file is in the way that no export wrote.
+            StoreError: The cache cannot be read, or a file not be written. The same export goes on later.
+        """
+        out = self._settings.out.absolute()
+        is_new = not self._settings.beside and not is_export(out)
+        if is_new and out.exists() and any(out.iterdir()):
+            raise UsageError(f"{out} exists", where=str(out), fix="give another folder")
+        folder_path = out.with_name(f"{out.name}.partial") if is_new else out
+        make_folder(folder_path)
+        folder, names = Folder(folder_path), set[str]()
+        for done, number in enumerate(self._numbers, 1):
+            for file, make in self._files(number):
+                folder.put(file, make)
+                names.add(file.name)
+            on_progress(done, len(self._numbers))
+        targets = [(self._target(number), self._repeats(number)) for number in self._numbers]
+        shown = self._settings.as_path or str(out)
+        for name, text in self._format.settings(shown, targets).items():
+            file, make = _of_bytes(name, text.encode())
+            folder.put(file, make)
+            names.add(name)
+        about = self._about()
+        deleted = folder.finish(names, about)
+        if is_new:
+            if out.exists():
+                out.rmdir()  # an empty one, as was checked
+            folder_path.rename(out)
+        counts = {
+            "files": len(names),
+            "written": folder.written,
+            "kept": folder.kept,
+            "deleted": deleted,
+            "turned": len(self._turned),
+        }
+        return {**about, **counts, "advice": list(self._format.advice(shown))}
+
+    def _checked_recipe(self) -> LatentsRecipe:
+        settings, snapshot = self._settings, self._snapshot
+        field = snapshot.fields.get(LATENTS)
+        data = shlex.quote(str(snapshot.source.get("root", "DATA")))
+        build = f"latentcache build {data} --out {shlex.quote(str(settings.cache))}"
+        if field is None or not isinstance(field.recipe, LatentsRecipe):
+            what = f"{settings.cache}: holds no latents, which --to {settings.format} needs"
+            raise UsageError(what, fix=f"{build} --model MODEL --like kohya")
+        if settings.fields in ("text", "all") and TEXT not in snapshot.fields:
+            what = f"{settings.cache}: holds no embeddings of captions"
+            raise UsageError(what, fix=f"{build} --text-encoder PIPELINE; or --fields latents")
+        if snapshot.demo and not settings.force:
+            raise UsageError(
+                f"{settings.cache}: a demo encoder made it, which no model trains on",
+                fix=f"{build} --model MODEL --like kohya; or --force to try the files",
+            )
+        if field.recipe.geometry.clips is not None or field.recipe.geometry.crops > 1:
+            raise UsageError(
+                f"{settings.cache}: holds clips or several crops, which --to {settings.format} cannot write",
+                fix=f"{build} --like kohya, in another cache folder",
+            )
+        if settings.draw is not None and field.recipe.encoder.posterior != "moments":
+            raise UsageError(
+                "--draw: the cache holds means, nothing to draw from",
+                fix=f"leave it out, or {build} --latents moments",
+            )
+        return field.recipe
+
+    def _check_sizes(self) -> None:
+        """The trainer has to choose the sizes that the cache holds, or it encodes these images again."""
+        field = self._snapshot.fields[LATENTS]
+        groups = [Size(*group.dims[1:]) for group in field.groups]
+        group, size = np.asarray(field.group), np.asarray(self._snapshot.samples.columns["original_size"])
+        wrong, chosen = list[int](), dict[tuple[int, int], set[Size | None]]()
+        for number in self._numbers if LATENTS in self._wanted else ():
+            sides = int(size[number][0]), int(size[number][1])
+            if sides not in chosen:
+                chosen[sides] = set(self._format.buckets(Size(*sides)))
+            held = {groups[int(group[rows[0]])] for rows in self._rows[LATENTS][number]}
+            if held != chosen[sides]:
+                wrong.append(number)
+        if not wrong:
+            return
+        first = wrong[0]
+        name, settings = self._snapshot.samples.names[first], self._settings
+        cached = " and ".join(str(groups[int(group[rows[0]])]) for rows in self._rows[LATENTS][first])
+        theirs = " and ".join(map(str, chosen[int(size[first][0]), int(size[first][1])]))
+        data, out = (
+            shlex.quote(str(self._snapshot.source["root"])),
+            shlex.quote(f"{settings.cache}-{self._format.like}"),
+        )
+        raise UsageError(
+            f"{settings.cache}: the trainer would encode {count_of(len(wrong), 'images')}"
+            f" of {len(self._numbers)} again, because it chooses other sizes",
+            where=name,
+            why=f"{name} has {cached} in the cache, {self._format.name} gives it {theirs} (height x width)",
+            fix=f"latentcache build {data} --out {out} --model MODEL --like {self._format.like}",
+        )
+
+    def _check_names(self) -> None:
+        """Two images must not share the name of a file, and no name may be one of the data set's folder."""
+        names = Counter(self._sample(number, values=False).stem for number in self._numbers)
+        doubled = next((stem for stem, count in names.items() if count > 1), None)
+        if doubled is not None:
+            twins = [
+                self._snapshot.samples.names[number]
+                for number in self._numbers
+                if self._sample(number, values=False).stem == doubled
+            ]
+            raise UsageError(
+                f"{' and '.join(twins)} would share their files",
+                where=twins[0],
+                why=f"{self._format.name} names files by the name of the image without its extension",
+                fix="rename one of the images, and build again",
+            )
+
+    def _target(self, number: int) -> str:
+        name = self._snapshot.samples.names[number]
+        return name if self._settings.beside else self._format.target(name, self._repeats(number))
+
+    def _repeats(self, number: int) -> int:
+        column = self._snapshot.samples.columns.get("repeats")
+        return 1 if column is None else int(column[number])
+
+    def _caption(self, number: int) -> str:
+        held = self._snapshot.samples.inputs.get("caption")
+        if held is None or held.text is None:
+            return ""
+        recipe = next((field.recipe for name, field in self._snapshot.fields.items() if name == TEXT), None)
+        if TEXT in self._wanted and isinstance(recipe, PromptRecipe):
+            return recipe.text(held.text[number], 0)
+        return self._captions.text(held.text[number], 0)
+
+    def _sample(self, number: int, *, values: bool = True) -> Sample:
+        """A sample, with its latents and its text if ``values``."""
+        samples, texts, latents = self._snapshot.samples, dict[str, Any](), list[Latent]()
+        if values:
+            latents = [self._latent(*rows) for rows in self._rows.get(LATENTS, {}).get(number, ())]
+            for name in (TEXT, POOLED):
+                if name in self._wanted:
+                    item = self._entries.read(name, int(self._rows[name][number][0][0]))
+                    texts[name] = _floats(item, self._snapshot.fields[name].spec.dtype)
+        return Sample(
+            name=samples.names[number],
+            target=self._target(number),
+            size=Size(*map(int, samples.columns["original_size"][number])),
+            caption=self._caption(number),
+            repeats=self._repeats(number),
+            latents=latents,
+            text=texts,
+        )
+
+    def _latent(self, *rows: int) -> Latent:
+        """The latents of a sample in one size; ``rows`` are those of its variants."""
+        field, flips = self._snapshot.fields[LATENTS], self._recipe.geometry.flip
+        bucket = Size(*field.groups[int(field.group[rows[0]])].dims[1:])
+        flipped = self._values(rows[1]) if flips and rows[1] != rows[0] else None
+        return Latent(bucket=bucket, values=self._values(rows[0]), flipped=flipped)
+
+    def _values(self, row: int) -> Any:
+        """Float32 latents (C, h, w): the mean or one draw, scaled if the format asks for it."""
+        field = self._snapshot.fields[LATENTS]
+        stored = torch.from_numpy(_floats(self._entries.read(LATENTS, row), field.spec.dtype))
+        if self._recipe.encoder.posterior == "moments":
+            out = torch.empty((1, len(stored) // 2, *stored.shape[1:]))
+            draw, seed = ("mode", 0) if self._settings.draw is None else ("sample", self._settings.draw)
+            posterior(stored[None], field.row_keys(np.array([row])), out, draw, (seed, 0))  # type: ignore[arg-type]
+            stored = out[0]
+        if self._format.is_scaled:
+            read = self._recipe.read_time
+            stored = Affine.of(read.affine).apply(stored[None].contiguous(), torch.empty(1, *stored.shape))[0]
+        return stored.numpy()
+
+    def _files(self, number: int) -> Iterator[tuple[File, Callable[[Path], tuple[int, str]]]]:
+        """Every file of a sample, and what writes it."""
+        sample, settings = self._sample(number, values=False), self._settings
+        content = bytes(self._snapshot.samples.first_input.content[number]).hex()
+        more = {"sample": sample.name, "source": content}
+        keys = [
+            bytes(key)
+            for name in self._wanted
+            for rows in self._rows[name][number]
+            for key in self._snapshot.fields[name].row_keys(np.asarray(rows))
+        ]
+        facts = [self._format.name, *self._format.facts.values(), str(settings.draw)]
+        origin = content_hash(b"".join(keys) + "\0".join(facts).encode()).hex()
+        for name in self._format.files(sample, self._wanted):
+            yield File(name=name, origin=origin, size=0, hash="", **more), partial(self._write_values, number, name)
+        if settings.beside:
+            return
+        place = places(self._snapshot.samples, [number])[0]
+        how = "copy" if settings.copy else "link"
+        yield (
+            File(name=sample.target, origin=f"{content}-{how}", size=0, hash="", **more),
+            partial(self._write_image, number, place, content),
+        )
+        file, make = _of_bytes(f"{sample.stem}.txt", sample.caption.encode(), **more)
+        yield file, make
+
+    def _write_values(self, number: int, name: str, path: Path) -> tuple[int, str]:
+        return _written(path, self._format.files(self._sample(number), self._wanted)[name]())
+
+    def _write_image(self, number: int, place: Mapping[str, Any], content: str, path: Path) -> tuple[int, str]:
+        """A link to the file of an image; bytes for a member of an archive, and for one that EXIF data turn."""
+        with open_image(self._root, place) as stream:
+            image, orientation, _ = header(stream)
+            if orientation > 1:
+                self._turned.add(number)
+                return _written(path, _upright(image))
+        if set(place) != {"path", "size"}:
+            return _written(path, read_image(self._root, place)[0])
+        source = self._root / place["path"]
+        link(source, path, copy=self._settings.copy)
+        return source.stat().st_size, content
+
+    def _about(self) -> dict[str, Any]:
+        snapshot, settings = self._snapshot, self._settings
+        return {
+            "format": settings.format,
+            **self._format.facts,
+            "cache": str(settings.cache.resolve()),
+            "snapshot": snapshot.number,
+            "fingerprint": snapshot.fingerprint,
+            "data": str(self._root),
+            "fields": self._wanted,
+            "draw": settings.draw,
+            "beside": bool(settings.beside),
+            "options": dict(snapshot.source.get("options", {})),
+            "samples": len(self._numbers),
+            "left_out": self._left_out,
+            "recipes": {name: snapshot.fields[name].recipe_id.hex() for name in self._wanted},
+        }
+
+
+def verify_export(out: Path, data: Path | None = None) -> Iterator[dict[str, str]]:
+    """Compare an exported folder with its sidecar, and with ``data`` also the images; yields what differs.
+
+    Bytes are hashed, never loaded. Each finding has ``path``, ``sample`` and ``problem``: ``missing`` or ``changed``;
+    of an image of the data set ``source-changed``, ``source-removed`` or ``source-added``.
+    """
+    folder = Folder(out)
+    yield from folder.findings()
+    if data is None:
+        return
+    samples = scan(data, SourceOptions.from_json(folder.about["options"]), hash_all=True).samples
+    now = {
+        name: bytes(content).hex() for name, content in zip(samples.names, samples.first_input.content, strict=True)
+    }
+    then = {file.sample: file.source for file in folder.files.values() if file.sample}
+    for name in sorted({*now, *then}):
+        if name not in now:
+            yield {"path": name, "problem": "source-removed", "sample": name}
+        elif name not in then:
+            yield {"path": name, "problem": "source-added", "sample": name}
+        elif now[name] != then[name]:
+            yield {"path": name, "problem": "source-changed", "sample": name}
+
+
+def _by_sample(sample: Any, rows: Any) -> dict[int, list[list[int]]]:
+    """Sample -> for each of its sizes the rows of its variants."""
+    found = dict[int, list[list[int]]]()
+    for number, variants in zip(sample.tolist(), rows.tolist(), strict=True):
+        found.setdefault(number, []).append(variants)
+    return found
+
+
+def _floats(stored: Any, dtype: str) -> Any:
+    """Float32 values of an item as it is stored."""
+    array = np.asarray(stored)
+    if dtype == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16).astype(np.int32) << 16).view(torch.float32).numpy()
+    return array.astype(np.float32)
+
+
+def _of_bytes(name: str, data: bytes, **more: str) -> tuple[File, Callable[[Path], tuple[int, str]]]:
+    origin = content_hash(data).hex()
+    return File(name=name, origin=origin, size=0, hash="", **more), lambda path: _written(path, data)
+
+
+def _written(path: Path, data: bytes) -> tuple[int, str]:
+    path.write_bytes(data)
+    return len(data), content_hash(data).hex()
+
+
+def _upright(image: Any) -> bytes:
+    """A PNG of an image as it is meant to be seen."""
+    import io
+
+    from PIL import ImageOps
+
+    buffer = io.BytesIO()
+    ImageOps.exif_transpose(image).save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,290 @@
+"""Files of kohya's sd-scripts: ``.npz`` of latents and of text beside each image.
+
+Sources: kohya-ss/sd-scripts 48d368f and 58f7b4c, ``library/strategy_base.py``, ``strategy_sd.py``,
+``strategy_sdxl.py``, ``strategy_flux.py``, ``strategy_sd3.py``, ``strategy_lumina.py``,
+``strategy_hunyuan_image.py``; lora-scripts fdefba9, ``scripts/stable/library/train_util.py``. Values are float32,
+because numpy has no bfloat16. Latents of SD, SDXL, SD3 and HunyuanImage are as the encoder makes them; those of the
+autoencoder of Flux are scaled.
+
+Three forms were written over time. ``stable``: ``a.npz`` with ``latents``, all that lora-scripts knows for SD and
+SDXL. ``plain``: ``a_0900x0600_sdxl.npz``, also with ``latents``. ``suffixed``: the same names with
+``latents_64x96``, and so several resolutions in a file; since 2026-02-23 for SD and SDXL, always for the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latentcache.errors import UsageError
+from latentcache.export.format import Array, Content, Latent, Sample, npz
+from latentcache.fields.latents import LatentsRecipe
+from latentcache.geometry.like.kohya import letterbox
+from latentcache.geometry.sizes import Size
+from latentcache.value import Value
+
+LATENTS, TEXT, POOLED = "latents", "prompt_embeds", "pooled_prompt_embeds"
+
+
+class Architecture(Value):
+    """What sd-scripts writes for one kind of model."""
+
+    name: str
+    suffix: str
+    """At the end of the name of a file of latents."""
+    channels: int
+    scale: float
+    """``scaling_factor`` of the VAE, which tells architectures apart."""
+    shift: float = 0.0
+    is_scaled: bool = False
+    has_forms: bool = False
+    """True if the form of its files changed over time."""
+    text: str = ""
+    """At the end of the name of a file of text; empty: its text is not exported."""
+    no_text: str = "its text needs token masks, which the cache does not hold"
+
+
+ARCHITECTURES = {
+    architecture.name: architecture
+    for architecture in (
+        Architecture(
+            name="sd",
+            suffix="_sd",
+            channels=4,
+            scale=0.18215,
+            has_forms=True,
+            no_text="sd-scripts caches no text of SD",
+        ),
+        Architecture(name="sdxl", suffix="_sdxl", channels=4, scale=0.13025, has_forms=True, text="_te_outputs"),
+        Architecture(name="sd3", suffix="_sd3", channels=16, scale=1.5305, shift=0.0609),
+        Architecture(name="flux", suffix="_flux", channels=16, scale=0.3611, shift=0.1159, is_scaled=True),
+        Architecture(name="lumina", suffix="_lumina", channels=16, scale=0.3611, shift=0.1159, is_scaled=True),
+        Architecture(name="hunyuan-image", suffix="_hi", channels=64, scale=0.75289),
+    )
+}
+#: Release -> form of SD and SDXL. ``suffixed`` came with pull request 2269 (58f7b4c, 2026-02-23).
+RELEASES = {
+    "stable": "stable",
+    "lora-scripts": "stable",
+    "plain": "plain",
+    "48d368f": "plain",
+    "suffixed": "suffixed",
+    "58f7b4c": "suffixed",
+}
+_SEEN = "https://github.com/kohya-ss/sd-scripts: `git log -1 --format=%cs` in its folder prints the date of yours"
+_NAMED = re.compile(r"[0-9]+_.+")
+
+
+class Kohya:
+    """Files for sd-scripts and lora-scripts. See :class:`~latentcache.export.format.Format`."""
+
+    name = "kohya"
+    like = "kohya"
+
+    def __init__(
+        self, recipe: LatentsRecipe, *, architecture: str | None, release: str | None, title: str, has_text: bool
+    ) -> None:
+        self._geometry = recipe.geometry
+        self._tables: Sequence[Any] = replace(recipe.geometry, like=self.like).tables()
+        self._architecture = _architecture(recipe, architecture)
+        self._form = _form(self._architecture, release)
+        self._title = re.sub(r"[^\w-]", "_", title) or "images"
+        self._has_text = has_text
+        self.is_scaled = self._architecture.is_scaled
+        if self._form != "suffixed" and len(recipe.geometry.resolutions) > 1:
+            raise UsageError(
+                f"--release: the form {self._form} holds one resolution, and the cache has several",
+                why=f"one file of a name for {', '.join(map(str, recipe.geometry.resolutions))} pixels",
+                fix="export a cache of one resolution, or use sd-scripts of 2026-02-23 or later: --release suffixed",
+            )
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the sidecar and the JSON output say."""
+        return {"architecture": self._architecture.name, "form": self._form}
+
+    def check(self, content: Content) -> None:
+        """See ``Format``."""
+        if TEXT in content.wanted and not self._architecture.text:
+            raise UsageError(
+                f"--fields: text of {self._architecture.name} cannot be exported",
+                why=self._architecture.no_text,
+                fix="--fields latents, and let the trainer encode the text",
+            )
+        widths = {shape[-2:] for shape in content.shapes.get(TEXT, ())}
+        if TEXT in content.wanted and any(length != 77 or width != 768 + 1280 for length, width in widths):
+            raise UsageError(
+                f"prompt_embeds: text of SDXL has 77 tokens of 2048 values, the cache has {sorted(widths)}",
+                fix="build the text with the pipeline of SDXL and its default length",
+            )
+
+    def buckets(self, image: Size) -> Sequence[Size | None]:
+        """See ``Format``."""
+        is_enlarged = self._geometry.upscale
+        return [table.nearest(image) if is_enlarged else table.within(image) for table in self._tables]
+
+    def target(self, name: str, repeats: int) -> str:
+        """``N_name/file``: the only folders that ``train_data_dir`` reads, and good subsets of a TOML file."""
+        folder, _, file = name.rpartition("/")
+        if not _NAMED.fullmatch(folder):
+            folder = f"{repeats}_{folder.replace('/', '_') or self._title}"
+        return f"{folder}/{file}"
+
+    def files(self, sample: Sample, fields: Sequence[str]) -> Mapping[str, Callable[[], bytes]]:
+        """See ``Format``."""
+        found = dict[str, Callable[[], bytes]]()
+        if LATENTS in fields:
+            size = f"_{sample.size.width:04d}x{sample.size.height:04d}{self._architecture.suffix}"
+            found[f"{sample.stem}{'' if self._form == 'stable' else size}.npz"] = partial(self._latents, sample)
+        if TEXT in fields:
+            found[f"{sample.stem}{self._architecture.text}.npz"] = partial(_sdxl_text, sample)
+        return found
+
+    def settings(self, folder: str, samples: Sequence[tuple[str, int]]) -> Mapping[str, str]:
+        """See ``Format``."""
+        geometry, table = self._geometry, self._tables[0]
+        lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
+        lines += ["caption_extension = '.txt'", f"flip_aug = {str(geometry.flip).lower()}", ""]
+        repeats = {target.rpartition("/")[0]: times for target, times in samples}
+        for resolution in geometry.resolutions or [(size.width, size.height) for size in geometry.buckets]:
+            lines += ["[[datasets]]", f"resolution = {_toml(resolution)}"]
+            if geometry.resolutions:
+                lines += [
+                    "enable_bucket = true",
+                    f"min_bucket_reso = {table.min_side}",
+                    f"max_bucket_reso = {table.max_side}",
+                    f"bucket_reso_steps = {geometry.multiple}",
+                    f"bucket_no_upscale = {str(not geometry.upscale).lower()}",
+                ]
+            for name, times in sorted(repeats.items()):
+                lines += [
+                    "[[datasets.subsets]]",
+                    f"image_dir = {json.dumps(f'{folder}/{name}')}",
+                    f"num_repeats = {times}",
+                    f"class_tokens = {json.dumps(name.partition('_')[2])}",
+                ]
+            lines.append("")
+        return {"dataset.toml": "\n".join(lines)}
+
+    def advice(self, folder: str) -> Sequence[str]:
+        """See ``Format``."""
+        flags = "--cache_latents --cache_latents_to_disk"
+        if self._form == "stable":
+            where = f"train_data_dir: {folder}   (lora-scripts: the folder of training images)"
+        else:
+            where = f"--dataset_config {folder}/dataset.toml {flags}"
+        off = "random_crop, color_aug and face_crop_aug_range must be off: cached latents cannot have them"
+        lines = [where, f"{flags}: the trainer then takes these files; {off}"]
+        if self._has_text:
+            lines.append(
+                "--cache_text_encoder_outputs --cache_text_encoder_outputs_to_disk --network_train_unet_only;"
+                " shuffle_caption, caption_dropout_rate and caption_tag_dropout_rate must be off"
+            )
+        return lines
+
+    def _latents(self, sample: Sample) -> bytes:
+        arrays = dict[str, Array]()
+        for latent in sample.latents:
+            arrays |= _latent_arrays(sample.size, latent, with_suffix=self._form == "suffixed")
+        return npz(arrays)
+
+
+def _latent_arrays(size: Size, latent: Latent, *, with_suffix: bool) -> dict[str, Array]:
+    height, width = latent.values.shape[-2:]
+    suffix = f"_{height}x{width}" if with_suffix else ""
+    arrays = {
+        f"latents{suffix}": latent.values,
+        f"original_size{suffix}": np.array([size.width, size.height]),
+        f"crop_ltrb{suffix}": np.array(letterbox(size, latent.bucket)),
+    }
+    if latent.flipped is not None:
+        arrays[f"latents_flipped{suffix}"] = latent.flipped
+    return arrays
+
+
+def _sdxl_text(sample: Sample) -> bytes:
+    """The two encoders of SDXL, which diffusers joins: 768 values of the first, 1280 of the other."""
+    joined = sample.text[TEXT]
+    return npz({"hidden_state1": joined[:, :768], "hidden_state2": joined[:, 768:], "pool2": sample.text[POOLED]})
+
+
+def _architecture(recipe: LatentsRecipe, name: str | None) -> Architecture:
+    """The architecture that is named, or the only one whose VAE this is."""
+    encoder = recipe.encoder
+    scaling = encoder.normalization
+    if name is not None:
+        if name not in ARCHITECTURES:
+            raise UsageError(
+                "unknown architecture",
+                argument="architecture",
+                value=name,
+                fix=f"--architecture {'|'.join(ARCHITECTURES)}",
+            )
+        fitting = [ARCHITECTURES[name]]
+    else:
+        fitting = list(ARCHITECTURES.values())
+    known = scaling.kind == "scale-shift"
+    fitting = [
+        one
+        for one in fitting
+        if one.channels == encoder.channels
+        and (not known or (abs(one.scale - scaling.scale) < 1e-3 and abs(one.shift - scaling.shift) < 1e-3))
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    numbers = f"{encoder.channels} channels, scale {scaling.scale:g}, shift {scaling.shift:g}"
+    if not fitting:
+        raise UsageError(
+            f"--to kohya: no architecture of sd-scripts has such latents ({numbers})",
+            fix="build with the VAE of the model that you train: latentcache build DATA --model MODEL --like kohya",
+        )
+    names = " and ".join(one.name for one in fitting)
+    raise UsageError(
+        f"--to kohya: these latents fit {names}",
+        why=f"their latents are the same ({numbers}), their files are not",
+        fix=f"--architecture {fitting[0].name}",
+    )
+
+
+def _form(architecture: Architecture, release: str | None) -> str:
+    """The form of files that a release of the trainer reads."""
+    if not architecture.has_forms:
+        return "suffixed"
+    if release is None:
+        raise UsageError(
+            f"--to kohya: files of {architecture.name} have three forms, and a trainer reads only its own",
+            why="stable: lora-scripts and old sd-scripts; plain: sd-scripts up to 2026-02-22; suffixed: later ones",
+            fix=f"--release stable|plain|suffixed, or --release FOLDER of your sd-scripts ({_SEEN})",
+        )
+    if release in RELEASES:
+        return RELEASES[release]
+    return _form_of_checkout(Path(release).expanduser())
+
+
+def _form_of_checkout(folder: Path) -> str:
+    """The form that a checkout of sd-scripts or lora-scripts reads, by its code."""
+    base = next(
+        (one for one in (folder, folder / "scripts/stable") if (one / "library/train_util.py").is_file()), None
+    )
+    if base is None:
+        raise UsageError(
+            "unknown release, and no folder of sd-scripts or lora-scripts",
+            argument="release",
+            value=str(folder),
+            fix=f"--release {'|'.join(RELEASES)}, or the folder that holds library/train_util.py",
+        )
+    strategy = base / "library/strategy_sd.py"
+    if not strategy.is_file():
+        return "stable"
+    return "suffixed" if "multi_resolution=True" in strategy.read_text("utf-8") else "plain"
+
+
+def _toml(resolution: int | tuple[int, int]) -> str:
+    return str(resolution) if isinstance(resolution, int) else f"[{resolution[0]}, {resolution[1]}]"

@@ -1,0 +1,4 @@
+"""Sizes as other trainers choose them, so that an export has the shapes that they expect.
+
+Integers come out; in between the functions compute with floats exactly as the trainer does.
+"""
