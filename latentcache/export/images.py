@@ -65,6 +65,7 @@ class ImageExport:
             recipe,
             architecture=settings.architecture,
             release=settings.release,
+            trainer_config=settings.trainer_config,
             title=root.name,
             has_text=TEXT in self._wanted,
         )

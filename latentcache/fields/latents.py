@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ from latentcache.fields.protocol import (
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_table, explicit_table
 from latentcache.geometry.like.kohya import MAX_SIDE, MIN_SIDE, KohyaTable
+from latentcache.geometry.like.settings import read_settings
 from latentcache.geometry.placement import CROPS, Placement, enlarged, place_in, unusable
 from latentcache.geometry.sizes import Size, latent_size
 from latentcache.identity.content import checksum
@@ -292,6 +294,9 @@ class LatentsSettings(Settings):
     upscale: bool | None = setting("Enlarge images that are smaller than their bucket, or use a smaller bucket.")
     min_pixels: int | None = setting("Reject images with fewer pixels (height times width).", metavar="N", min=0)
     like: str | None = setting("Choose sizes and crops as a trainer does [default: none]", choices=("none", "kohya"))
+    trainer_config: Path | None = setting(
+        "Sizes and flips of the trainer, and --like, from its TOML file.", metavar="FILE"
+    )
     crop: str | None = setting("Part of the resized image to keep [default: center]", choices=CROPS)
     crop_variants: int | None = setting(
         "Random crops stored of every image, with --crop random [default: 4]", metavar="N", min=1, max=MAX_CROPS
@@ -316,6 +321,43 @@ class LatentsSettings(Settings):
         if self.buckets and self.resolutions:
             why = "an explicit list of buckets replaces it"
             raise UsageError("not with a resolution", argument="buckets", why=why, fix="give one of the two")
+
+    def with_trainer(self) -> tuple[LatentsSettings, str]:
+        """These settings with those of ``trainer_config`` where none was given, and words on what they are.
+
+        Raises:
+            UsageError: The file cannot be read, or asks for what a cache of its sizes cannot hold.
+        """
+        if self.trainer_config is None:
+            return self, ""
+        found = read_settings(self.trainer_config)
+        if found.no_latents:
+            raise UsageError(
+                f"{self.trainer_config}: the trainer takes no cached latents",
+                why=", ".join(found.no_latents),
+                fix="turn it off in the trainer's settings",
+            )
+        sizes: dict[str, Any] = {"buckets": found.resolutions}
+        if found.enable_bucket:
+            oblong = next((size for size in found.resolutions if size.height != size.width), None)
+            if oblong is not None:
+                raise UsageError(
+                    f"{self.trainer_config}: buckets of the area of {oblong.width}x{oblong.height} pixels",
+                    why="only resolutions of squares can be built with buckets",
+                    fix="give the resolution as one number, or set enable_bucket = false",
+                )
+            sizes = {
+                "resolutions": tuple(size.height for size in found.resolutions),
+                "min_side": found.min_bucket_reso,
+                "max_side": found.max_bucket_reso,
+                "bucket_step": found.bucket_reso_steps,
+                "upscale": not found.bucket_no_upscale,
+            }
+        if self.resolutions or self.buckets:
+            sizes = {name: value for name, value in sizes.items() if name not in ("resolutions", "buckets")}
+        wanted = {"like": "kohya", "flip": found.flip_aug or None, **sizes}
+        given = {name: value for name, value in wanted.items() if getattr(self, name) is None}
+        return replace(self, trainer_config=None, **given), f"like kohya, from {self.trainer_config}: {found.words}"
 
 
 class Latents(FieldKind):

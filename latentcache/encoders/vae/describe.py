@@ -77,6 +77,7 @@ def describe(settings: LatentsSettings, context: DescribeContext) -> Described:
     if context.followed is not None:
         _check_followed(settings, context.followed)
         return context.followed
+    settings, trainer = settings.with_trainer()
     before = context.recipe if isinstance(context.recipe, LatentsRecipe) else None
     made = context.provenance
     if context.check and before is not None and settings.model is None:
@@ -119,7 +120,8 @@ def describe(settings: LatentsSettings, context: DescribeContext) -> Described:
             "decoders": installed((*_DECODERS, *("av",) * (recipe.geometry.clips is not None))),
         },
         notes=tuple(notes),
-        chosen={"resolution": f"{', '.join(map(str, sizes))} ({origin})"} if sizes else {},
+        chosen=({"resolution": f"{', '.join(map(str, sizes))} ({origin})"} if sizes else {})
+        | ({"trainer": trainer} if trainer else {}),
         needs_torch=needs_torch or recipe.pixels.resample == "lanczos-u8",
         demo=description.label == "demo",
     )

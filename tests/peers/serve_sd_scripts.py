@@ -1,0 +1,131 @@
+"""Serve one epoch by the code of a checkout of sd-scripts: python serve_sd_scripts.py CHECKOUT TOML OUT ARCH [text].
+
+Run in an interpreter of its own. Data set, bucketing, cache check, loading and collate are the trainer's. A model that is
+asked for anything is an error: an image or a caption would be encoded again. Packages that this does not need, but that
+the modules import, are stand-ins. Writes an ``.npz`` with the batches, and prints a line of JSON.
+"""
+
+import argparse
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+import types
+from unittest.mock import MagicMock
+
+import numpy as np
+
+#: Imported by the trainer's modules, never called here.
+_STANDINS = ("torchvision", "bitsandbytes", "albumentations", "einops", "ftfy", "library.lpw_stable_diffusion",
+             "library.sdxl_lpw_stable_diffusion")  # fmt: skip
+
+
+class _Standin(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock()
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        wanted = name in _STANDINS or name.partition(".")[0] in _STANDINS
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if wanted else None
+
+    def create_module(self, spec):
+        return _Standin(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+class Refused:
+    """A model that must not be used."""
+
+    device, dtype = "cpu", None
+
+    def __getattr__(self, name):
+        raise AssertionError(f"the trainer encodes again: {name}")
+
+
+def main():
+    checkout, config, out, architecture, *more = sys.argv[1:]
+    import diffusers.utils
+    import torch
+    import transformers.utils
+
+    transformers.utils.is_torchvision_available()  # remembered: it must not find the stand-in
+    for module in ("pytorch_utils", "modeling_utils", "models.auto", "models.clip", "models.t5", "models.gemma2"):
+        importlib.import_module(f"transformers.{module}")
+    sys.meta_path.insert(0, _Finder())
+    sys.path.insert(0, checkout)
+    from library import config_util, train_util
+
+    np.random.seed(0)
+    user = config_util.load_user_config(config)
+    sanitizer = config_util.ConfigSanitizer(True, True, False, True)
+    arguments = argparse.Namespace(
+        **{"debug_dataset": False, "max_token_length": None, "train_batch_size": 2, "prior_loss_weight": 1.0}
+    )
+    blueprint = config_util.BlueprintGenerator(sanitizer).generate(user, arguments, tokenizer=MagicMock())
+    group = config_util.generate_dataset_group_by_blueprint(blueprint.dataset_group)
+    group = group[0] if isinstance(group, tuple) else group
+    is_stable = not hasattr(train_util, "LatentsCachingStrategy")
+    if is_stable:
+        vae = Refused()
+        group.cache_latents(vae, 1, True, True)
+        if more:
+            group.cache_text_encoder_outputs((None, None), (Refused(), Refused()), "cpu", torch.float32, True, True)
+    else:
+        _set_strategies(architecture, text=bool(more))
+        group.set_current_strategies()
+        machine = MagicMock(num_processes=1, process_index=0)
+        group.new_cache_latents(Refused(), machine)
+        if more:
+            group.new_cache_text_encoder_outputs([Refused(), Refused()], machine)
+    served = {}
+    for dataset in group.datasets:
+        dataset.get_input_ids = lambda *_: torch.zeros(77, dtype=torch.long)  # tokens of a caption, which is given below
+        for at in range(len(dataset)):
+            bucket = dataset.bucket_manager.buckets[dataset.buckets_indices[at].bucket_index]
+            size, first = dataset.buckets_indices[at].bucket_batch_size, dataset.buckets_indices[at].batch_index
+            keys = bucket[first * size : (first + 1) * size]
+            batch = dataset[at]
+            for number, key in enumerate(keys):
+                name = f"{key.rpartition('/')[2]}@{dataset.width}x{dataset.height}"
+                served[f"{name}/latents"] = batch["latents"][number].numpy()
+                served[f"{name}/caption"] = np.array(batch["captions"][number])
+                for part in ("original_sizes_hw", "crop_top_lefts", "target_sizes_hw"):
+                    served[f"{name}/{part}"] = np.array(batch[part][number])
+                outputs = batch.get("text_encoder_outputs_list") or [
+                    one
+                    for part in ("text_encoder_outputs1_list", "text_encoder_outputs2_list", "text_encoder_pool2_list")
+                    if (one := batch.get(part)) is not None
+                ]
+                for order, values in enumerate(outputs):
+                    served[f"{name}/text{order}"] = np.asarray(values[number])
+    np.savez(out, **served)
+    print(json.dumps({"images": sum(len(dataset.image_data) for dataset in group.datasets), "rows": len(served)}))
+
+
+def _set_strategies(architecture, *, text):
+    import torch
+    from library import strategy_base, strategy_flux, strategy_lumina, strategy_sd, strategy_sd3, strategy_sdxl
+
+    latents = {
+        "sd": lambda: strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 1, False),
+        "sdxl": lambda: strategy_sd.SdSdxlLatentsCachingStrategy(False, True, 1, False),
+        "sd3": lambda: strategy_sd3.Sd3LatentsCachingStrategy(True, 1, False),
+        "flux": lambda: strategy_flux.FluxLatentsCachingStrategy(True, 1, False),
+        "lumina": lambda: strategy_lumina.LuminaLatentsCachingStrategy(True, 1, False),
+    }
+    strategy_base.LatentsCachingStrategy.set_strategy(latents[architecture]())
+    tokens = torch.zeros(1, 77, dtype=torch.long)  # of no use here: the caption itself is compared
+    strategy_base.TokenizeStrategy.set_strategy(MagicMock(tokenize=lambda caption: [tokens]))
+    if text:
+        strategy = strategy_sdxl.SdxlTextEncoderOutputsCachingStrategy(True, 1, False)
+        strategy_base.TextEncoderOutputsCachingStrategy.set_strategy(strategy)
+
+
+main()
