@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,9 @@ import numpy as np
 
 from latentcache.errors import UsageError
 from latentcache.export.format import Array, Content, Latent, Sample, npz
-from latentcache.fields.latents import LatentsRecipe
+from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
 from latentcache.geometry.like.kohya import letterbox
+from latentcache.geometry.like.settings import read_settings
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
@@ -89,10 +89,19 @@ class Kohya:
     like = "kohya"
 
     def __init__(
-        self, recipe: LatentsRecipe, *, architecture: str | None, release: str | None, title: str, has_text: bool
+        self,
+        recipe: LatentsRecipe,
+        *,
+        architecture: str | None,
+        release: str | None,
+        trainer_config: Path | None,
+        title: str,
+        has_text: bool,
     ) -> None:
-        self._geometry = recipe.geometry
-        self._tables: Sequence[Any] = replace(recipe.geometry, like=self.like).tables()
+        self._config, self._flips = trainer_config, recipe.geometry.flip
+        settings, _ = LatentsSettings(trainer_config=trainer_config, like=self.like).with_trainer()
+        self._geometry = geometry_of(settings, recipe, recipe.encoder.multiple)
+        self._tables: Sequence[Any] = self._geometry.tables()
         self._architecture = _architecture(recipe, architecture)
         self._form = _form(self._architecture, release)
         self._title = re.sub(r"[^\w-]", "_", title) or "images"
@@ -112,6 +121,17 @@ class Kohya:
 
     def check(self, content: Content) -> None:
         """See ``Format``."""
+        if self._geometry.flip and not self._flips and LATENTS in content.wanted:
+            raise UsageError(
+                f"{self._config}: flip_aug is on, and the cache has no flips",
+                fix="run the same `latentcache build` with --flip: only flips are encoded; or turn flip_aug off",
+            )
+        if self._config is not None and TEXT in content.wanted and (off := read_settings(self._config).no_text):
+            raise UsageError(
+                f"{self._config}: the trainer takes no cached text",
+                why=", ".join(off),
+                fix="turn it off in the trainer's settings, or export --fields latents",
+            )
         if TEXT in content.wanted and not self._architecture.text:
             raise UsageError(
                 f"--fields: text of {self._architecture.name} cannot be exported",

@@ -30,15 +30,15 @@ from latentcache.value import Value
 if TYPE_CHECKING:
     from latentcache.loader.cache import Cache
 
+#: Settings of every format of images.
+_OF_IMAGES = ("as", "beside", "copy", "data", "draw", "fields", "force")
 #: Format -> the settings that it takes.
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "hf-disk": ("pad", "pack", "chunk", "for", "overflow", "padding-side", "validation"),
     "megatron": ("validation",),
     "datatrove": ("validation",),
     "mds": ("pad", "chunk", "overflow", "validation"),
-    "kohya": (
-        "architecture", "as", "beside", "copy", "data", "draw", "fields", "force", "release", "trainer-config",
-    ),  # fmt: skip
+    "kohya": (*_OF_IMAGES, "architecture", "release", "trainer-config"),
 }
 #: Formats of images; the others are formats of tokens.
 IMAGE_FORMATS = ("kohya",)
