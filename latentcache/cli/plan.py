@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +16,9 @@ from latentcache.cli.flags import argument, option
 from latentcache.errors import EmptyPlanError, UsageError, count_of
 
 if TYPE_CHECKING:
+    from latentcache.fields.protocol import FieldRecipe
+    from latentcache.fields.table import SampleTable
+    from latentcache.geometry.sizes import Size
     from latentcache.plan.batching import BatchPlan, PlanReport
 
 HELP = "Count the steps of an epoch by bucket or row length."
@@ -34,6 +39,8 @@ def plan(
     pad: flags.Pad = None,
     chunk: flags.Chunk = None,
     overflow: flags.Overflow = None,
+    trainer: str | None = option(None, "--for kohya", "Show what this trainer makes of the images, beside ours."),
+    suggest: bool = option(False, "--suggest", "With --for: the change of its settings that loses least."),
     requested: flags.Requested,
     source: flags.Source,
 ) -> Result:
@@ -56,6 +63,8 @@ def plan(
             raise _no_documents(path, layout)
     payload = _payload(planned.report, grad_accum) | {"quarantined": planned.rejected, "path": str(path)}
     payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
+    if trainer is not None or suggest:
+        payload |= _of_trainer(planned, trainer or "", batches, grad_accum, suggest=suggest)
     error: EmptyPlanError | None = None
     try:
         require_steps(planned.report)
@@ -70,6 +79,11 @@ class _Planned(NamedTuple):
     """Samples."""
     repeats: Mapping[int, int]
     """Samples by how often an epoch serves each."""
+    samples: SampleTable
+    recipe: FieldRecipe | None
+    """Of the field that decides the sizes."""
+    settings: Any = None
+    """Its settings, as they were given."""
 
 
 def _is_cache(path: Path) -> bool:
@@ -102,7 +116,8 @@ def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: 
         )
     source: Any = cache.rows(**rows) if rows else cache
     report = source.plan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder)
-    return _Planned(report, quarantined(snapshot.rejected), cache.repeats)
+    recipe = next((field.recipe for field in snapshot.fields.values()), None)
+    return _Planned(report, quarantined(snapshot.rejected), cache.repeats, snapshot.samples, recipe)
 
 
 def _no_documents(path: Path, rows: Mapping[str, Any]) -> UsageError:
@@ -143,7 +158,78 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
         names_of=lambda rows: samples.names.take(sample[rows]),
     )
     repeats = times_counted(None if column is None else column[served], len(served))
-    return _Planned(plan_report(index, batches), quarantined(planned.rejected), repeats)
+    settings = requested.fields.get(field.name)
+    rejected = quarantined(planned.rejected)
+    return _Planned(plan_report(index, batches), rejected, repeats, samples, field.recipe, settings)
+
+
+def _of_trainer(
+    planned: _Planned, trainer: str, batches: BatchPlan, grad_accum: int, *, suggest: bool
+) -> dict[str, Any]:
+    """What the trainer makes of the same images, at the same resolutions unless its configuration was given."""
+    from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
+    from latentcache.plan.trainers import KohyaRun
+
+    recipe = planned.recipe
+    if trainer != "kohya":
+        raise UsageError(f"--for={trainer}: unknown trainer", fix="--for kohya")
+    if not isinstance(recipe, LatentsRecipe):
+        raise UsageError("--for: DATA are no images", fix="leave --for out")
+    settings = replace(planned.settings or LatentsSettings(), like=trainer, model=None)
+    geometry = geometry_of(settings.with_trainer()[0], recipe, recipe.encoder.multiple)
+    tables: Any = geometry.tables()
+    run = KohyaRun(
+        tables=tables,
+        upscale=geometry.upscale,
+        batch=batches.batch_size,
+        ranks=batches.world_size,
+        accum=grad_accum,
+    )
+    sizes = _sizes(planned.samples)
+    plan = run.plan(sizes)
+    found = run.suggestion(sizes) if suggest else None
+    suggestion = found and {
+        "change": found[0],
+        "samples_short": found[1].short,
+        "cropped": round(found[1].cropped, 4),
+        "steps_per_epoch": found[1].steps,
+    }
+    return {
+        "trainer": {
+            "name": trainer,
+            "buckets": [
+                {
+                    "height": bucket.size.height,
+                    "width": bucket.size.width,
+                    "samples": bucket.samples,
+                    "batches": bucket.batches,
+                    "short": bucket.short,
+                }
+                for bucket in plan.buckets
+            ],
+            "batches_per_epoch": plan.batches,
+            "steps_per_epoch": plan.steps,
+            "samples_short": plan.short,
+            "unused": plan.unused,
+            "cropped": round(plan.cropped, 4),
+        },
+        **({"suggestion": suggestion} if suggest else {}),
+    }
+
+
+def _sizes(samples: SampleTable) -> Counter[Size]:
+    """Images by size, each as often as an epoch serves it; images whose size is not known are left out."""
+    import numpy as np
+
+    from latentcache.geometry.sizes import Size
+
+    sizes, repeats = np.asarray(samples.columns["original_size"]).tolist(), samples.columns.get("repeats")
+    times = [1] * len(sizes) if repeats is None else np.asarray(repeats).tolist()
+    counts = Counter[Any]()
+    for (height, width), count in zip(sizes, times, strict=True):
+        if height and width:
+            counts[Size(height, width)] += count
+    return counts
 
 
 def _no_lengths(path: Path, requested: flags.Requested) -> UsageError:
@@ -206,5 +292,32 @@ def _lines(payload: dict[str, Any]) -> Iterator[str]:
     yield from (f"warning: {one}" for one in payload["overfilled"][:SHOWN])
     if payload["overfilled"]:
         yield "  fix: --remainder partial or drop, a smaller --batch-size, or fewer buckets"
+    yield from _lines_of_trainer(payload)
     if payload["quarantined"]:
         yield f"{count_of(payload['quarantined'], 'rejected samples')} not counted: `latentcache build` lists them"
+
+
+def _lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str]:
+    """The same images in the trainer: its buckets, its steps, and the suggestion."""
+    plan = payload.get("trainer")
+    if plan is None:
+        return
+    yield ""
+    rows: list[tuple[object, ...]] = [(plan["name"], "samples", "batches", "short")]
+    for bucket in plan["buckets"]:
+        size = f"{bucket['height']}x{bucket['width']}"
+        rows.append((size, bucket["samples"], bucket["batches"], bucket["short"]))
+    yield from table(rows, indent="")
+    yield (
+        f"{plan['name']}: {count_of(plan['steps_per_epoch'], 'steps')} per epoch; small batches lack"
+        f" {count_of(plan['samples_short'], 'samples')}, {plan['cropped']:.1%} of the images is cut off"
+    )
+    if plan["unused"]:
+        yield f"warning: {count_of(plan['unused'], 'images')} smaller than a bucket: the trainer fails on them"
+    if suggestion := payload.get("suggestion"):
+        yield (
+            f"suggestion: {suggestion['change']}: {count_of(suggestion['steps_per_epoch'], 'steps')}, small batches"
+            f" lack {suggestion['samples_short']}, {suggestion['cropped']:.1%} is cut off"
+        )
+    elif "suggestion" in payload:
+        yield "suggestion: none, no single setting loses less"

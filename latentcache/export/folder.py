@@ -11,8 +11,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from latentcache.errors import CacheDamagedError, UsageError, count_of
 from latentcache.export.run import METADATA, SCHEMA
@@ -35,6 +36,8 @@ class File(Value):
     """Bytes."""
     hash: str
     """Hex content hash."""
+    changed_ns: int = 0
+    """Time of its last change, when it was written."""
     sample: str = ""
     """Name of the image in the data set; empty for files of the whole export."""
     source: str = ""
@@ -54,6 +57,13 @@ class Folder:
         if (root / FILES).exists():
             self.files = {file.name: file for file in _listed(root / FILES)}
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._listing is not None:
+            self._listing.close()
+
     def put(self, file: File, make: Callable[[Path], tuple[int, str]]) -> None:
         """Have ``make`` write a file, unless it is there; ``make`` returns its bytes and its hash.
 
@@ -62,7 +72,8 @@ class Folder:
             StoreError: It cannot be written.
         """
         path, known = self.root / file.name, self.files.get(file.name)
-        if known is not None and known.origin == file.origin and _size(path) == known.size:
+        if known is not None and known.origin == file.origin and _state(path) == (known.size, known.changed_ns):
+            self.files[file.name] = replace(known, sample=file.sample, source=file.source)
             self.kept += 1
             return
         if known is None and (path.exists() or path.is_symlink()):
@@ -76,8 +87,9 @@ class Folder:
             make_folder(path.parent)
             partial.unlink(missing_ok=True)
             size, found = make(partial)
-            partial.replace(path)
-            entry = {**vars(file), "size": size, "hash": found}
+            path.unlink(missing_ok=True)  # a rename between two links to one file does nothing
+            partial.rename(path)
+            entry = {**vars(file), "size": size, "hash": found, "changed_ns": path.stat().st_mtime_ns}
             self._append(json.dumps(entry))
         except OSError as error:
             raise as_store_error(error, path) from error
@@ -114,9 +126,10 @@ class Folder:
         """Compare every file with the sidecar: those that are missing or changed."""
         for file in self.files.values():
             path = self.root / file.name
-            if _size(path) is None:
+            state = _state(path)
+            if state is None:
                 yield {"path": file.name, "problem": "missing", "sample": file.sample}
-            elif _size(path) != file.size or content_hash(path.read_bytes()).hex() != file.hash:
+            elif state[0] != file.size or content_hash(path.read_bytes()).hex() != file.hash:
                 yield {"path": file.name, "problem": "changed", "sample": file.sample}
 
     def _append(self, line: str) -> None:
@@ -162,12 +175,13 @@ def check_room(folder: Path, needed: int) -> None:
         )
 
 
-def _size(path: Path) -> int | None:
-    """Bytes of a regular file, also behind a link; None: there is none."""
+def _state(path: Path) -> tuple[int, int] | None:
+    """Bytes and time of the last change of a file, also behind a link; None: there is none."""
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError:
         return None
+    return found.st_size, found.st_mtime_ns
 
 
 def _listed(path: Path) -> Iterator[File]:

@@ -8,6 +8,7 @@ into it write what changed, and delete the files of images that are gone.
 from __future__ import annotations
 
 import shlex
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -55,7 +56,9 @@ class ImageExport:
 
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
-        self._cache: Cache = open_cache(settings.cache)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of demo caches and parts
+            self._cache: Cache = open_cache(settings.cache)
         self._snapshot = self._cache.snapshots[0]
         self._wanted = [name for name in FIELDS[settings.fields or "latents"] if name in self._snapshot.fields]
         recipe = self._checked_recipe()
@@ -123,20 +126,20 @@ class ImageExport:
             raise UsageError(f"{out} exists", where=str(out), fix="give another folder")
         folder_path = out.with_name(f"{out.name}.partial") if is_new else out
         make_folder(folder_path)
-        folder, names = Folder(folder_path), set[str]()
-        for done, number in enumerate(self._numbers, 1):
-            for file, make in self._files(number):
+        shown, about = self._settings.as_path or str(out), self._about()
+        with Folder(folder_path) as folder:
+            names = set[str]()
+            for done, number in enumerate(self._numbers, 1):
+                for file, make in self._files(number):
+                    folder.put(file, make)
+                    names.add(file.name)
+                on_progress(done, len(self._numbers))
+            targets = [(self._target(number), self._repeats(number)) for number in self._numbers]
+            for name, text in self._format.settings(shown, targets).items():
+                file, make = _of_bytes(name, text.encode())
                 folder.put(file, make)
-                names.add(file.name)
-            on_progress(done, len(self._numbers))
-        targets = [(self._target(number), self._repeats(number)) for number in self._numbers]
-        shown = self._settings.as_path or str(out)
-        for name, text in self._format.settings(shown, targets).items():
-            file, make = _of_bytes(name, text.encode())
-            folder.put(file, make)
-            names.add(name)
-        about = self._about()
-        deleted = folder.finish(names, about)
+                names.add(name)
+            deleted = folder.finish(names, about)
         if is_new:
             if out.exists():
                 out.rmdir()  # an empty one, as was checked
@@ -287,7 +290,7 @@ class ImageExport:
         """Every file of a sample, and what writes it."""
         sample, settings = self._sample(number, values=False), self._settings
         content = bytes(self._snapshot.samples.first_input.content[number]).hex()
-        more = {"sample": sample.name, "source": content}
+        more: dict[str, Any] = {"sample": sample.name, "source": content}
         keys = [
             bytes(key)
             for name in self._wanted
@@ -384,7 +387,7 @@ def _floats(stored: Any, dtype: str) -> Any:
     return array.astype(np.float32)
 
 
-def _of_bytes(name: str, data: bytes, **more: str) -> tuple[File, Callable[[Path], tuple[int, str]]]:
+def _of_bytes(name: str, data: bytes, **more: Any) -> tuple[File, Callable[[Path], tuple[int, str]]]:
     origin = content_hash(data).hex()
     return File(name=name, origin=origin, size=0, hash="", **more), lambda path: _written(path, data)
 

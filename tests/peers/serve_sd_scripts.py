@@ -1,8 +1,8 @@
 """Serve one epoch by the code of a checkout of sd-scripts: python serve_sd_scripts.py CHECKOUT TOML OUT ARCH [text].
 
-Run in an interpreter of its own. Data set, bucketing, cache check, loading and collate are the trainer's. A model that is
-asked for anything is an error: an image or a caption would be encoded again. Packages that this does not need, but that
-the modules import, are stand-ins. Writes an ``.npz`` with the batches, and prints a line of JSON.
+Run in an interpreter of its own. Data set, bucketing, cache check, loading and collate are the trainer's. A model
+that is asked for anything is an error: an image or a caption would be encoded again. Packages that this does not
+need, but that the modules import, are stand-ins. Writes an ``.npz`` with the batches, and a line of JSON to stdout.
 """
 
 import argparse
@@ -51,7 +51,6 @@ class Refused:
 
 def main():
     checkout, config, out, architecture, *more = sys.argv[1:]
-    import diffusers.utils
     import torch
     import transformers.utils
 
@@ -66,7 +65,7 @@ def main():
     user = config_util.load_user_config(config)
     sanitizer = config_util.ConfigSanitizer(True, True, False, True)
     arguments = argparse.Namespace(
-        **{"debug_dataset": False, "max_token_length": None, "train_batch_size": 2, "prior_loss_weight": 1.0}
+        debug_dataset=False, max_token_length=None, train_batch_size=2, prior_loss_weight=1.0
     )
     blueprint = config_util.BlueprintGenerator(sanitizer).generate(user, arguments, tokenizer=MagicMock())
     group = config_util.generate_dataset_group_by_blueprint(blueprint.dataset_group)
@@ -86,7 +85,9 @@ def main():
             group.new_cache_text_encoder_outputs([Refused(), Refused()], machine)
     served = {}
     for dataset in group.datasets:
-        dataset.get_input_ids = lambda *_: torch.zeros(77, dtype=torch.long)  # tokens of a caption, which is given below
+        dataset.get_input_ids = lambda *_: torch.zeros(
+            77, dtype=torch.long
+        )  # tokens of a caption, which is given below
         for at in range(len(dataset)):
             bucket = dataset.bucket_manager.buckets[dataset.buckets_indices[at].bucket_index]
             size, first = dataset.buckets_indices[at].bucket_batch_size, dataset.buckets_indices[at].batch_index
@@ -100,13 +101,19 @@ def main():
                     served[f"{name}/{part}"] = np.array(batch[part][number])
                 outputs = batch.get("text_encoder_outputs_list") or [
                     one
-                    for part in ("text_encoder_outputs1_list", "text_encoder_outputs2_list", "text_encoder_pool2_list")
+                    for part in (
+                        "text_encoder_outputs1_list",
+                        "text_encoder_outputs2_list",
+                        "text_encoder_pool2_list",
+                    )
                     if (one := batch.get(part)) is not None
                 ]
                 for order, values in enumerate(outputs):
                     served[f"{name}/text{order}"] = np.asarray(values[number])
     np.savez(out, **served)
-    print(json.dumps({"images": sum(len(dataset.image_data) for dataset in group.datasets), "rows": len(served)}))
+    batches = sum(len(dataset) for dataset in group.datasets)
+    counts = {"images": sum(len(dataset.image_data) for dataset in group.datasets), "batches": batches}
+    sys.stdout.write(json.dumps(counts) + "\n")
 
 
 def _set_strategies(architecture, *, text):

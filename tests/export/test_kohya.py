@@ -1,0 +1,330 @@
+"""Folders for sd-scripts and lora-scripts: what is in them, what is refused, and what later exports change."""
+
+import io
+import json
+import tomllib
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_cache import build, draw
+
+from latentcache import open_cache
+from latentcache.cli.app import main
+from latentcache.export.format import Latent, Sample
+from latentcache.export.kohya import POOLED, TEXT, Kohya
+from latentcache.geometry.sizes import Size
+
+SIZES = [(400, 240), (240, 400), (300, 300), (410, 240)]
+LIKE = {"like": "kohya", "resolutions": (256,), "min_side": 128, "max_side": 512, "bucket_step": 64}
+EXPORT = ("--to", "kohya", "--architecture", "sdxl")
+
+
+def images(folder):
+    """Four images of noise in three buckets, with captions."""
+    for number, size in enumerate(SIZES):
+        draw(folder / f"p{number}.png", size, seed=number)
+        (folder / f"p{number}.txt").write_text(f"caption {number}, tag", "utf-8")
+    return folder
+
+
+@pytest.fixture
+def kohya(tmp_path):
+    """A data folder and its cache with the geometry of kohya."""
+    data = images(tmp_path / "cats")
+    build(data, tmp_path / "cache", **LIKE)
+    return data, tmp_path / "cache", tmp_path / "out"
+
+
+def tree(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def arrays(path):
+    with np.load(path) as archive:
+        return dict(archive)
+
+
+@pytest.mark.parametrize(
+    ("release", "name", "suffix"),
+    [
+        ("stable", "p0.npz", ""),
+        ("lora-scripts", "p0.npz", ""),
+        ("plain", "p0_0400x0240_sdxl.npz", ""),
+        ("suffixed", "p0_0400x0240_sdxl.npz", "_{h}x{w}"),
+    ],
+)
+def test_each_form_holds_the_values_of_the_cache(run, kohya, release, name, suffix):
+    data, cache, out = kohya
+    done = run("export", cache, out, *EXPORT, "--release", release, "--json")
+    assert (done.status, done.json["samples"], done.json["written"]) == (0, 4, 13)
+    found = arrays(out / "1_cats" / name)
+    loader = open_cache(cache).read(scaled=False).loader(batch_size=1, seed=None)
+    batch = next(batch for batch in (loader.batch([row]) for row in range(4)) if batch["names"] == ["p0.png"])
+    latents = batch["latents"][0].float().numpy()
+    at = suffix.format(h=latents.shape[1], w=latents.shape[2])
+    assert set(found) == {f"latents{at}", f"original_size{at}", f"crop_ltrb{at}"}
+    assert found[f"latents{at}"].dtype == np.float32
+    np.testing.assert_array_equal(found[f"latents{at}"], latents)
+    assert found[f"original_size{at}"].tolist() == [400, 240]
+    left, top, right, bottom = found[f"crop_ltrb{at}"].tolist()
+    assert (left, right) == (0, 320)
+    assert bottom - top == pytest.approx(320 * 240 / 400)
+    assert (out / "1_cats/p0.txt").read_text("utf-8") == "caption 0, tag"
+    assert (out / "1_cats/p0.png").samefile(data / "p0.png")
+    config = tomllib.loads((out / "dataset.toml").read_text("utf-8"))
+    (dataset,) = config["datasets"]
+    assert (dataset["resolution"], dataset["enable_bucket"], dataset["min_bucket_reso"]) == (256, True, 128)
+    assert dataset["subsets"] == [{"image_dir": f"{out}/1_cats", "num_repeats": 1, "class_tokens": "cats"}]
+
+
+def test_flips_and_several_resolutions_share_a_file(run, kohya):
+    data, cache, out = kohya
+    build(data, cache, **LIKE | {"resolutions": (256, 320), "flip": True})
+    assert run("export", cache, out, *EXPORT, "--release", "suffixed").status == 0
+    found = arrays(out / "1_cats/p2_0300x0300_sdxl.npz")
+    kinds = ("latents", "latents_flipped", "original_size", "crop_ltrb")
+    assert set(found) == {f"{kind}_{side}x{side}" for kind in kinds for side in (32, 40)}
+    assert not np.array_equal(found["latents_32x32"], found["latents_flipped_32x32"])
+    refused = run("export", cache, out, *EXPORT, "--release", "stable", "--json")
+    assert "holds one resolution" in refused.error["what"]
+
+
+def test_a_later_export_writes_what_changed_and_deletes_what_is_gone(run, kohya):
+    data, cache, out = kohya
+    options = (*EXPORT, "--release", "stable", "--json")
+    run("export", cache, out, *options)
+    again = run("export", cache, out, *options).json
+    assert (again["written"], again["kept"], again["deleted"]) == (0, 13, 0)
+    (data / "p1.txt").write_text("another caption", "utf-8")
+    (data / "p2.png").unlink()
+    draw(data / "p3.png", SIZES[3], seed=9)
+    build(data, cache, **LIKE)
+    changed = run("export", cache, out, *options).json
+    assert (changed["written"], changed["kept"], changed["deleted"]) == (3, 7, 3)
+    assert (out / "1_cats/p1.txt").read_text("utf-8") == "another caption"
+    assert (out / "1_cats/p3.png").samefile(data / "p3.png")
+    assert not list(out.rglob("p2*"))
+    assert run("verify", out, "--data", data).status == 0
+
+
+def test_an_interrupted_export_goes_on(run, kohya, monkeypatch):
+    _, cache, out = kohya
+    options = ("export", str(cache), str(out), *EXPORT, "--release", "stable")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("latentcache.cli.progress.ProgressDisplay.counted_up", stop)
+        assert main(list(options)) == 130
+    assert not out.exists()
+    partial = out.with_name("out.partial")
+    with (partial / "latentcache.files").open("a") as listing:
+        listing.write('{"name": "torn')
+    done = run(*options, "--json").json
+    assert (done["kept"], done["written"]) == (3, 10)
+    assert not partial.exists()
+    assert run("verify", out).status == 0
+
+
+@pytest.mark.parametrize("wrong", ["swapped", "scaled", "captions", "missing"])
+def test_verify_names_one_wrong_file(run, kohya, wrong):
+    _, cache, out = kohya
+    run("export", cache, out, *EXPORT, "--release", "stable")
+    first, other = out / "1_cats/p0.npz", out / "1_cats/p3.npz"
+    if wrong == "swapped":
+        data = first.read_bytes()
+        first.write_bytes(other.read_bytes())
+        other.write_bytes(data)
+    elif wrong == "scaled":
+        np.savez(first, **{name: value * 0.13025 for name, value in arrays(first).items()})
+    elif wrong == "captions":
+        (out / "1_cats/p1.txt").write_text("caption 2, tag", "utf-8")
+    else:
+        first.unlink()
+    done = run("verify", out, "--json")
+    problems = {finding["path"]: finding["problem"] for finding in done.json["findings"]}
+    expected = {
+        "swapped": {"1_cats/p0.npz": "changed", "1_cats/p3.npz": "changed"},
+        "scaled": {"1_cats/p0.npz": "changed"},
+        "captions": {"1_cats/p1.txt": "changed"},
+        "missing": {"1_cats/p0.npz": "missing"},
+    }
+    assert (done.status, problems) == (1, expected[wrong])
+    # the fix of it: the same export again
+    run("export", cache, out, *EXPORT, "--release", "stable")
+    assert run("verify", out).status == 0
+
+
+def test_verify_compares_the_images_of_data(run, kohya):
+    data, cache, out = kohya
+    run("export", cache, out, *EXPORT, "--release", "stable", "--copy")
+    draw(data / "p0.png", SIZES[0], seed=7)
+    (data / "p1.png").unlink()
+    draw(data / "new.png", SIZES[0], seed=8)
+    found = run("verify", out, "--data", data, "--json").json["findings"]
+    assert {finding["path"]: finding["problem"] for finding in found} == {
+        "new.png": "source-added",
+        "p0.png": "source-changed",
+        "p1.png": "source-removed",
+    }
+
+
+def test_undo_deletes_what_was_written_and_nothing_else(run, kohya):
+    data, cache, out = kohya
+    run("export", cache, out, *EXPORT, "--release", "stable")
+    (out / "1_cats/mine.txt").write_text("mine")
+    (out / "1_cats/p1.txt").write_text("I changed this")
+    done = run("export", "--undo", out, "--json")
+    assert (done.status, done.json["deleted"], done.json["kept"]) == (0, 12, ["1_cats/p1.txt"])
+    assert tree(out) == ["1_cats/mine.txt", "1_cats/p1.txt"]
+    assert len(tree(data)) == 8
+    assert "no export" in run("export", "--undo", out, "--json").error["what"]
+
+
+def test_beside_the_images_nothing_of_anybody_else_is_touched(run, kohya):
+    data, cache, _ = kohya
+    before = tree(data)
+    options = ("export", cache, data, *EXPORT, "--release", "stable", "--beside", "--json")
+    (data / "p1.npz").write_bytes(b"somebody's")
+    assert "no export wrote it" in run(*options).error["what"]
+    (data / "p1.npz").unlink()
+    assert run(*options).json["kept"] >= 1  # it goes on
+    assert set(tree(data)) - set(before) == {
+        *(f"p{number}.npz" for number in range(4)), "dataset.toml", "latentcache.files", "latentcache.json",
+    }  # fmt: skip
+    assert run("export", "--undo", data).status == 0
+    assert tree(data) == before
+
+
+def test_images_that_exif_turns_are_upright_copies(run, tmp_path):
+    data = tmp_path / "cats"
+    data.mkdir()
+    pixels = Image.fromarray(np.random.default_rng(0).integers(0, 256, (240, 400, 3), dtype=np.uint8))
+    exif = pixels.getexif()
+    exif[0x0112] = 6
+    pixels.save(data / "turned.jpg", exif=exif)
+    build(data, tmp_path / "cache", **LIKE)
+    done = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--release", "plain", "--json")
+    assert done.json["turned"] == 1
+    assert (tmp_path / "out/1_cats/turned_0240x0400_sdxl.npz").exists()
+    with Image.open(tmp_path / "out/1_cats/turned.jpg") as upright:
+        assert (upright.size, upright.getexif().get(0x0112)) == ((240, 400), None)
+
+
+def test_members_of_archives_are_files(run, tmp_path):
+    import tarfile
+
+    (tmp_path / "set").mkdir()
+    with tarfile.open(tmp_path / "set/a.tar", "w") as archive:
+        for name, data in {"x.png": _png(0), "x.txt": b"in a tar", "y.png": _png(1)}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    build(tmp_path / "set", tmp_path / "cache", **LIKE)
+    assert run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--release", "stable").status == 0
+    assert (tmp_path / "out/1_a.tar/x.png").read_bytes() == _png(0)
+    assert (tmp_path / "out/1_a.tar/x.txt").read_text() == "in a tar"
+    assert run("verify", tmp_path / "out", "--data", tmp_path / "set").status == 0
+
+
+def _png(seed):
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(seed).integers(0, 256, (300, 300, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_a_trainers_configuration_is_followed(run, kohya, tmp_path):
+    data, cache, out = kohya
+    config = tmp_path / "lora.toml"
+    lines = ['resolution = "256,256"', "enable_bucket = true", "min_bucket_reso = 128", "max_bucket_reso = 512"]
+    config.write_text("\n".join(lines), "utf-8")
+    build(data, tmp_path / "other", trainer_config=config, resolutions=None, bucket_step=None)
+    assert open_cache(tmp_path / "other").recipe().geometry == open_cache(cache).recipe().geometry
+    options = ("export", cache, out, *EXPORT, "--release", "stable", "--trainer-config", config, "--json")
+    assert run(*options).status == 0
+    config.write_text("\n".join([*lines, "flip_aug = true"]), "utf-8")
+    assert "flip_aug is on, and the cache has no flips" in run(*options).error["what"]
+    config.write_text("\n".join([*lines, "random_crop = true"]), "utf-8")
+    assert run(*options).error["why"] == "random_crop = true"
+    config.write_text("\n".join([*lines[:3], "max_bucket_reso = 256"]), "utf-8")
+    assert "would encode" in run(*options).error["what"]
+
+
+REFUSALS = [
+    ((), {}, "have three forms"),
+    (("--release", "2019"), {}, "unknown release"),
+    (("--release", "stable", "--fields", "text"), {}, "holds no embeddings"),
+    (("--release", "stable", "--draw", "1"), {}, "nothing to draw from"),
+    (("--release", "stable", "--architecture", "flux"), {}, "no architecture of sd-scripts"),
+    (("--release", "stable", "--pad", "8"), {}, "--pad: not available"),
+    (("--release", "stable"), {"model": "demo"}, "a demo encoder made it"),
+]
+
+
+@pytest.mark.parametrize(("words", "changes", "expected"), REFUSALS, ids=[one[2] for one in REFUSALS])
+def test_what_does_not_fit_is_named_before_anything_is_written(run, tmp_path, words, changes, expected):
+    data = images(tmp_path / "cats")
+    build(data, tmp_path / "cache", **LIKE | changes)
+    error = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, *words, "--json").error
+    assert expected in error["what"]
+    assert error["fix"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "cats"]
+
+
+def test_names_that_meet_and_full_disks_are_named_first(run, kohya, tmp_path, monkeypatch):
+    data, cache, out = kohya
+    options = ("export", cache, out, *EXPORT, "--release", "stable", "--json")
+    draw(data / "p0.jpg", (300, 300), seed=20)
+    build(data, cache, **LIKE)
+    assert "would share their files" in run(*options).error["what"]
+    (data / "p0.jpg").unlink()
+    build(data, cache, **LIKE)
+    out.mkdir()
+    (out / "mine").write_text("mine")
+    assert "exists" in run(*options).error["what"]
+    (out / "mine").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10})())
+        assert "are free" in run(*options).error["what"]
+    assert run(*options).status == 0
+
+
+def test_moments_are_exported_as_mean_or_as_one_draw(run, kohya, tmp_path):
+    data, _, _ = kohya
+    cache = tmp_path / "moments"
+    build(data, cache, **LIKE, latents="moments")
+    drawn = []
+    for number, words in enumerate([(), ("--draw", "1"), ("--draw", "1"), ("--draw", "2")]):
+        out = tmp_path / f"out{number}"
+        assert run("export", cache, out, *EXPORT, "--release", "stable", *words).status == 0
+        drawn.append((out / "1_cats/p0.npz").read_bytes())
+    assert drawn[1] == drawn[2]
+    assert len(set(drawn)) == 3
+    assert json.loads((tmp_path / "out3/latentcache.json").read_text())["draw"] == 2
+
+
+def test_text_of_sdxl_is_split_into_its_encoders():
+    joined = np.arange(77 * 2048, dtype=np.float32).reshape(77, 2048)
+    sample = Sample(
+        name="a.png", target="1_a/a.png", size=Size(64, 64), caption="", repeats=1,
+        latents=[Latent(bucket=Size(64, 64), values=np.zeros((4, 8, 8)))],
+        text={TEXT: joined, POOLED: np.ones(1280, np.float32)},
+    )  # fmt: skip
+    kohya = Kohya.__new__(Kohya)
+    from latentcache.export.kohya import ARCHITECTURES
+
+    kohya._architecture, kohya._form = ARCHITECTURES["sdxl"], "stable"
+    ((name, make),) = kohya.files(sample, [TEXT, POOLED]).items()
+    with np.load(io.BytesIO(make())) as found:
+        assert name == "1_a/a_te_outputs.npz"
+        np.testing.assert_array_equal(
+            np.concatenate([found["hidden_state1"], found["hidden_state2"]], axis=1), joined
+        )
+        assert [found[key].shape for key in ("hidden_state1", "hidden_state2", "pool2")] == [
+            (77, 768),
+            (77, 1280),
+            (1280,),
+        ]
