@@ -13,7 +13,7 @@ DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/archite
 # Benchmarks of a GPU and of millions of entries have targets of their own.
 BENCHES := $(filter-out tools/bench_gpu.py tools/bench_scale.py tools/bench_versions.py,$(wildcard tools/bench_*.py))
 
-.PHONY: help setup format lint types imports docs static check test test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo native reader clean
+.PHONY: help setup format lint types imports docs static check test test-peers test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo native reader clean
 
 help:  ## print this list
 	@echo "latentcache: make <target>"
@@ -68,6 +68,9 @@ test: .venv/.stamp  ## run the test suite, a few minutes
 
 test-slow: .venv/.stamp  ## run the tests that take minutes each
 	@$(BIN)/pytest -m slow
+
+test-peers: .venv/.stamp  ## run the code of other trainers, from checkouts in PEERS=DIR
+	@PEERS=$(abspath $(or $(PEERS),peers)) $(BIN)/pytest -m peers tests/peers
 
 bench: .venv/.stamp  ## run all benchmarks but GPU and scale
 	@set -e; for tool in $(BENCHES); do echo "bench: $$tool"; $(BIN)/python $$tool; done

@@ -59,10 +59,10 @@ def each_way(request, monkeypatch):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect slow and GPU tests unless ``-m`` or a test name selects them."""
+    """Deselect slow tests, and those that need a GPU or trainers, unless ``-m`` or a test name selects them."""
     if config.getoption("-m") or any("::" in word for word in config.args):
         return
-    items[:] = [item for item in items if not {"slow", "gpu"} & {mark.name for mark in item.iter_markers()}]
+    items[:] = [item for item in items if not {"slow", "gpu", "peers"} & {mark.name for mark in item.iter_markers()}]
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,185 @@
+"""sd-scripts and lora-scripts, by their own code, take our folders: nothing is encoded again, all values are equal.
+
+Each checkout runs in a process of its own; see ``checkouts.toml`` for where they come from.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from made_pipelines import clip, clip_tokenizer, parts_of, tiny_vae
+from small_cache import draw
+
+from latentcache import open_cache
+from latentcache.cli.app import main
+from latentcache.geometry.like.kohya import KohyaTable, letterbox
+from latentcache.geometry.sizes import Size
+from latentcache.plan.trainers import KohyaRun
+
+pytestmark = pytest.mark.peers
+HERE = Path(__file__).parent
+PEERS = Path(os.environ.get("PEERS", "peers"))
+CHECKOUTS = tomllib.loads((HERE / "checkouts.toml").read_text("utf-8"))
+SIZES = [
+    (400, 240),
+    (240, 400),
+    (300, 300),
+    (410, 240),
+    (500, 300),
+    (260, 250),
+    (240, 410),
+    (301, 299),
+    (400, 250),
+    (999, 600),
+]
+SCALES = {
+    "sd": (4, 0.18215, None),
+    "sdxl": (4, 0.13025, None),
+    "sd3": (16, 1.5305, 0.0609),
+    "flux": (16, 0.3611, 0.1159),
+}
+FORMS = [
+    ("sd", "lora-scripts-fdefba9"), ("sdxl", "lora-scripts-fdefba9"),
+    ("sd", "sd-scripts-48d368f"), ("sdxl", "sd-scripts-48d368f"), ("sd3", "sd-scripts-48d368f"),
+    ("flux", "sd-scripts-48d368f"), ("lumina", "sd-scripts-48d368f"),
+    ("sd", "sd-scripts-58f7b4c"), ("sdxl", "sd-scripts-58f7b4c"), ("flux", "sd-scripts-58f7b4c"),
+]  # fmt: skip
+
+
+def checkout(name):
+    """The code of a trainer, and the interpreter that runs it."""
+    about = CHECKOUTS[name]
+    folder = PEERS / name
+    if not folder.is_dir():
+        pytest.fail(
+            f"{folder} is missing: git clone {about['url']} {folder} && git -C {folder} checkout {about['commit']}"
+        )
+    python = PEERS / "venv/bin/python"
+    return folder / about["code"], python if python.exists() else Path(sys.executable)
+
+
+def serve(name, out, architecture, *more):
+    """One epoch by the trainer: what it served, and its counts."""
+    code, python = checkout(name)
+    served = out.with_name("served.npz")
+    command = [python, HERE / "serve_sd_scripts.py", code, out / "dataset.toml", served, architecture, *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return done.stderr, None
+    with np.load(served) as found:
+        return dict(found), json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def vaes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vaes")
+    for name, (channels, scale, shift) in SCALES.items():
+        torch.manual_seed(0)
+        tiny_vae(channels, scale, shift).save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ten(tmp_path_factory):
+    """Ten images in several buckets, in two folders of kohya with repeats."""
+    folder = tmp_path_factory.mktemp("ten")
+    for number, size in enumerate(SIZES):
+        place = folder / ("2_cats" if number < 6 else "1_dogs")
+        draw(place / f"p{number}.png", size, seed=number)
+        (place / f"p{number}.txt").write_text(f"caption {number}, tag", "utf-8")
+    return folder
+
+
+def build(data, out, model, *more):
+    words = [
+        "build",
+        data,
+        "--out",
+        out,
+        "--model",
+        model,
+        "--like",
+        "kohya",
+        "--resolution",
+        "256",
+        "--min-side",
+        "128",
+    ]
+    assert main([*map(str, words), "--max-side", "512", *map(str, more)]) == 0
+    return out
+
+
+@pytest.mark.parametrize(("architecture", "name"), FORMS)
+def test_every_image_is_accepted_and_every_value_is_equal(ten, vaes, tmp_path, architecture, name):
+    model = vaes / ("flux" if architecture == "lumina" else architecture)
+    cache = build(ten, tmp_path / "cache", model, "--flip")
+    form = [] if architecture in ("sd3", "flux", "lumina") else ["--release", CHECKOUTS[name]["release"]]
+    words = ["export", cache, tmp_path / "out", "--to", "kohya", "--architecture", architecture, *form]
+    assert main([*map(str, words)]) == 0
+    config = tmp_path / "out/dataset.toml"
+    config.write_text(config.read_text().replace("flip_aug = true", "flip_aug = false"))
+    served, counts = serve(name, tmp_path / "out", architecture)
+    assert counts is not None, served
+    assert counts["images"] == 10
+    loader = (
+        open_cache(cache)
+        .read(scaled=architecture in ("flux", "lumina"), flip=False, repeats=False, dtype=torch.float32)
+        .loader(batch_size=1, seed=None)
+    )
+    for row in range(10):
+        batch = loader.batch([row])
+        name_of = batch["names"][0].rpartition("/")[2]
+        found = {key.partition("/")[2]: value for key, value in served.items() if key.startswith(f"{name_of}@")}
+        np.testing.assert_array_equal(found["latents"], batch["latents"][0].numpy())
+        assert found["caption"].item() == batch["captions"][0]
+        assert found["original_sizes_hw"].tolist() == batch["original_size"][0].tolist()
+        assert found["target_sizes_hw"].tolist() == batch["target_size"][0].tolist()
+        left, top, *_ = letterbox(Size(*batch["original_size"][0].tolist()), Size(*batch["target_size"][0].tolist()))
+        assert found["crop_top_lefts"].tolist() == [int(top), int(left)]
+    run = KohyaRun(tables=(KohyaTable(resolution=Size(256, 256), min_side=128, max_side=512),), upscale=True, batch=2)
+    sizes = {Size(height, width): 2 if number < 6 else 1 for number, (width, height) in enumerate(SIZES)}
+    assert counts["batches"] == run.plan(sizes).batches
+
+
+def test_text_of_sdxl_is_taken(ten, tmp_path):
+    import diffusers
+    import transformers
+
+    torch.manual_seed(0)
+    projected = clip(transformers.CLIPTextModelWithProjection, hidden=1280, projection=1280)
+    parts = parts_of("StableDiffusionXLPipeline") | {"text_encoder": clip(hidden=768), "text_encoder_2": projected}
+    parts |= {"tokenizer": clip_tokenizer(), "tokenizer_2": clip_tokenizer(), "vae": tiny_vae(), "unet": None}
+    scheduler = diffusers.EulerDiscreteScheduler()
+    diffusers.StableDiffusionXLPipeline(**parts, scheduler=scheduler).save_pretrained(tmp_path / "sdxl")
+    cache = build(ten, tmp_path / "cache", tmp_path / "sdxl")
+    for name in ("sd-scripts-58f7b4c", "lora-scripts-fdefba9"):
+        out = tmp_path / name
+        words = ["export", cache, out, "--to", "kohya", "--release", CHECKOUTS[name]["release"], "--fields", "all"]
+        assert main([*map(str, words)]) == 0
+        served, counts = serve(name, out, "sdxl", "text")
+        assert counts is not None, served
+        loader = open_cache(cache).read(repeats=False, dtype=torch.float32).loader(batch_size=1, seed=None)
+        for row in range(10):
+            batch = loader.batch([row])
+            name_of = batch["names"][0].rpartition("/")[2]
+            first, second, pooled = (
+                next(served[key] for key in served if key.startswith(f"{name_of}@") and key.endswith(f"/text{order}"))
+                for order in range(3)
+            )
+            np.testing.assert_array_equal(np.concatenate([first, second], axis=-1), batch["prompt_embeds"][0].numpy())
+            np.testing.assert_array_equal(pooled, batch["pooled_prompt_embeds"][0].numpy())
+
+
+def test_the_form_of_another_release_is_encoded_again(ten, vaes, tmp_path):
+    cache = build(ten, tmp_path / "cache", vaes / "sdxl")
+    for release, name in [("suffixed", "sd-scripts-48d368f"), ("plain", "lora-scripts-fdefba9")]:
+        out = tmp_path / release
+        assert main(["export", str(cache), str(out), "--to", "kohya", "--release", release]) == 0
+        _, counts = serve(name, out, "sdxl")
+        assert counts is None
