@@ -40,7 +40,9 @@ def export(
     cache: flags.Cache,
     target: Path | None = argument("OUT", "The folder to create; or to bring up to date, of images.", None),
     *,
-    undo: bool = option(False, "--undo", "Delete exactly what an export of images wrote: export --undo OUT."),
+    undo: bool = option(
+        False, "--undo", "Take back an export of images: what it wrote and nothing else. export --undo OUT"
+    ),
     run: flags.Run,
     quiet: flags.Quiet = False,
 ) -> Result:
