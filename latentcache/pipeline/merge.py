@@ -106,15 +106,15 @@ def _check_recipe(part: Path, snapshot: Snapshot, other: Path, first: Snapshot) 
     """Reject a cache whose fields or recipes differ from the first one's."""
     differences = list[tuple[str, str, str]]()
     for name in sorted({*first.fields, *snapshot.fields}):
-        kind, one, other_one = kind_of(name), first.fields.get(name), snapshot.fields.get(name)
-        found: list[tuple[str, Any, Any]] = []
-        if one is None or other_one is None:
-            found = [("stored", one is not None, other_one is not None)]
-        elif one.recipe_json != other_one.recipe_json:
-            both = one.provenance, other_one.provenance
-            found = kind.differences(one.recipe, other_one.recipe, both)
-            found = found or [("recipe", one.recipe_json, other_one.recipe_json)]
-        differences += [(f"{name}.{setting}", str(mine), str(theirs)) for setting, mine, theirs in found]
+        kind, rows, more_rows = kind_of(name), first.fields.get(name), snapshot.fields.get(name)
+        of_field: list[tuple[str, Any, Any]] = []
+        if rows is None or more_rows is None:
+            of_field = [("stored", rows is not None, more_rows is not None)]
+        elif rows.recipe_json != more_rows.recipe_json:
+            both = rows.provenance, more_rows.provenance
+            of_field = kind.differences(rows.recipe, more_rows.recipe, both)
+            of_field = of_field or [("recipe", rows.recipe_json, more_rows.recipe_json)]
+        differences += [(f"{name}.{setting}", str(mine), str(theirs)) for setting, mine, theirs in of_field]
     if differences:
         raise StaleCacheError(
             f"{part} was made by another recipe than {other}",
@@ -127,25 +127,25 @@ def _check_recipe(part: Path, snapshot: Snapshot, other: Path, first: Snapshot) 
 
 def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
     """Reject an incomplete set of parts, or parts of several divisions."""
-    numbers = [Part.parse(one.part or "0/1") for one in snapshots]
+    numbers = [Part.parse(snapshot.part or "0/1") for snapshot in snapshots]
     wanted = {f"{index}/{numbers[0].of}" for index in range(numbers[0].of)}
-    found = [f"{one.index}/{one.of}" for one in numbers]
-    wrong = sorted(wanted.symmetric_difference(found))
+    given = [f"{number.index}/{number.of}" for number in numbers]
+    wrong = sorted(wanted.symmetric_difference(given))
     if wrong:
         raise UsageError(
             f"the caches are not all parts of one division: {', '.join(wrong)}",
-            why=", ".join(f"{part}: {name}" for part, name in zip(parts, found, strict=True)),
+            why=", ".join(f"{part}: {name}" for part, name in zip(parts, given, strict=True)),
             fix="give each part of one division once, and no other cache",
         )
 
 
 def _check_data(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
     """Reject caches of different DATA: its folder would not have the samples of the merged cache."""
-    first, digests = parts[0], [str(one.source.get("inventory", "")) for one in snapshots]
+    first, digests = parts[0], [str(snapshot.source.get("inventory", "")) for snapshot in snapshots]
     for part, snapshot, digest in zip(parts, snapshots, digests, strict=True):
         if digest == digests[0]:
             continue
-        roots = [str(one.source["root"]) for one in (snapshots[0], snapshot)]
+        roots = [str(source["root"]) for source in (snapshots[0].source, snapshot.source)]
         if is_same := roots[0] == roots[1]:
             why = f"files in {roots[0]} were added, removed or changed between the builds"
         else:
@@ -168,9 +168,11 @@ def _table(parts: Sequence[Path], tables: Sequence[SampleTable]) -> SampleTable:
     files, numbers = _files(parts, [table.files for table in tables])
     name = next(iter(tables[0].inputs))
     inputs = [table.inputs[name] for table in tables]
-    file = np.concatenate([number[np.asarray(one.file)] for one, number in zip(inputs, numbers, strict=True)])
-    line = np.concatenate([np.zeros(len(one.file), np.uint32) if one.line is None else one.line for one in inputs])
-    content = np.concatenate([one.content for one in inputs])
+    file = np.concatenate([number[np.asarray(held.file)] for held, number in zip(inputs, numbers, strict=True)])
+    line = np.concatenate(
+        [np.zeros(len(held.file), np.uint32) if held.line is None else held.line for held in inputs]
+    )
+    content = np.concatenate([held.content for held in inputs])
     order = np.lexsort((line, file))
     repeated = np.flatnonzero((np.diff(file[order]) == 0) & (np.diff(line[order].astype(np.int64)) == 0)) + 1
     different = repeated[(content[order[repeated]] != content[order[repeated - 1]]).any(axis=1)]
@@ -191,21 +193,21 @@ def _stale(parts: Sequence[Path], name: str) -> StaleCacheError:
 
 def _files(parts: Sequence[Path], files: Sequence[Files]) -> tuple[Files, list[NDArray[np.int64]]]:
     """All files, and the number that each file of each part has among them."""
-    lists = [list(one.names) for one in files]
+    lists = [list(part.names) for part in files]
     every = Strings.of(lists[0])
-    if any(one != lists[0] for one in lists):
+    if any(names != lists[0] for names in lists):
         every = Strings.of(sorted({*chain(*lists)}, key=lambda name: name.encode("utf-8", "surrogateescape")))
-    numbers = [match_names(one.names, every).astype(np.int64) for one in files]
+    numbers = [match_names(part.names, every).astype(np.int64) for part in files]
     stat, content = np.zeros((len(every), STAT_WIDTH), np.uint64), np.zeros((len(every), HASH_BYTES), np.uint8)
     reading = None if files[0].reading is None else np.zeros_like(content)
-    for one, number in zip(reversed(files), reversed(numbers), strict=True):
-        known, theirs = content[number], np.asarray(one.content)
+    for part, number in zip(reversed(files), reversed(numbers), strict=True):
+        known, theirs = content[number], np.asarray(part.content)
         different = known.any(axis=1) & theirs.any(axis=1) & (known != theirs).any(axis=1)
         if different.any():
             raise _stale(parts, every[int(number[np.flatnonzero(different)[0]])])
-        stat[number], content[number] = np.asarray(one.stat), theirs
-        if reading is not None and one.reading is not None:
-            reading[number] = np.asarray(one.reading)
+        stat[number], content[number] = np.asarray(part.stat), theirs
+        if reading is not None and part.reading is not None:
+            reading[number] = np.asarray(part.reading)
     return Files(names=every, stat=stat, content=content, reading=reading), numbers
 
 
@@ -243,11 +245,11 @@ def _publish(
 ) -> BuildReport:
     """Publish one snapshot with the items of all parts, as a build of all samples would."""
     catalog, first = load_catalog(paths), snapshots[0]
-    rejected = {(one.name, one.line, one.target): one for part in snapshots for one in part.rejected}
-    notes = {(one.name, one.line, one.reason): one for part in snapshots for one in part.notes}
+    rejected = {(item.name, item.line, item.target): item for part in snapshots for item in part.rejected}
+    notes = {(note.name, note.line, note.reason): note for part in snapshots for note in part.notes}
     works = [_work(name, snapshots, table, catalog, rejected.values()) for name in first.fields]
-    listed = {(one.name, one.line, one.target) for work in works for one in work.rejected.values()}
-    others = [one for sample, one in rejected.items() if sample not in listed]
+    listed = {(item.name, item.line, item.target) for work in works for item in work.rejected.values()}
+    others = [item for sample, item in rejected.items() if sample not in listed]
     options = {name: value for name, value in first.source.get("options", {}).items() if name != "part"}
     base = NewSnapshot(
         samples=table,
@@ -287,9 +289,9 @@ def _work(
     label, demo = str(first.provenance.get("label", "")), snapshots[0].demo
     recipe = kind.recipe.from_json(first.recipe_json)
     described = Described(recipe=recipe, label=label, provenance=first.provenance, demo=demo)
-    own = [one for one in rejected if one.target == name]
-    rows = match_names(Strings.of(one.label for one in own), table.names).tolist()
-    known = {row: one for row, one in zip(rows, own, strict=True) if row >= 0}
+    of_field = [item for item in rejected if item.target == name]
+    rows = match_names(Strings.of(item.label for item in of_field), table.names).tolist()
+    known = {row: item for row, item in zip(rows, of_field, strict=True) if row >= 0}
     work = field_work(kind, described, None, table, catalog, known)
     for snapshot in snapshots:
         work.noise = join_noise(work.noise, snapshot.fields[name].noise)
