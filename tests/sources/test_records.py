@@ -107,11 +107,6 @@ def cause(record, form):
     return caught.value.slug, caught.value.where
 
 
-def test_a_text():
-    record = mapped({"text": "hi", "meta": float("nan")}, TEXT)
-    assert (record.text, record.messages, record.source, record.line) == ("hi", None, "a.jsonl", 7)
-
-
 def test_alpaca_with_history_joins_instruction_and_input_and_learns_old_answers():
     record = {"instruction": "do", "input": "this", "output": "done", "history": [["q", "a"]], "system": "be kind"}
     assert turns(record, ALPACA) == [
@@ -207,6 +202,19 @@ def shared(*turns_, **more):
     return {"conversations": [{"from": name, "value": value} for name, value in turns_], **more}
 
 
+def answered(**turn):
+    """A question and an answer with further fields."""
+    return {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **turn}]}
+
+
+def called(value):
+    return shared(HUMAN, ("function_call", value))
+
+
+HALF, FIRST_CALL = "\ud800", "messages[1].tool_calls[0]"
+CALL = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\udfff"}'}}
+
+
 @pytest.mark.parametrize(
     ("record", "form", "slug", "where"),
     [
@@ -249,8 +257,30 @@ def shared(*turns_, **more):
         (shared(HUMAN, HUMAN), LF_SHAREGPT, "role-order", "conversations[1].from"),
         (shared(("system", "a")), LF_SHAREGPT, "no-answer", "conversations"),
         (shared(HUMAN), LF_SHAREGPT, "no-answer", "conversations"),
+        (answered(role="user", train=True), OPENAI, "record-field", "messages[1]"),
+        (answered(weight=0.5), OPENAI, "record-field", "messages[1].weight"),
+        (answered(train="no"), OPENAI, "record-field", "messages[1].train"),
+        (answered(loss=False), OPENAI, "record-field", "messages[1].loss"),
+        (answered(train_detail=[{"train": False}]), OPENAI, "record-field", "messages[1].train_detail"),
+        (answered(tool_calls={}), OPENAI, "record-field", "messages[1].tool_calls"),
+        (answered(tool_calls=[{"function": {}}]), OPENAI, "record-field", FIRST_CALL),
+        *(
+            (answered(tool_calls=[{"function": {"name": "f", "arguments": arguments}}]), OPENAI, "record-field",
+             f"{FIRST_CALL}.function.arguments")
+            for arguments in ("[]", "{bad")
+        ),
+        (answered(reasoning_content=float("inf")), OPENAI, "record-field", "messages[1]"),
+        (called("not json"), SHAREGPT, "record-field", "conversations[1].value"),
+        (called('{"name": "f", "arguments": "{bad"}'), SHAREGPT, "record-field",
+         "conversations[1].value[0].arguments"),
+        (called('[{"name": "f"}, {"name": 5}]'), SHAREGPT, "record-field", "conversations[1].value[1]"),
+        (openai(("user", "\\ud is fine"), ("assistant", HALF)), OPENAI, "record-unicode", ""),
+        (openai(*TWO, tools=[{"name": "f", HALF: 1}]), OPENAI, "record-unicode", ""),
+        (openai(*TWO, tools='[{"name": "\\ud800"}]'), OPENAI, "record-unicode", ""),
+        (answered(content=None, tool_calls=[CALL]), OPENAI, "record-unicode", ""),
+        ({"id": HALF, "instruction": "a", "output": "b", "history": [["q", HALF]]}, ALPACA, "record-unicode", ""),
     ],
-)
+)  # fmt: skip
 def test_invalid_records_are_rejected_with_their_field(record, form, slug, where):
     assert cause(record, form) == (slug, where)
 
@@ -319,63 +349,8 @@ def test_a_call_with_a_thought_before_it():
         assert json.loads(dict(message.fields)["tool_calls"])[0]["function"]["name"] == "f"
 
 
-FIRST_CALL = "messages[1].tool_calls[0]"
-
-
 def test_values_for_the_template_of_one_record():
     plain, options = openai(*TWO), {"enable_thinking": False}
     record = mapped({**plain, "chat_template_kwargs": options}, CHAT)
     assert json.loads(record.options) == options
     assert record.content != mapped(plain, CHAT).content
-
-
-@pytest.mark.parametrize(
-    ("turn", "where"),
-    [
-        ({"role": "user", "train": True}, "messages[1]"),
-        ({"weight": 0.5}, "messages[1].weight"),
-        ({"train": "no"}, "messages[1].train"),
-        ({"loss": False}, "messages[1].loss"),
-        ({"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}, "messages[1].train_detail"),
-        ({"tool_calls": {}}, "messages[1].tool_calls"),
-        ({"tool_calls": [{"function": {}}]}, FIRST_CALL),
-        *(
-            ({"tool_calls": [{"function": {"name": "f", "arguments": one}}]}, f"{FIRST_CALL}.function.arguments")
-            for one in ("[]", "{bad")
-        ),
-        ({"reasoning_content": float("inf")}, "messages[1]"),
-    ],
-)
-def test_fields_of_a_turn_are_checked(turn, where):
-    record = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **turn}]}
-    assert cause(record, OPENAI) == ("record-field", where)
-
-
-@pytest.mark.parametrize(
-    ("value", "where"),
-    [
-        ("not json", "conversations[1].value"),
-        ('{"name": "f", "arguments": "{bad"}', "conversations[1].value[0].arguments"),
-        ('[{"name": "f"}, {"name": 5}]', "conversations[1].value[1]"),
-    ],
-)
-def test_invalid_calls_are_rejected_with_their_field(value, where):
-    assert cause(shared(HUMAN, ("function_call", value)), SHAREGPT) == ("record-field", where)
-
-
-HALF = "\ud800"
-CALL = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\udfff"}'}}
-
-
-@pytest.mark.parametrize(
-    ("record", "form"),
-    [
-        (openai(("user", "\\ud is fine"), ("assistant", HALF)), OPENAI),
-        (openai(("user", "a"), ("assistant", "b"), tools=[{"name": "f", HALF: 1}]), OPENAI),
-        (openai(("user", "a"), ("assistant", "b"), tools='[{"name": "\\ud800"}]'), OPENAI),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [CALL]}]}, OPENAI),
-        ({"id": HALF, "instruction": "a", "output": "b", "history": [["q", HALF]]}, ALPACA),
-    ],
-)
-def test_lone_surrogates_are_rejected(record, form):
-    assert cause(record, form) == ("record-unicode", "")
