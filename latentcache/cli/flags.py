@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -68,7 +68,6 @@ Chunk = Annotated[int | None, _shared("--chunk N", "Rows of N tokens cut from jo
 Overflow = Annotated[str | None, _shared("--overflow POLICY", _OVERFLOW)]
 
 
-_S = TypeVar("_S")
 #: Mapping of the options of DATA that were given; None: none was.
 Source = Any
 #: Mapping of the settings of a build that were given, but its data, cache and fields.

@@ -26,22 +26,6 @@ def functions(tree: ast.AST) -> Iterator[Function]:
     return (node for node in ast.walk(tree) if isinstance(node, Function))
 
 
-def dotted(path: str) -> str:
-    """Convert ``latentcache/store/entry.py`` to ``latentcache.store.entry``."""
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-def imports_at_load(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports that run at load time; skip those in functions or for type checkers."""
-    waiting: list[ast.AST] = list(tree.body)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        elif not isinstance(node, Function) and not is_for_type_checkers(node):
-            waiting.extend(ast.iter_child_nodes(node))
-
-
 def is_for_type_checkers(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 

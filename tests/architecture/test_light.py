@@ -62,10 +62,3 @@ def test_reading_commands_import_no_torch(cache, words):
 
 def test_a_check_decodes_no_image(cache):
     assert "PIL" not in imported("verify", cache)[1]
-
-
-def test_python_m_runs_the_same_program():
-    command = [sys.executable, "-m", "latentcache", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "build" in done.stdout

@@ -1,11 +1,9 @@
 """Limits on size, imports and dangerous calls of every module. Each exception has a reason."""
 
 import ast
-from graphlib import CycleError, TopologicalSorter
 from statistics import median
 
-import pytest
-from package_source import PACKAGE, code_lines, dotted, folders, functions, imported_modules, imports_at_load, modules
+from package_source import PACKAGE, code_lines, folders, functions, imported_modules, modules
 
 MAX_FUNCTION_LINES = 60
 MAX_MEDIAN_LINES = 9
@@ -43,20 +41,6 @@ def test_files_and_folders_are_small():
     assert {path: number for path, number in lines.items() if number > MAX_FILE_LINES} == {}
     counts = {folder.name: len(list(folder.glob("*.py"))) for folder in folders()}
     assert {name: number for name, number in counts.items() if number > MAX_FILES} == {}
-
-
-def test_imports_have_no_cycles():
-    known = {dotted(path) for path in modules()}
-    graph = {}
-    for path, tree in modules().items():
-        name = dotted(path)
-        wanted = {one for node in imports_at_load(tree) for one in imported_modules(node)} & known - {name}
-        packages = {other.rpartition(".")[0] for other in wanted}
-        graph[name] = {other for other in wanted if other not in packages or not name.startswith(other + ".")}
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
 def test_the_engine_names_no_kind_of_field():

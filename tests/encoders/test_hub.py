@@ -38,13 +38,6 @@ def test_hub_ids_are_recognized():
     assert expanded("~nobody-of-this-name/x").name == "x"
 
 
-def test_cold_and_warm_hub_caches_give_the_same_folder(hub):
-    calls, _ = hub
-    folder = folder_of("*.json")
-    assert folder.name == "fresh"
-    assert [(call["allow_patterns"], call["revision"]) for call in calls] == [(["*.json"], "fresh")]
-
-
 def test_a_known_revision_needs_no_network(hub):
     calls, _ = hub
     assert folder_of(revision="abc").name == "local"

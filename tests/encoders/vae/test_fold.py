@@ -6,7 +6,6 @@ import torch
 from described_models import described_model
 
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device, conv3d_to_conv2d, load_module
-from latentcache.fields.dtypes import is_finite
 
 
 @pytest.mark.parametrize("name", ["AutoencoderKLQwenImage", "AutoencoderKLWan", "AutoencoderKLHunyuanVideo"])
@@ -24,11 +23,3 @@ def test_every_causal_convolution_is_rewritten_with_equal_latents(name, tiny, im
     assert sum(weight.numel() for weight in module.parameters()) < 0.6 * before
     with pytest.raises(ValueError, match="for single frames was given 2"):
         causal[0](torch.zeros(1, getattr(causal[0], "conv", causal[0]).in_channels, 2, 16, 16))
-
-
-def test_one_frame_needs_no_attention_mask(tiny, images, monkeypatch):
-    from diffusers.models.autoencoders import autoencoder_kl_hunyuan_video as theirs
-
-    monkeypatch.setattr(theirs, "prepare_causal_attention_mask", None)
-    description = described_model(tiny("AutoencoderKLHunyuanVideo"))
-    assert is_finite(VaeEncoder(description, choose_device("cpu")).encode(images))
