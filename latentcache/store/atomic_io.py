@@ -106,6 +106,10 @@ def unreadable(path: Path, error: Exception) -> StoreError:
         return CacheDamagedError(what, where=where, why=why)
     if error.errno in DISK_FULL:
         return as_store_error(error, path)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return StoreError(
+            what, where=where, why=why, fix="ulimit -n 65536, then run again: each shard is an open file"
+        )
     denied = isinstance(error, PermissionError)
     mend = f"chmod -R u+rX {shlex.quote(str(path.parent))}" if denied else "check the disk"
     never = f"if it can never be read again: mv {shlex.quote(where)} elsewhere, then build"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import weakref
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
-from latentcache.store.atomic_io import open_file
+from latentcache.store.atomic_io import open_file, unreadable
 from latentcache.store.gather import File, Ints, Pieces, Reading, Scaling, read_at
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
@@ -115,7 +116,7 @@ class EntryReader:
             except FileNotFoundError:
                 raise MissingEntryError("a shard of this cache is gone", where=path) from None
             except OSError as error:
-                raise CacheDamagedError("a shard cannot be read", where=path, why=str(error)) from error
+                raise unreadable(Path(path), error) from error
             if self._files.setdefault(shard, opened) is not opened:
                 os.close(opened.descriptor)
         return self._files[shard]

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from damaged import flip
 from made_entries import KINDS, item_of, make_cache
 
-from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
+from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, StoreError, UsageError
 from latentcache.store.reader import EntryReader, Gathering
 from latentcache.store.snapshot import open_snapshot
 
@@ -112,6 +113,18 @@ def test_a_truncated_shard_is_an_error(paths, name, keep):
         [reader.read(name, row) for row in range(12)]
 
 
+def test_too_many_open_files_are_no_damage(paths):
+    reader, limits = reader_of(paths), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(StoreError, match=r"data\.mdb cannot be read") as caught:
+            reader.read("plane", 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not isinstance(caught.value, CacheDamagedError)
+    assert caught.value.fix.startswith("ulimit -n")
+
+
 def test_a_shard_that_is_gone_is_missing(paths):
     for shard in ("shard-0", "shard-1"):
         paths.data(shard).unlink()
@@ -120,7 +133,7 @@ def test_a_shard_that_is_gone_is_missing(paths):
     assert "shard-" in caught.value.where
     paths.data("shard-0").symlink_to("data.mdb")
     paths.data("shard-1").symlink_to("data.mdb")
-    with pytest.raises(CacheDamagedError):
+    with pytest.raises(StoreError, match="cannot be read"):
         reader_of(paths).read("plane", 0)
 
 
