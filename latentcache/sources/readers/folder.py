@@ -105,11 +105,9 @@ class _Files:
         videos: bool,
     ) -> None:
         self._layout, self._count = layout, len(first)
-        texts = {
-            *CAPTION_EXTENSIONS,
-            *(ending for image_set in layout.sets for ending in image_set.captions.extensions),
-        }
-        self._wanted = (IMAGE_EXTENSIONS if videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | texts
+        texts = (image_set.captions.extensions for image_set in layout.sets)
+        images = IMAGE_EXTENSIONS if videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS
+        self._wanted = images.union(CAPTION_EXTENSIONS, *texts)
         self._used = layout.used.union(first, *(image_set.files for image_set in layout.sets))
         self.partners, self.findings = Partners(), findings
         self.owners = dict[tuple[int, ...], int]()
@@ -189,9 +187,8 @@ class _Files:
         is_sample = is_image.copy()
         for number in np.flatnonzero(is_image).tolist() if role or _ASIDE in "/".join(names) else ():
             name = prefix + names[number]
-            ending = (
-                "" if role else next((ending for ending in ENDINGS if name.rpartition(".")[0].endswith(ending)), "")
-            )
+            stem = name.rpartition(".")[0]
+            ending = "" if role else next((ending for ending in ENDINGS if stem.endswith(ending)), "")
             is_sample[number] = not (role or ending)
             if role == "outside":
                 words = "images in folders that the layout does not use"
