@@ -63,14 +63,19 @@ class NewSnapshot(Value):
     """When it was made, if not now."""
 
 
-def kept_rows(one: FieldRows, rows: NDArray[np.bool_]) -> FieldRows:
-    """A field with the rows that stay (R,), and with the entries that these need."""
-    needed, entry = np.unique(np.asarray(one.entry)[rows], return_inverse=True)
-    changed: dict[str, Any] = {name: np.asarray(getattr(one, name))[needed] for name in ("key", *ENTRY_TYPES)}
-    changed |= {name: np.asarray(getattr(one, name))[rows] for name in ROW_TYPES}
-    changed |= {"entry": entry.astype(np.int32), "columns": {k: np.asarray(v)[rows] for k, v in one.columns.items()}}
+def kept_rows(rows: FieldRows, chosen: NDArray[np.bool_]) -> FieldRows:
+    """A field with the rows that are chosen (R,), and with the entries that these need."""
+    needed, entry = np.unique(np.asarray(rows.entry)[chosen], return_inverse=True)
+    changed: dict[str, Any] = {name: np.asarray(getattr(rows, name))[needed] for name in ("key", *ENTRY_TYPES)}
+    changed |= {name: np.asarray(getattr(rows, name))[chosen] for name in ROW_TYPES}
+    changed |= {
+        "entry": entry.astype(np.int32),
+        "columns": {k: np.asarray(v)[chosen] for k, v in rows.columns.items()},
+    }
     return replace(
-        one, **changed, ragged_columns={k: picked(*v, np.flatnonzero(rows)) for k, v in one.ragged_columns.items()}
+        rows,
+        **changed,
+        ragged_columns={k: picked(*v, np.flatnonzero(chosen)) for k, v in rows.ragged_columns.items()},
     )
 
 
@@ -134,7 +139,7 @@ def _in_order(number: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[n
 def shard_numbers(catalog: Catalog, known: FieldRows) -> NDArray[np.int32]:
     """Return the position of each shard of a snapshot in the catalog; -1: it is damaged or gone."""
     names = catalog.shards
-    return np.array([names.index(one) if one in names else -1 for one in known.shards], dtype=np.int32)
+    return np.array([names.index(name) if name in names else -1 for name in known.shards], dtype=np.int32)
 
 
 def is_unchanged(new: NewSnapshot, current: Snapshot, provenance: Sequence[str]) -> bool:
@@ -183,8 +188,8 @@ def publish_replacement(paths: CachePaths, old: Snapshot, fields: Iterable[Field
 
 def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[dict[str, Any], bytes]:
     """The manifest without its checksum, and the rejected inputs; ``prints`` of rows and of the file of columns."""
-    rejected = [rejected_line("rejected", one) for one in new.rejected]
-    listed = b"".join([*rejected, *(rejected_line("note", one) for one in new.notes)])
+    rejected = [rejected_line("rejected", rejection) for rejection in new.rejected]
+    listed = b"".join([*rejected, *(rejected_line("note", note) for note in new.notes)])
     manifest = {
         "format": {"name": "latentcache", "version": FORMAT_VERSION},
         "snapshot": number,
@@ -198,13 +203,15 @@ def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[d
         "removed": {name: list(offsets) for name, offsets in new.removed.items()},
         "counts": {
             "samples": len(new.samples),
-            "entries": sum(len(one.offset) for one in new.fields),
+            "entries": sum(len(rows.offset) for rows in new.fields),
             "quarantined": len(rejected),
         },
-        "inputs": {name: [part[1:] for part in sorted(_parts("", one))] for name, one in new.samples.inputs.items()},
+        "inputs": {
+            name: [part[1:] for part in sorted(_parts("", column))] for name, column in new.samples.inputs.items()
+        },
         "columns": {"file": COLUMNS, "checksum": prints[1]},
         "rejected": {"file": REJECTED, "checksum": f"{checksum(listed):016x}"},
-        "fields": {one.name: _described(one) for one in new.fields},
+        "fields": {rows.name: _described(rows) for rows in new.fields},
     }
     more = {"building": new.building, "replaces": new.replaces}
     return manifest | {name: value for name, value in more.items() if value}, listed
@@ -212,48 +219,48 @@ def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[d
 
 def _fingerprint(samples: SampleTable, fields: Iterable[FieldRows]) -> str:
     found = xxhash.xxh3_128()
-    for part in (samples.names.data, samples.names.ends, *(one.content for one in samples.inputs.values())):
+    for part in (samples.names.data, samples.names.ends, *(column.content for column in samples.inputs.values())):
         found.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-    for one in fields:
-        found.update(one.name.encode() + one.recipe_id)
+    for rows in fields:
+        found.update(rows.name.encode() + rows.recipe_id)
         for name in ("sample", "group", "variant", "length"):
-            found.update(np.ascontiguousarray(getattr(one, name), dtype=ROW_TYPES[name]).view(np.uint8).data)
+            found.update(np.ascontiguousarray(getattr(rows, name), dtype=ROW_TYPES[name]).view(np.uint8).data)
     return found.hexdigest()
 
 
 def _needed_shards(new: NewSnapshot) -> NewSnapshot:
     """With the shards that entries need, sorted by name."""
-    used = {number for one in new.fields for number in np.flatnonzero(np.bincount(one.shard)).tolist()}
+    used = {number for rows in new.fields for number in np.flatnonzero(np.bincount(rows.shard)).tolist()}
     order = sorted(used, key=lambda number: new.shards[number])
     if order == list(range(len(order))):
         return replace(new, shards=new.shards[: len(order)])
     position = np.zeros(len(new.shards) + 1, dtype=np.int32)
     position[order] = np.arange(len(order), dtype=np.int32)
-    moved = tuple(replace(one, shard=position[np.asarray(one.shard)]) for one in new.fields)
+    moved = tuple(replace(rows, shard=position[np.asarray(rows.shard)]) for rows in new.fields)
     return replace(new, shards=[new.shards[number] for number in order], fields=moved)
 
 
-def _described(one: FieldRows) -> dict[str, Any]:
+def _described(rows: FieldRows) -> dict[str, Any]:
     return {
-        "kind": one.kind_byte,
-        "packing": one.packing,
-        "recipe": dict(one.recipe_json),
-        "recipe_id": one.recipe_id.hex(),
-        "spec": {item.name: getattr(one.spec, item.name) for item in fields(one.spec)},
-        "groups": [asdict(group) for group in one.groups],
-        "counts": {"entries": len(one.offset), "rows": len(one.sample)},
-        "columns": sorted(one.columns),
-        "ragged_columns": sorted(one.ragged_columns),
-        "provenance": dict(one.provenance),
-        "noise": dict(one.noise),
+        "kind": rows.kind_byte,
+        "packing": rows.packing,
+        "recipe": dict(rows.recipe_json),
+        "recipe_id": rows.recipe_id.hex(),
+        "spec": {item.name: getattr(rows.spec, item.name) for item in fields(rows.spec)},
+        "groups": [asdict(group) for group in rows.groups],
+        "counts": {"entries": len(rows.offset), "rows": len(rows.sample)},
+        "columns": sorted(rows.columns),
+        "ragged_columns": sorted(rows.ragged_columns),
+        "provenance": dict(rows.provenance),
+        "noise": dict(rows.noise),
     }
 
 
-def _field_columns(one: FieldRows) -> dict[str, Any]:
-    columns: dict[str, Any] = {"key": one.key}
-    columns |= {name: _typed(getattr(one, name), dtype) for name, dtype in {**ENTRY_TYPES, **ROW_TYPES}.items()}
-    columns |= {f"columns/{name}": values for name, values in one.columns.items()}
-    for name, (ends, values) in one.ragged_columns.items():
+def _field_columns(rows: FieldRows) -> dict[str, Any]:
+    columns: dict[str, Any] = {"key": rows.key}
+    columns |= {name: _typed(getattr(rows, name), dtype) for name, dtype in {**ENTRY_TYPES, **ROW_TYPES}.items()}
+    columns |= {f"columns/{name}": values for name, values in rows.columns.items()}
+    for name, (ends, values) in rows.ragged_columns.items():
         columns |= {f"ragged/{name}.ends": _typed(ends, "i8"), f"ragged/{name}.values": values}
     return columns
 
@@ -264,21 +271,23 @@ def _typed(values: Any, dtype: str) -> Any:
 
 def _columns(samples: SampleTable, fields: Iterable[FieldRows]) -> dict[str, Any]:
     columns = {"samples/names": samples.names, **_parts("files", samples.files)}
-    for name, one in samples.inputs.items():
-        columns |= _parts(f"inputs/{name}", one)
+    for name, column in samples.inputs.items():
+        columns |= _parts(f"inputs/{name}", column)
     columns |= {f"samples/columns/{name}": values for name, values in samples.columns.items()}
     for rows in fields:
         columns |= {f"fields/{rows.name}/{name}": values for name, values in _field_columns(rows).items()}
     return columns
 
 
-def _parts(prefix: str, one: Files | Input) -> dict[str, Any]:
-    found = {f"{prefix}/{item.name}": getattr(one, item.name) for item in fields(one)}
+def _parts(prefix: str, part: Files | Input) -> dict[str, Any]:
+    found = {f"{prefix}/{item.name}": getattr(part, item.name) for item in fields(part)}
     return {name: values for name, values in found.items() if values is not None}
 
 
-def rejected_line(kind: str, one: Rejected) -> bytes:
+def rejected_line(kind: str, rejected: Rejected) -> bytes:
     """One line of ``rejected.jsonl``."""
-    value = {item.name: getattr(one, item.name) for item in fields(one)} | {"content": one.content.hex()}
+    value = {item.name: getattr(rejected, item.name) for item in fields(rejected)} | {
+        "content": rejected.content.hex()
+    }
     kept = {name: entry for name, entry in value.items() if entry not in ("", 0, (), None)}
     return json.dumps({"type": kind, **kept}, ensure_ascii=True).encode("ascii") + b"\n"

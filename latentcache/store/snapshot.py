@@ -137,8 +137,8 @@ class FieldRows(Value, eq=False):
     def _content(self, sample: NDArray[np.integer]) -> NDArray[np.uint8]:
         """(n, 16) what item keys of these samples are made from."""
         inputs = {
-            name: Input(content=one.content[sample], file=one.file[sample], line=None)
-            for name, one in self.samples.inputs.items()
+            name: Input(content=column.content[sample], file=column.file[sample], line=None)
+            for name, column in self.samples.inputs.items()
             if self.kind is None or name in self.kind.inputs
         }
         if self.kind is not None:
@@ -298,7 +298,7 @@ def _read(paths: CachePaths, number: int) -> Snapshot:
             raise ValueError(f"snapshot {manifest['snapshot']} with shards {shards}")
         file = ColumnFile(folder / COLUMNS, int(manifest["columns"]["checksum"], 16))
         samples = _samples(file, manifest)
-        opened = {name: _field_rows(file, name, one, samples, shards) for name, one in manifest["fields"].items()}
+        fields = {name: _field_rows(file, name, about, samples, shards) for name, about in manifest["fields"].items()}
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecipeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise CacheDamagedError("a snapshot contradicts itself", where=str(folder), why=why) from error
@@ -307,7 +307,7 @@ def _read(paths: CachePaths, number: int) -> Snapshot:
         paths=paths,
         manifest=manifest,
         samples=samples,
-        fields=opened,
+        fields=fields,
         shards=tuple(shards),
         columns=file,
         building=manifest.get("building", 0),
@@ -384,11 +384,11 @@ def _field_rows(
     file: ColumnFile, name: str, about: Mapping[str, Any], samples: SampleTable, shards: Sequence[str]
 ) -> FieldRows:
     at = f"fields/{name}"
-    columns: dict[str, Any] = {one: file[f"{at}/{one}"] for one in ("key", *ENTRY_TYPES, *ROW_TYPES)}
-    for one, values in columns.items():
-        if len(values) != about["counts"]["rows" if one in ROW_TYPES else "entries"]:
-            raise ValueError(f"column {one} of {name} has {len(values)} rows")
-    ragged = [(one, f"{at}/ragged/{one}") for one in about["ragged_columns"]]
+    columns: dict[str, Any] = {column: file[f"{at}/{column}"] for column in ("key", *ENTRY_TYPES, *ROW_TYPES)}
+    for column, values in columns.items():
+        if len(values) != about["counts"]["rows" if column in ROW_TYPES else "entries"]:
+            raise ValueError(f"column {column} of {name} has {len(values)} rows")
+    ragged = [(column, f"{at}/ragged/{column}") for column in about["ragged_columns"]]
     kind = field_kind(name)
     kind = kind if kind is not None and kind.kind == about["kind"] else None
     return FieldRows(
@@ -402,10 +402,10 @@ def _field_rows(
         provenance=about["provenance"],
         noise=about["noise"],
         spec=FieldSpec(**{**about["spec"], "dims": tuple(about["spec"]["dims"])}),
-        groups=tuple(parsed(Group, one) for one in about["groups"]),
+        groups=tuple(parsed(Group, group) for group in about["groups"]),
         shards=tuple(shards),
-        columns={one: file[f"{at}/columns/{one}"] for one in about["columns"]},
-        ragged_columns={one: (file[f"{place}.ends"], file[f"{place}.values"]) for one, place in ragged},
+        columns={column: file[f"{at}/columns/{column}"] for column in about["columns"]},
+        ragged_columns={column: (file[f"{prefix}.ends"], file[f"{prefix}.values"]) for column, prefix in ragged},
         samples=samples,
         **columns,
     )
@@ -421,12 +421,16 @@ def _samples(file: ColumnFile, manifest: Mapping[str, Any]) -> SampleTable:
     inputs = {}
     for name, parts in manifest["inputs"].items():
         at = f"inputs/{name}"
-        found: dict[str, Any] = {part: file[f"{at}/{part}"] for part in parts if part != "text"}
-        inputs[name] = Input(**found, text=file.strings(f"{at}/text") if "text" in parts else None)
+        columns: dict[str, Any] = {part: file[f"{at}/{part}"] for part in parts if part != "text"}
+        inputs[name] = Input(**columns, text=file.strings(f"{at}/text") if "text" in parts else None)
     prefix = "samples/columns/"
-    columns: dict[str, Any] = {name.removeprefix(prefix): file[name] for name in file if name.startswith(prefix)}
+    columns = {name.removeprefix(prefix): file[name] for name in file if name.startswith(prefix)}
     samples = SampleTable(names=file.strings("samples/names"), files=files, inputs=inputs, columns=columns)
-    lengths = {len(samples), *(len(one.content) for one in inputs.values()), *(len(one) for one in columns.values())}
+    lengths = {
+        len(samples),
+        *(len(column.content) for column in inputs.values()),
+        *(len(column) for column in columns.values()),
+    }
     if lengths != {manifest["counts"]["samples"]}:
         raise ValueError(f"columns of samples have lengths {sorted(lengths)}")
     return samples
