@@ -7,7 +7,6 @@ any number of threads: simplejpeg, Pillow and torch's resize release the interpr
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.images.clips import EncodedClip
 from latentcache.images.decode import EncodedImage, cut, encoded_file
-from latentcache.images.resize import pixel_hash, thread_setup
+from latentcache.images.resize import pixel_hash
 from latentcache.sources.causes import fault, hint_for
 from latentcache.sources.formats.rows import close_tables
 from latentcache.sources.places import bytes_of
@@ -43,7 +42,6 @@ class PixelProducer(Producer):
     def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
         self._recipe, self._context, self._groups = recipe, context, context.groups
         self._max_pixels = int(context.options.get("max_pixels", MAX_PIXELS))
-        self._local, self._encodes = threading.local(), threading.get_ident()
 
     def prepare(self, job: Job, data: Mapping[str, bytes]) -> list[Prepared]:
         """See :class:`Producer`."""
@@ -93,10 +91,6 @@ class PixelProducer(Producer):
 
     def _items(self, job: Job, images: Sequence[EncodedImage | EncodedClip], data: bytes) -> list[Prepared]:
         """Decode the last image once, crop once for each group and place, flip the crop where a variant is one."""
-        if not hasattr(self._local, "is_set_up"):  # the first image of a thread, unless it also encodes
-            if threading.get_ident() != self._encodes:
-                thread_setup()
-            self._local.is_set_up = True
         geometry, size, source = self._recipe.geometry, images[0].size, images[-1]
         content = content_hash(data) if geometry.crop == "random" else b""
         places = [_placement(one, self._groups[one.group], size, content, geometry) for one in job.outputs]
