@@ -50,9 +50,8 @@ _STUB_WIDTH, _STUB_LENGTH = 8, 77
 
 def _describe(name: str, settings: PromptSettings, context: DescribeContext) -> Described:
     """Settings that were not given follow the cache."""
-    before = context.recipe if isinstance(context.recipe, PromptRecipe) else None
-    made = context.provenance
-    model = settings.text_encoder or str(made.get("text_encoder") or "")
+    before = _cached_recipe(context)
+    model = settings.text_encoder or str(context.provenance.get("text_encoder") or "")
     if not model:
         named = [one.name for one in fields(settings) if getattr(settings, one.name) is not None]
         raise UsageError(
@@ -61,7 +60,7 @@ def _describe(name: str, settings: PromptSettings, context: DescribeContext) -> 
             fix="--text-encoder=PIPELINE",
             fix_python="text_encoder='PIPELINE'",
         )
-    found = _found(name, model, settings, before, made, context)
+    found = _found(name, model, settings, context)
     recipe, other = found.recipe, context.followed.recipe if context.followed is not None else None
     assert isinstance(recipe, PromptRecipe)
     compute = settings.text_compute_dtype or settings.compute_dtype
@@ -84,38 +83,31 @@ describe_sequence = partial(_describe, "prompt_embeds")
 describe_vector = partial(_describe, "pooled_prompt_embeds")
 
 
-def _found(
-    name: str,
-    model: str,
-    settings: PromptSettings,
-    before: PromptRecipe | None,
-    made: Mapping[str, Any],
-    context: DescribeContext,
-) -> Described:
+def _cached_recipe(context: DescribeContext) -> PromptRecipe | None:
+    """The recipe of the cache."""
+    return context.recipe if isinstance(context.recipe, PromptRecipe) else None
+
+
+def _found(name: str, model: str, settings: PromptSettings, context: DescribeContext) -> Described:
     """The recipe of one output of a model; of the cache if a check does not find its model."""
     if is_stub(model):
         return _stub(name, model)
+    before, provenance = _cached_recipe(context), context.provenance
     if before is None or settings.text_encoder is not None or not context.check:
-        return _pipeline(name, model, settings, before, made, context)
+        return _pipeline(name, model, settings, context)
     try:
-        return _pipeline(name, recorded(model, str(made.get("revision", ""))), settings, before, made, context)
+        return _pipeline(name, recorded(model, str(provenance.get("revision", ""))), settings, context)
     except EncoderError as error:
         lost = not_compared("text encoder", model, error, "--text-encoder PIPELINE")
-        return Described(recipe=before, label=model, provenance=made, not_compared=lost)
+        return Described(recipe=before, label=model, provenance=provenance, not_compared=lost)
 
 
-def _pipeline(
-    name: str,
-    model: str,
-    settings: PromptSettings,
-    before: PromptRecipe | None,
-    made: Mapping[str, Any],
-    context: DescribeContext,
-) -> Described:
+def _pipeline(name: str, model: str, settings: PromptSettings, context: DescribeContext) -> Described:
     """The recipe of one output of a pipeline, with the best precision of this machine."""
-    revision = str(made.get("revision", "")) if made.get("text_encoder") == model else ""
+    provenance = context.provenance
+    revision = str(provenance.get("revision", "")) if provenance.get("text_encoder") == model else ""
     found, path = locate_pipeline(model, name, revision=revision), expanded(model)
-    output, known = found.output, made.get("weights") or {}
+    output, known = found.output, provenance.get("weights") or {}
     if settings.text_length is not None and output.fixed:
         raise UsageError(
             f"{found.cls} takes prompts of {output.length} tokens",
@@ -134,7 +126,7 @@ def _pipeline(
         width=output.width_of({part.name: part.config for part in found.parts}),
         length=output.length if name == "prompt_embeds" else 1,
         trimmed=output.trim,
-        arguments=_arguments(found, before, context),
+        arguments=_arguments(found, context),
         compute_dtype=half if not context.check and on_cuda(context.device) else "float32",
         storage_dtype=half,
     )
@@ -200,9 +192,10 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
     }
 
 
-def _arguments(found: Pipeline, before: PromptRecipe | None, context: DescribeContext) -> tuple[tuple[str, str], ...]:
+def _arguments(found: Pipeline, context: DescribeContext) -> tuple[tuple[str, str], ...]:
     """Return the arguments of ``encode_prompt``, and which libraries clean the text, as canonical JSON."""
     values: dict[str, Any] = dict(found.output.arguments)
+    before = _cached_recipe(context)
     known = dict(before.arguments) if before is not None and before.pipeline == found.cls else {}
     for name in (name for name, value in values.items() if value == FROM_CALL):
         ask, old = context.ask, json.loads(known.get(name, "null"))

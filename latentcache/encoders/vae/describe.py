@@ -78,21 +78,22 @@ def describe(settings: LatentsSettings, context: DescribeContext) -> Described:
         _check_followed(settings, context.followed)
         return context.followed
     settings, trainer = settings.with_trainer()
-    before = context.recipe if isinstance(context.recipe, LatentsRecipe) else None
-    made = context.provenance
+    before, provenance = _cached_recipe(context), context.provenance
     if context.check and before is not None and settings.model is None:
-        model = str(made.get("model") or DEFAULT_MODEL)
+        model = str(provenance.get("model") or DEFAULT_MODEL)
         try:
-            folder = model if model == DEFAULT_MODEL else recorded(model, str(made.get("revision", "")))
-            description = _described(settings, before, {**made, "model": folder}, context)
+            folder = model if model == DEFAULT_MODEL else recorded(model, str(provenance.get("revision", "")))
+            description = _described(settings, replace(context, provenance={**provenance, "model": folder}))
         except EncoderError as error:
             lost = not_compared("VAE", model, error, "--model PATH")
-            return Described(recipe=_of_cache(settings, before), label=model, provenance=made, not_compared=lost)
+            return Described(
+                recipe=_of_cache(settings, before), label=model, provenance=provenance, not_compared=lost
+            )
     else:
-        description = _described(settings, before, made, context)
+        description = _described(settings, context)
     spec, needs_torch = description.spec, description.needs_torch
     profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
-    settings, origin = _with_resolution(settings, before, made, description, context)
+    settings, origin = _with_resolution(settings, description, context)
     recipe = _recipe(settings, before, spec, profile, description.frame_step)
     sizes, notes = recipe.geometry.resolutions, _off_grid(recipe.geometry, before)
     if needs_torch and description.resolution not in (0, *sizes):
@@ -229,17 +230,21 @@ def no_tiling(family: str) -> UnsupportedModelError:
     )
 
 
-def _described(
-    settings: LatentsSettings, before: LatentsRecipe | None, made: Mapping[str, Any], context: DescribeContext
-) -> ModelDescription:
+def _cached_recipe(context: DescribeContext) -> LatentsRecipe | None:
+    """The recipe of the cache."""
+    return context.recipe if isinstance(context.recipe, LatentsRecipe) else None
+
+
+def _described(settings: LatentsSettings, context: DescribeContext) -> ModelDescription:
     """The model, with the precision of the cache or the best one of this machine."""
+    before, provenance = _cached_recipe(context), context.provenance
     old = before.encoder if before else None
-    config = made.get("model_config") if settings.model is None else None
-    chosen = followed(settings, model=made.get("model"), model_config=config)
+    config = provenance.get("model_config") if settings.model is None else None
+    chosen = followed(settings, model=provenance.get("model"), model_config=config)
     if old is not None:
         tiling = old.tiling and settings.model is None  # another model may have no tiles
         chosen = followed(chosen, storage_dtype=old.storage_dtype, latents=old.posterior, tiling=tiling)
-    description = describe_model(chosen, on_cuda=not context.check and on_cuda(context.device), known=made)
+    description = describe_model(chosen, on_cuda=not context.check and on_cuda(context.device), known=provenance)
     if settings.compute_dtype not in (None, "auto"):
         return description
     compute = description.spec.compute_dtype
@@ -254,20 +259,16 @@ def _described(
 
 
 def _with_resolution(
-    settings: LatentsSettings,
-    before: LatentsRecipe | None,
-    made: Mapping[str, Any],
-    description: ModelDescription,
-    context: DescribeContext,
+    settings: LatentsSettings, description: ModelDescription, context: DescribeContext
 ) -> tuple[LatentsSettings, str]:
     """Settings with a resolution, and where it is from; raises UsageError if none is known.
 
     What DATA's configuration asks for counts as given, until an option replaces it or the configuration changes.
     """
-    asked = list(context.asked.get("resolutions", ()))
+    before, asked = _cached_recipe(context), list(context.asked.get("resolutions", ()))
     if settings.resolutions or settings.buckets:
         return settings, "as given"
-    if asked and (before is None or asked != made.get("asked", {}).get("resolutions")):
+    if asked and (before is None or asked != context.provenance.get("asked", {}).get("resolutions")):
         if len(asked) > 1:
             each = ", ".join(map(str, asked))
             raise UsageError(
