@@ -77,8 +77,7 @@ def _value(samples: SampleTable, row: int, state: State) -> str:
     if state == State.REPEATS_CHANGED:
         return f"{repeats_of(samples)[row]} repeats per epoch"
     if state == State.COLUMN_CHANGED:
-        columns = {name: table_values(column[[row]])[0] for name, column in _table_columns(samples).items()}
-        return ", ".join(f"{name} {value}" for name, value in columns.items())
+        return str(_of_table(samples, slice(row, row + 1))[0])
     if state == State.FOCUS_CHANGED:
         return "the point {:g}, {:g}".format(*focus_of(samples)[row].tolist())
     return {State.REMOVED: "the sample", State.UNREADABLE: "a file that can be read"}.get(state, "")
@@ -228,7 +227,7 @@ def _columns(compared: Compared, rows: NDArray[np.intp]) -> None:
     columns[State.FOCUS_CHANGED] = focus_of
     if "caption" in compared.samples.inputs:
         columns[State.CAPTION_CHANGED] = lambda samples: samples.inputs["caption"].content
-    if _table_columns(compared.samples) or _table_columns(compared.now.samples):
+    if any(name.startswith(OF_TABLE) for name in (*compared.samples.columns, *compared.now.samples.columns)):
         columns[State.COLUMN_CHANGED] = _of_table
     columns[State.REPEATS_CHANGED] = repeats_of
     for word, column in columns.items():
@@ -239,19 +238,13 @@ def _columns(compared: Compared, rows: NDArray[np.intp]) -> None:
             state[rows[differs.any(axis=tuple(range(1, differs.ndim)))]] = word
 
 
-def _table_columns(samples: SampleTable) -> dict[str, Any]:
-    """What a metadata table has beside captions, by the name of its column."""
-    names = sorted(name for name in samples.columns if name.startswith(OF_TABLE))
-    return {name.removeprefix(OF_TABLE): samples.columns[name] for name in names}
-
-
-def _of_table(samples: SampleTable) -> NDArray[Any]:
-    """(S,) what a metadata table has beside the caption of each sample, as text."""
-    columns = {name: list(table_values(column)) for name, column in _table_columns(samples).items()}
-    texts = [""] * len(samples)
-    for name, values in columns.items():
-        texts = [f"{text}{', ' if text else ''}{name} {value}" for text, value in zip(texts, values, strict=True)]
-    return np.array(texts, dtype=object)
+def _of_table(samples: SampleTable, rows: slice = slice(None)) -> NDArray[Any]:
+    """(n,) what a metadata table has beside the caption of each sample, as text."""
+    texts = np.array([""] * len(range(len(samples))[rows]), dtype=object)
+    for name in sorted(name for name in samples.columns if name.startswith(OF_TABLE)):
+        label = name.removeprefix(OF_TABLE)
+        texts += [f"{label} {value}; " for value in table_values(samples.columns[name][rows])]
+    return texts
 
 
 def _rejected(
