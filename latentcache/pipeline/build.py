@@ -310,7 +310,9 @@ class _Build:
     def claim(self, plan: BuildPlan, progress: RunResult | None = None) -> None:
         """Record the settings of this build, that open shards are its own, and how far it is."""
         make_folder(self.paths.shards)
-        done = {"field": progress.field, "done": progress.done, "total": progress.total} if progress else {}
+        done: dict[str, Any] = {"field": "entries", "done": 0, "total": plan.to_make}
+        if progress is not None:
+            done = {"field": progress.field, "done": progress.done, "total": progress.total}
         more: dict[str, Any] = {"samples": plan.samples, "allow_failed": plan.allow_failed, "owner": self.owner}
         write_state(self.paths, self.described, self.options, part=plan.part, progress=done, **more)
         self.claimed = time.monotonic()
