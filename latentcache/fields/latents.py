@@ -238,15 +238,6 @@ class LatentsRecipe(FieldRecipe):
         pixels, encoder = asdict(self.pixels), self.encoder.identity()
         return {**self.geometry.identity(), "pixels": pixels, "encoder": encoder}
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields, as JSON values; sizes as ``[height, width]``."""
-        values = super().as_json()
-        values["geometry"]["buckets"] = [[bucket.height, bucket.width] for bucket in self.geometry.buckets]
-        for name in ("clips", "like"):
-            if not values["geometry"][name]:
-                del values["geometry"][name]
-        return values
-
     def group(self, bucket: Size, frames: int = 1) -> Group:
         """The items of one bucket: images, or clips of so many frames."""
         cells, clips = latent_size(bucket, self.encoder.factor), self.geometry.clips
