@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import LatentcacheError, PlanError, UsageError
-from latentcache.fields.protocol import setting
-from latentcache.fields.registry import checked
+from latentcache.fields.settings import checked, setting
 from latentcache.plan.numbers import real
 from latentcache.store.atomic_io import as_store_error, make_folder, read_json, sync_file, sync_folder, write_json
 from latentcache.value import Value

@@ -26,10 +26,9 @@ from latentcache.fields.protocol import (
     FieldRecipe,
     FieldSpec,
     Recipe,
-    Settings,
     WorkSize,
-    setting,
 )
+from latentcache.fields.settings import Settings, setting
 from latentcache.fields.tokenizer import (
     differing_parts,
     from_loaded,

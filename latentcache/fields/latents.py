@@ -41,10 +41,9 @@ from latentcache.fields.protocol import (
     FieldSpec,
     Group,
     ReadSpec,
-    Settings,
     WorkSize,
-    setting,
 )
+from latentcache.fields.settings import Settings, setting
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_table, explicit_table
 from latentcache.geometry.like.kohya import MAX_SIDE, MIN_SIDE, KohyaTable

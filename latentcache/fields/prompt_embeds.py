@@ -28,11 +28,10 @@ from latentcache.fields.protocol import (
     FieldSpec,
     Group,
     ReadSpec,
-    Settings,
     WorkSize,
-    setting,
 )
 from latentcache.fields.registry import load
+from latentcache.fields.settings import Settings, setting
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import canonical_json, content_hash
 

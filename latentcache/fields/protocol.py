@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from importlib import import_module
 from os import PathLike
@@ -347,51 +347,6 @@ class WorkSize(Value):
     """Cost of the items that the encoder gets in one call, if no batch size is given."""
     batch_items: int = 64
     """Number of those items at most."""
-
-
-def setting(
-    text: str,
-    *,
-    flag: str = "",
-    metavar: str = "",
-    choices: Sequence[str] = (),
-    min: int | None = None,
-    max: int | None = None,
-    parse: Callable[[str], Any] | None = None,
-    default: Any = None,
-    asks: bool = True,
-) -> Any:
-    """A field of a settings dataclass, an option of the command line; ``parse`` makes the value of a word.
-
-    ``asks`` is False for an option of another field that this one takes too: alone it does not ask for this field.
-    """
-    known = {
-        "flag": flag,
-        "asks": None if asks else False,
-        "metavar": metavar,
-        "choices": tuple(choices),
-        "min": min,
-        "max": max,
-        "parse": parse,
-    }
-    metadata = {"help": text, **{name: value for name, value in known.items() if value not in (None, "", ())}}
-    return field(default=default, metadata=metadata)
-
-
-class Settings(Value):
-    """Options of a recipe, made with :func:`setting`; ``registry.checked`` checks them."""
-
-    def __repr__(self) -> str:
-        """Show only the options that were given."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-        return f"{type(self).__name__}({shown})"
-
-
-def followed(settings: S, **cached: Any) -> S:
-    """Settings with values of the cache in place of those that were not given."""
-    values = {name: value for name, value in cached.items() if getattr(settings, name) is None}
-    return cast("S", replace(cast("Any", settings), **values))
 
 
 def join_noise(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

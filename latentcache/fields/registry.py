@@ -9,9 +9,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from latentcache.errors import UsageError, option
+from latentcache.errors import UsageError
 from latentcache.fields.protocol import FieldKind
-from latentcache.value import typed_parts
+from latentcache.fields.settings import checked
 
 GROUP = "latentcache.fields"
 #: Environment variable that carries ``--field module:name`` to worker processes; separated by commas.
@@ -86,44 +86,3 @@ def settings_of(field: str, raw: Any) -> Any:
     if not isinstance(raw, Mapping):
         raise UsageError(f"fields={{{field!r}: {raw!r}}}: must be dict", fix=f"fields={{{field!r}: {{}}}}")
     return kind.settings(**checked(kind.settings, raw))
-
-
-def checked(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a settings class: texts are parsed, types and what :func:`setting` says are checked."""
-    known = {one.name: one.metadata for one in fields(kind)}
-    return {name: _checked(kind, name, value, known.get(name)) for name, value in given.items()}
-
-
-def _checked(kind: Any, name: str, value: Any, found: Mapping[str, Any] | None) -> Any:
-    """One argument; ``found`` is the metadata of its setting, None if there is no such setting."""
-    about = found or {}
-    parse, choices, least, most = about.get("parse"), about.get("choices", ()), about.get("min"), about.get("max")
-    if parse and isinstance(value, list | tuple):
-        value = [parse(one) if isinstance(one, str) else one for one in value]
-    elif parse and isinstance(value, str):
-        value = parse(value)
-    try:
-        made = typed_parts(kind, {name: value})[name]
-    except TypeError as error:
-        raise UsageError(str(error), fix=f"leave {name} out{_allowed(about)}") from error
-    for one in [] if made is None else made if isinstance(made, tuple) else [made]:
-        bounds = f"{least} {'or more' if most is None else f'to {most}'}"
-        if choices and one not in choices:
-            problem = "not a known value"
-        elif least is not None and not least <= one <= (one if most is None else most):
-            problem = f"must be {bounds}"
-        else:
-            continue
-        raise UsageError(
-            problem,
-            argument=name,
-            value=one,
-            fix=f"leave {option(name)} out{_allowed(about)}",
-            fix_python=f"leave {name} out{_allowed(about)}",
-        )
-    return made
-
-
-def _allowed(about: Mapping[str, Any]) -> str:
-    words = " or ".join(about.get("choices", ())) or about.get("metavar", "")
-    return f", or give {words}" if words else ""

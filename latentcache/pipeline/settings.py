@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import UsageError
-from latentcache.fields.protocol import setting
-from latentcache.fields.registry import checked, settings_of
+from latentcache.fields.registry import settings_of
+from latentcache.fields.settings import checked, setting
 from latentcache.pipeline.devices import devices_for
 from latentcache.plan.numbers import duration, tolerated
 from latentcache.sources.options import SourceOptions

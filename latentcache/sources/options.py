@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from latentcache.errors import UsageError
-from latentcache.fields.protocol import setting
+from latentcache.fields.settings import setting
 from latentcache.sources.layout import CAPTION_OPTIONS, Layout
 from latentcache.sources.part import Part
 from latentcache.sources.partners import paired_with

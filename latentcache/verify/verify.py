@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, LatentcacheError
 from latentcache.fields.protocol import Described
-from latentcache.fields.registry import checked, load, settings_of
+from latentcache.fields.registry import load, settings_of
+from latentcache.fields.settings import checked
 from latentcache.plan.numbers import whole
 from latentcache.store.garbage import intact_snapshots, shard_use
 from latentcache.store.paths import CachePaths

@@ -23,10 +23,9 @@ from latentcache.fields.protocol import (
     Made,
     Prepared,
     Producer,
-    Settings,
     WorkSize,
-    setting,
 )
+from latentcache.fields.settings import Settings, setting
 from latentcache.images.decode import decode
 
 

@@ -31,7 +31,8 @@ from latentcache.encoders.weights import fingerprint_memo, read_headers, read_js
 from latentcache.errors import EncoderError, UnsupportedModelError, UsageError
 from latentcache.fields.captions import DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.prompt_embeds import PromptRecipe, PromptSettings
-from latentcache.fields.protocol import DescribeContext, Described, followed
+from latentcache.fields.protocol import DescribeContext, Described
+from latentcache.fields.settings import followed
 from latentcache.fields.table import SampleTable
 from latentcache.identity.content import content_hash, json_hash
 from latentcache.value import Value

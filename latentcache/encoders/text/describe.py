@@ -21,7 +21,8 @@ from latentcache.encoders.text.producer import stub_recipe
 from latentcache.encoders.versions import installed
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
-from latentcache.fields.protocol import DescribeContext, Described, followed
+from latentcache.fields.protocol import DescribeContext, Described
+from latentcache.fields.settings import followed
 from latentcache.fields.tokenizer import (
     CLOCK,
     JSON_NAME,

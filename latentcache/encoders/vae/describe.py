@@ -30,7 +30,8 @@ from latentcache.fields.latents import (
     pixels_of,
 )
 from latentcache.fields.paired import mask_recipe
-from latentcache.fields.protocol import DescribeContext, Described, followed
+from latentcache.fields.protocol import DescribeContext, Described
+from latentcache.fields.settings import followed
 from latentcache.value import Value
 
 DEFAULT_MODEL = "demo"

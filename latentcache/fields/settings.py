@@ -1,0 +1,98 @@
+"""Options of fields, builds and exports: declared once, as fields of a dataclass, and checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, fields, replace
+from typing import Any, TypeVar, cast
+
+from latentcache.errors import UsageError, option
+from latentcache.value import Value, typed_parts
+
+S = TypeVar("S")
+
+
+def setting(
+    text: str,
+    *,
+    flag: str = "",
+    metavar: str = "",
+    choices: Sequence[str] = (),
+    min: int | None = None,
+    max: int | None = None,
+    parse: Callable[[str], Any] | None = None,
+    default: Any = None,
+    asks: bool = True,
+) -> Any:
+    """A field of a settings dataclass, an option of the command line; ``parse`` makes the value of a word.
+
+    ``asks`` is False for an option of another field that this one takes too: alone it does not ask for this field.
+    """
+    known = {
+        "flag": flag,
+        "asks": None if asks else False,
+        "metavar": metavar,
+        "choices": tuple(choices),
+        "min": min,
+        "max": max,
+        "parse": parse,
+    }
+    metadata = {"help": text, **{name: value for name, value in known.items() if value not in (None, "", ())}}
+    return field(default=default, metadata=metadata)
+
+
+class Settings(Value):
+    """Options of a recipe, made with :func:`setting`; checked by :func:`checked`."""
+
+    def __repr__(self) -> str:
+        """Show only the options that were given."""
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        return f"{type(self).__name__}({shown})"
+
+
+def followed(settings: S, **cached: Any) -> S:
+    """Settings with values of the cache in place of those that were not given."""
+    values = {name: value for name, value in cached.items() if getattr(settings, name) is None}
+    return cast("S", replace(cast("Any", settings), **values))
+
+
+def checked(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a settings class: texts are parsed, types and what :func:`setting` says are checked."""
+    known = {one.name: one.metadata for one in fields(kind)}
+    return {name: _checked(kind, name, value, known.get(name)) for name, value in given.items()}
+
+
+def _checked(kind: Any, name: str, value: Any, found: Mapping[str, Any] | None) -> Any:
+    """One argument; ``found`` is the metadata of its setting, None if there is no such setting."""
+    about = found or {}
+    parse, choices, least, most = about.get("parse"), about.get("choices", ()), about.get("min"), about.get("max")
+    if parse and isinstance(value, list | tuple):
+        value = [parse(one) if isinstance(one, str) else one for one in value]
+    elif parse and isinstance(value, str):
+        value = parse(value)
+    try:
+        made = typed_parts(kind, {name: value})[name]
+    except TypeError as error:
+        raise UsageError(str(error), fix=f"leave {name} out{_allowed(about)}") from error
+    for one in [] if made is None else made if isinstance(made, tuple) else [made]:
+        bounds = f"{least} {'or more' if most is None else f'to {most}'}"
+        if choices and one not in choices:
+            problem = "not a known value"
+        elif least is not None and not least <= one <= (one if most is None else most):
+            problem = f"must be {bounds}"
+        else:
+            continue
+        raise UsageError(
+            problem,
+            argument=name,
+            value=one,
+            fix=f"leave {option(name)} out{_allowed(about)}",
+            fix_python=f"leave {name} out{_allowed(about)}",
+        )
+    return made
+
+
+def _allowed(about: Mapping[str, Any]) -> str:
+    words = " or ".join(about.get("choices", ())) or about.get("metavar", "")
+    return f", or give {words}" if words else ""
