@@ -93,9 +93,11 @@ class FieldWork:
     @property
     def committed(self) -> int:
         """Distinct items that are committed."""
+        if self.kept is not None:
+            return _distinct_items(self.kept)
         seen = np.zeros(int(self.place.max(initial=-1)) + 2, dtype=np.bool_)
         seen[self.place] = True  # the last one: -1
-        return int(np.count_nonzero(seen[:-1])) - (0 if self.kept is None else _shared(self.kept))
+        return int(np.count_nonzero(seen[:-1]))
 
     @property
     def items(self) -> int:
@@ -278,18 +280,12 @@ def _is_kept(before: FieldRows, plan: FieldPlan, samples: SampleTable, catalog: 
     return catalog.whole.issuperset(before.shards) and before.holds(plan, samples, numbers)
 
 
-def _shared(rows: FieldRows) -> int:
-    """Count the rows whose item an earlier row has."""
-    if rows.packing != "block" and rows.entries == len(rows):
-        return 0
-    entry, start = np.asarray(rows.entry), np.asarray(rows.start)
-    rising = entry[1:] > entry[:-1]
-    if rows.packing == "block":
-        rising |= (entry[1:] == entry[:-1]) & (start[1:] > start[:-1])
-    if rising.all():
-        return 0
-    item = entry.astype(np.int64) << 32 | start if rows.packing == "block" else entry
-    return len(rows) - len(np.unique(item))
+def _distinct_items(rows: FieldRows) -> int:
+    """Number of distinct items of a field: several rows may have one."""
+    if rows.packing != "block":
+        return rows.entries
+    item = np.asarray(rows.entry).astype(np.int64) << 32 | np.asarray(rows.start)
+    return len(item) if (item[1:] > item[:-1]).all() else len(np.unique(item))
 
 
 def usable_items(

@@ -58,7 +58,6 @@ def publish(
         works = [_part_of(work, base.samples, catalog) for work in works]
     catalog.forget()  # the tables of its keys, which nothing looks up any more
     new = _new_snapshot(base, works, catalog, root)
-    catalog.forget()
     unchanged = current is not None and is_unchanged(new, current, _COMPARED)
     number = 0 if unchanged else publish_snapshot(paths, new)
     return BuildReport(
