@@ -428,9 +428,6 @@ class Cache(View):
     def _combined(self, parts: Sequence[Part], mix: Mixture | None, note: str = "") -> Cache:
         return Cache(parts, self.settings, self.checksum, mix, note)
 
-    def _held(self, by: str) -> int:
-        return len(self)
-
     def _check_alike(self, other: Cache) -> None:
         """Fields with equal recipes, and equal read settings, can be in one batch."""
         first = self.snapshots[0]

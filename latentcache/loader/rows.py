@@ -192,10 +192,6 @@ class Rows(View, Dataset[Batch]):
     def _combined(self, parts: Sequence[RowPart], mix: Mixture | None) -> Rows:
         return Rows(parts, self.settings, mix)
 
-    def _held(self, by: str) -> int:
-        """Tokens or documents in all rows."""
-        return self.tokens if by == "tokens" else sum(len(np.unique(plan.document)) for plan in self.row_plans)
-
     def _check_alike(self, other: Rows) -> None:
         if other.settings != self.settings:
             raise UsageError(

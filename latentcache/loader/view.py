@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 Returned = TypeVar("Returned")
-Unit = Literal["rows", "tokens", "documents"]
+Unit = Literal["rows", "tokens"]
 Served = TypeVar("Served", bound="View")
 
 
@@ -198,14 +198,14 @@ def combine(
             once. Counts are exact in every epoch; over the epochs all samples of a source are served equally often.
         samples: Samples (or rows) of an epoch. By default the source with the most for its weight is served exactly
             once, and so every sample of the others at least once.
-        by: Unit of the weights of rows: ``rows``, ``tokens`` or ``documents``.
+        by: Unit of the weights of rows: ``rows`` or ``tokens``.
 
     Raises:
         UsageError: Nothing to combine, fields or settings that differ (they are named), a value that is not allowed,
             or a source that has weights itself.
     """
     found: list[Any] = several("sources", sources, fix="combine([one, other])")
-    choice("by", by, ("rows", "tokens", "documents"))
+    choice("by", by, ("rows", "tokens"))
     if len({type(one) for one in found}) != 1 or not isinstance(found[0], View):
         raise UsageError(
             "combine: needs caches, or rows, and not both", fix="combine([open_cache(a), open_cache(b)])"
@@ -218,7 +218,7 @@ def combine(
         found[0]._check_alike(one)
     first, mix = found[0], None
     if weights is not None:
-        units = None if by == "rows" else [Fraction(len(one), max(one._held(by), 1)) for one in found]
+        units = None if by == "rows" else [Fraction(len(one), one.tokens or len(one)) for one in found]
         mix = mixture([one.name for one in found], list(map(len, found)), weights, samples=samples, units=units)
         pairs = zip(mix.sources, found, strict=True)
         mix = Mixture(sources=tuple(replace(source, parts=len(one.parts)) for source, one in pairs))

@@ -161,7 +161,7 @@ def test_views_are_picklable(fifty):
 def test_combined_views_serve_both_in_exact_proportions(fifty, tmp_path):
     other = opened(documents(tmp_path / "few", texts(10, 40, seed=9))).rows(pad=64)
     one = fifty[1].rows(pad=64)
-    for by, held in (("rows", (50, 10)), ("tokens", (one.tokens, other.tokens)), ("documents", (50, 10))):
+    for by, held in (("rows", (50, 10)), ("tokens", (one.tokens, other.tokens))):
         mixed = combine([one, other], weights=[3, 1], by=by, samples=40)
         counts = [source.samples for source in mixed.plan(batch_size=4).sources]
         assert sum(counts) == 40
