@@ -3,9 +3,8 @@
 import json
 
 import pytest
-import torch
 from bench_gpu import BUDGETS, main
-from gpu_models import MODELS, Scene, encoder_half, images, latents_of
+from gpu_models import MODELS, Scene
 
 TINY = Scene(device="cpu", tiny=True)
 
@@ -22,17 +21,3 @@ def test_every_part_runs(tmp_path):
     assert [row["lost"] for row in found["parts"]["memory"]["rows"]] == [0, 0]
     assert all(row["halvings"] for row in found["parts"]["memory"]["rows"])
     assert "### bars" in (tmp_path / "gpu.md").read_text()
-
-
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_every_model_encodes_with_and_without_the_rewrite(model):
-    with torch.inference_mode():
-        found = [
-            latents_of(
-                model,
-                encoder_half(model, TINY, torch.float32, last=not as_conv2d, as_conv2d=as_conv2d),
-                images(TINY, 1, 64, torch.float32, last=True),
-            )
-            for as_conv2d in (False, model.causal)
-        ]
-    assert torch.allclose(*found, atol=1e-4)

@@ -78,23 +78,6 @@ def test_an_image_is_read_and_decoded_once_for_all_its_outputs(tmp_path, monkeyp
         assert (item.output, item.num_bytes) == (output, expected.nbytes)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda data: data[:-400], "truncated"),
-        (lambda data: b"", "empty"),
-        (lambda data: b"<!doctype html><html>not found</html>", "html"),
-    ],
-)
-def test_an_unusable_file_is_a_failure_with_a_reason(tmp_path, change, reason):
-    path = draw(tmp_path / "a.jpg")
-    path.write_bytes(change(path.read_bytes()))
-    failure = prepare(opened(tmp_path), job("a.jpg"))
-    assert isinstance(failure, Failure)
-    assert failure.reason == reason
-    assert failure.hint
-
-
 def test_a_changed_file_size_is_a_failure(tmp_path):
     draw(tmp_path / "a.png", height=200)
     failure = prepare(opened(tmp_path), job("a.png", size=(80, 70)))
