@@ -237,7 +237,7 @@ class ColumnFile:
             stored_as = {name: form.get("alias", name) for name, form in forms.items()}
             self._described = {name: forms[twin] for name, twin in stored_as.items()}
             self._forms = {name: _form(forms[twin], header, twin, 8 + length) for name, twin in stored_as.items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise self.damaged(f"{type(error).__name__}: {error}") from error
         self._opened: weakref.WeakValueDictionary[str, Column] = weakref.WeakValueDictionary()
 

@@ -64,7 +64,7 @@ def builder_name(path: Path) -> str:
     try:
         holder = json.loads(read_file(path))
         pid, host, since = int(holder["pid"]), str(holder["host"]), str(holder["since"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     reused = pid == os.getpid() and not _held  # the number of a dead build, as containers give it out again
     return "" if reused or _is_dead({"pid": pid, "host": host}) else f"process {pid} on {host} since {since}"
@@ -77,7 +77,7 @@ def check_owner(building: Path, owner: str) -> None:
     """
     if not owner:
         return
-    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
         if json.loads(read_file(building)).get("owner") == owner:
             return
     raise CacheLockedError(
@@ -161,7 +161,7 @@ def _is_still_there(descriptor: int, path: Path) -> bool:
 def _read_holder(descriptor: int) -> dict[str, Any]:
     """Read the record of the holder; one that has just taken the lock gets a moment to write it."""
     for _ in range(_TRIES):
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             return _UNKNOWN | dict(json.loads(os.pread(descriptor, 4096, 0)))
         time.sleep(_WAIT_S)
     return _UNKNOWN

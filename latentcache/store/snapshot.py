@@ -222,7 +222,7 @@ class Snapshot(Value):
             for value in map(json.loads, data.splitlines()):
                 more = {"content": bytes.fromhex(value.get("content", "")), "stat": tuple(value.get("stat", ()))}
                 found[value.pop("type")].append(Rejected(**{**value, **more}))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise unreadable(path, error) from error
         return {name: tuple(values) for name, values in found.items()}
 

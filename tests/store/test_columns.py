@@ -168,6 +168,10 @@ def test_a_crafted_header_is_rejected(tmp_path):
         path.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length : -8] + signed)
         with pytest.raises(CacheDamagedError):
             ColumnFile(path)["one"]
+    text = b"[" * 100_000
+    path.write_bytes(len(text).to_bytes(8, "little") + text + columns_module.checksum(text).to_bytes(8, "little"))
+    with pytest.raises(CacheDamagedError):
+        ColumnFile(path)
 
 
 def test_another_file_than_the_expected_one_is_rejected(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from latentcache.errors import CacheLockedError, CacheReadOnlyError, DiskFullError, StoreError
 from latentcache.store import lock as lock_module
-from latentcache.store.lock import builder_lock, builder_name
+from latentcache.store.lock import builder_lock, builder_name, check_owner
 
 CHILD = [sys.executable, str(Path(__file__).with_name("store_children.py")), "lock"]
 
@@ -48,6 +48,17 @@ def test_a_second_builder_fails_with_the_owner(path, holder):
     assert builder_name(path) == ""
     with builder_lock(path):
         assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{}", "[]", "\udcff"])
+def test_a_lock_file_with_nonsense_names_nobody(path, text):
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert builder_name(path) == ""
+    with builder_lock(path):
+        assert builder_name(path)
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(CacheLockedError):
+        check_owner(path, "one")
 
 
 def test_a_released_lock_keeps_its_file(path):
