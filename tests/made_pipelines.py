@@ -140,11 +140,11 @@ def parts_of(name: str) -> dict[str, Any]:
             return {"text_encoder": t5(), "tokenizer": t5_tokenizer()}
 
 
-def make_pipeline(name: str, folder: Path, *, seed: int = 0, vae: Any = None) -> Any:
-    """Save a pipeline without transformer and scheduler, and return it."""
+def make_pipeline(name: str, folder: Path, *, seed: int = 0, vae: Any = None, **parts: Any) -> Any:
+    """Save a pipeline without transformer and scheduler, and return it; ``parts`` are in the place of its own."""
     torch.manual_seed(seed)
     cls = getattr(diffusers, name)
-    given = parts_of(name) | {"vae": vae}
+    given = parts_of(name) | parts | {"vae": vae}
     parameters = inspect.signature(cls.__init__).parameters
     wanted = {one: None for one in parameters if parameters[one].default is inspect.Parameter.empty and one != "self"}
     more = {"requires_safety_checker": False} if "requires_safety_checker" in parameters else {}

@@ -43,6 +43,8 @@ class Sample(Value, eq=False):
     latents: Sequence[Latent] = ()
     text: Mapping[str, Array] = field(default_factory=dict)
     """Field of the cache -> its item."""
+    tokens: Sequence[int] = ()
+    """Tokens of the caption for each tokenizer of the sequence; 0: unknown."""
 
     @property
     def stem(self) -> str:

@@ -249,12 +249,16 @@ class ImageExport:
     def _sample(self, number: int, *, values: bool = True) -> Sample:
         """A sample, with its latents and its text if ``values``."""
         samples, texts, latents = self._snapshot.samples, dict[str, Any](), list[Latent]()
+        tokens = list[int]()
         if values:
             latents = [self._latent(*rows) for rows in self._rows.get(LATENTS, {}).get(number, ())]
             for name in (TEXT, POOLED):
                 if name in self._wanted:
                     item = self._entries.read(name, int(self._rows[name][number][0][0]))
                     texts[name] = _floats(item, self._snapshot.fields[name].spec.dtype)
+            if TEXT in self._wanted:
+                row, columns = int(self._rows[TEXT][number][0][0]), self._snapshot.fields[TEXT].columns
+                tokens = columns["tokens"][np.array([row])][0].tolist() if "tokens" in columns else []
         return Sample(
             name=samples.names[number],
             target=self._target(number),
@@ -263,6 +267,7 @@ class ImageExport:
             repeats=self._repeats(number),
             latents=latents,
             text=texts,
+            tokens=tokens,
         )
 
     def _latent(self, *rows: int) -> Latent:

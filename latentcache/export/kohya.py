@@ -31,6 +31,8 @@ from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
 LATENTS, TEXT, POOLED = "latents", "prompt_embeds", "pooled_prompt_embeds"
+#: Tokens of CLIP.
+_CLIP_TOKENS = 77
 
 
 class Architecture(Value):
@@ -48,7 +50,9 @@ class Architecture(Value):
     """True if the form of its files changed over time."""
     text: str = ""
     """At the end of the name of a file of text; empty: its text is not exported."""
-    no_text: str = "its text needs token masks, which the cache does not hold"
+    pipeline: str = ""
+    """Pipeline of diffusers whose embeddings are its text."""
+    no_text: str = "its files hold token ids too, which the cache does not hold"
 
 
 ARCHITECTURES = {
@@ -62,9 +66,34 @@ ARCHITECTURES = {
             has_forms=True,
             no_text="sd-scripts caches no text of SD",
         ),
-        Architecture(name="sdxl", suffix="_sdxl", channels=4, scale=0.13025, has_forms=True, text="_te_outputs"),
-        Architecture(name="sd3", suffix="_sd3", channels=16, scale=1.5305, shift=0.0609),
-        Architecture(name="flux", suffix="_flux", channels=16, scale=0.3611, shift=0.1159, is_scaled=True),
+        Architecture(
+            name="sdxl",
+            suffix="_sdxl",
+            channels=4,
+            scale=0.13025,
+            has_forms=True,
+            text="_te_outputs",
+            pipeline="StableDiffusionXLPipeline",
+        ),
+        Architecture(
+            name="sd3",
+            suffix="_sd3",
+            channels=16,
+            scale=1.5305,
+            shift=0.0609,
+            text="_sd3_te",
+            pipeline="StableDiffusion3Pipeline",
+        ),
+        Architecture(
+            name="flux",
+            suffix="_flux",
+            channels=16,
+            scale=0.3611,
+            shift=0.1159,
+            is_scaled=True,
+            text="_flux_te",
+            pipeline="FluxPipeline",
+        ),
         Architecture(name="lumina", suffix="_lumina", channels=16, scale=0.3611, shift=0.1159, is_scaled=True),
         Architecture(name="hunyuan-image", suffix="_hi", channels=64, scale=0.75289),
     )
@@ -138,11 +167,12 @@ class Kohya:
                 why=self._architecture.no_text,
                 fix="--fields latents, and let the trainer encode the text",
             )
-        widths = {shape[-2:] for shape in content.shapes.get(TEXT, ())}
-        if TEXT in content.wanted and any(length != 77 or width != 768 + 1280 for length, width in widths):
+        recipe = content.recipes.get(TEXT)
+        if TEXT in content.wanted and getattr(recipe, "pipeline", "") != self._architecture.pipeline:
             raise UsageError(
-                f"prompt_embeds: text of SDXL has 77 tokens of 2048 values, the cache has {sorted(widths)}",
-                fix="build the text with the pipeline of SDXL and its default length",
+                f"prompt_embeds: a {getattr(recipe, 'pipeline', 'plug-in')} made the text of the cache",
+                why=f"{self._architecture.name} takes that of a {self._architecture.pipeline}",
+                fix="build the text with the pipeline of the model that you train: --text-encoder PIPELINE",
             )
 
     def buckets(self, image: Size) -> Sequence[Size | None]:
@@ -164,7 +194,8 @@ class Kohya:
             size = f"_{sample.size.width:04d}x{sample.size.height:04d}{self._architecture.suffix}"
             found[f"{sample.stem}{'' if self._form == 'stable' else size}.npz"] = partial(self._latents, sample)
         if TEXT in fields:
-            found[f"{sample.stem}{self._architecture.text}.npz"] = partial(_sdxl_text, sample)
+            write = {"sdxl": _sdxl_text, "flux": _flux_text, "sd3": _sd3_text}[self._architecture.name]
+            found[f"{sample.stem}{self._architecture.text}.npz"] = partial(write, sample)
         return found
 
     def settings(self, folder: str, samples: Sequence[tuple[str, int]]) -> Mapping[str, str]:
@@ -205,7 +236,8 @@ class Kohya:
         if self._has_text:
             lines.append(
                 "--cache_text_encoder_outputs --cache_text_encoder_outputs_to_disk --network_train_unet_only;"
-                " shuffle_caption, caption_dropout_rate and caption_tag_dropout_rate must be off"
+                " shuffle_caption, caption_dropout_rate, caption_tag_dropout_rate, apply_t5_attn_mask and"
+                " apply_lg_attn_mask must be off"
             )
         return lines
 
@@ -233,6 +265,48 @@ def _sdxl_text(sample: Sample) -> bytes:
     """The two encoders of SDXL, which diffusers joins: 768 values of the first, 1280 of the other."""
     joined = sample.text[TEXT]
     return npz({"hidden_state1": joined[:, :768], "hidden_state2": joined[:, 768:], "pool2": sample.text[POOLED]})
+
+
+def _flux_text(sample: Sample) -> bytes:
+    """T5 without its attention mask (``apply_t5_attn_mask`` off), as ``FluxPipeline`` encodes; and the mask."""
+    sequence = sample.text[TEXT]
+    return npz(
+        {
+            "l_pooled": sample.text[POOLED],
+            "t5_out": sequence,
+            "txt_ids": np.zeros((len(sequence), 3), np.float32),
+            "t5_attn_mask": _mask(sample, 0, len(sequence)),
+            "apply_t5_attn_mask": np.array(False),
+        }
+    )
+
+
+def _sd3_text(sample: Sample) -> bytes:
+    """Both encoders of CLIP side by side, then T5, all without attention masks; and the masks."""
+    sequence, pooled = sample.text[TEXT], sample.text[POOLED]
+    return npz(
+        {
+            "lg_out": sequence[:_CLIP_TOKENS, : len(pooled)],
+            "lg_pooled": pooled,
+            "t5_out": sequence[_CLIP_TOKENS:],
+            "clip_l_attn_mask": _mask(sample, 0, _CLIP_TOKENS),
+            "clip_g_attn_mask": _mask(sample, 1, _CLIP_TOKENS),
+            "t5_attn_mask": _mask(sample, 2, len(sequence) - _CLIP_TOKENS),
+            "apply_lg_attn_mask": np.array(False),
+            "apply_t5_attn_mask": np.array(False),
+        }
+    )
+
+
+def _mask(sample: Sample, tokenizer: int, length: int) -> Array:
+    """(length,) int64: 1 for a token of the caption, 0 for padding."""
+    if not any(sample.tokens):
+        raise UsageError(
+            "prompt_embeds: was built before tokens were counted",
+            where=sample.name,
+            fix="build the text in a new cache; the latents can stay: --fields latents",
+        )
+    return (np.arange(length) < sample.tokens[tokenizer]).astype(np.int64)
 
 
 def _architecture(recipe: LatentsRecipe, name: str | None) -> Architecture:

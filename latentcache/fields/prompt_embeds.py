@@ -45,6 +45,8 @@ _FIXED_COST = 32
 #: Variant numbers of the prompts of a field.
 EMPTY_VARIANT, NEGATIVE_VARIANT = 255, 254
 _BLOCK = 1 << 14
+#: Tokenizers of a pipeline at most: Stable Diffusion 3 has three.
+MOST_TOKENIZERS = 3
 
 
 class PromptRecipe(FieldRecipe):
@@ -165,7 +167,8 @@ class PromptEmbeds(FieldKind):
     settings: type[Any] = PromptSettings
     recipe = PromptRecipe
     packing = "block"
-    columns = {"cut": ("<u4", ())}  # noqa: RUF012 - never written
+    #: ``tokens``: those of the text for each tokenizer of the field, which gives the attention mask of each.
+    columns = {"cut": ("<u4", ()), "tokens": ("<u2", (MOST_TOKENIZERS,))}  # noqa: RUF012 - never written
     work = WorkSize(unit_cost=1 << 18, unit_jobs=512, batch_cost=1 << 16, batch_items=128)
     encoder = "text encoder"
     describer = "latentcache.encoders.prompt.describe:describe_sequence"

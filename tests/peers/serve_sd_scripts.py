@@ -134,7 +134,12 @@ def _set_strategies(architecture, *, text):
     tokens = torch.zeros(1, 77, dtype=torch.long)  # of no use here: the caption itself is compared
     strategy_base.TokenizeStrategy.set_strategy(MagicMock(tokenize=lambda caption: [tokens]))
     if text:
-        strategy = strategy_sdxl.SdxlTextEncoderOutputsCachingStrategy(True, 1, False)
+        texts = {
+            "sdxl": strategy_sdxl.SdxlTextEncoderOutputsCachingStrategy,
+            "flux": strategy_flux.FluxTextEncoderOutputsCachingStrategy,
+            "sd3": strategy_sd3.Sd3TextEncoderOutputsCachingStrategy,
+        }
+        strategy = texts[architecture](True, 1, False)
         strategy_base.TextEncoderOutputsCachingStrategy.set_strategy(strategy)
 
 

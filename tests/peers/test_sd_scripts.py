@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_pipelines import clip, clip_tokenizer, parts_of, tiny_vae
+from made_pipelines import clip, clip_tokenizer, make_pipeline, t5_tokenizer, tiny_vae
 from small_cache import draw
 
 from latentcache import open_cache
@@ -147,33 +147,59 @@ def test_every_image_is_accepted_and_every_value_is_equal(ten, vaes, tmp_path, a
     assert counts["batches"] == run.plan(sizes).batches
 
 
-def test_text_of_sdxl_is_taken(ten, tmp_path):
-    import diffusers
+PIPELINES = {"sdxl": "StableDiffusionXLPipeline", "flux": "FluxPipeline", "sd3": "StableDiffusion3Pipeline"}
+TEXTS = [("sdxl", "lora-scripts-fdefba9"), *((name, "sd-scripts-58f7b4c") for name in PIPELINES)]
+
+
+@pytest.mark.parametrize(("architecture", "name"), TEXTS)
+def test_text_is_taken_and_every_value_is_equal(ten, tmp_path, architecture, name):
     import transformers
 
+    channels, scale, shift = SCALES[architecture]
     torch.manual_seed(0)
-    projected = clip(transformers.CLIPTextModelWithProjection, hidden=1280, projection=1280)
-    parts = parts_of("StableDiffusionXLPipeline") | {"text_encoder": clip(hidden=768), "text_encoder_2": projected}
-    parts |= {"tokenizer": clip_tokenizer(), "tokenizer_2": clip_tokenizer(), "vae": tiny_vae(), "unet": None}
-    scheduler = diffusers.EulerDiscreteScheduler()
-    diffusers.StableDiffusionXLPipeline(**parts, scheduler=scheduler).save_pretrained(tmp_path / "sdxl")
-    cache = build(ten, tmp_path / "cache", tmp_path / "sdxl")
-    for name in ("sd-scripts-58f7b4c", "lora-scripts-fdefba9"):
-        out = tmp_path / name
-        words = ["export", cache, out, "--to", "kohya", "--release", CHECKOUTS[name]["release"], "--fields", "all"]
-        assert main([*map(str, words)]) == 0
-        served, counts = serve(name, out, "sdxl", "text")
-        assert counts is not None, served
-        loader = open_cache(cache).read(repeats=False, dtype=torch.float32).loader(batch_size=1, seed=None)
-        for row in range(10):
-            batch = loader.batch([row])
-            name_of = batch["names"][0].rpartition("/")[2]
-            first, second, pooled = (
-                next(served[key] for key in served if key.startswith(f"{name_of}@") and key.endswith(f"/text{order}"))
-                for order in range(3)
-            )
-            np.testing.assert_array_equal(np.concatenate([first, second], axis=-1), batch["prompt_embeds"][0].numpy())
-            np.testing.assert_array_equal(pooled, batch["pooled_prompt_embeds"][0].numpy())
+    parts = {"vae": tiny_vae(channels, scale, shift)}
+    if architecture == "sdxl":  # its two encoders are told apart by their widths
+        second = clip(transformers.CLIPTextModelWithProjection, hidden=1280, projection=1280)
+        parts |= {"text_encoder": clip(hidden=768), "text_encoder_2": second}
+    make_pipeline(PIPELINES[architecture], tmp_path / "model", **parts)
+    cache = build(ten, tmp_path / "cache", tmp_path / "model")
+    form = ["--release", CHECKOUTS[name]["release"]] if architecture == "sdxl" else []
+    words = ["export", cache, tmp_path / "out", "--to", "kohya", "--architecture", architecture, "--fields", "all"]
+    assert main([*map(str, words), *form]) == 0
+    served, counts = serve(name, tmp_path / "out", architecture, "text")
+    assert counts is not None, served
+    loader = open_cache(cache).read(repeats=False, dtype=torch.float32).loader(batch_size=1, seed=None)
+    for row in range(10):
+        batch = loader.batch([row])
+        start = f"{batch['names'][0].rpartition('/')[2]}@"
+        found = [served[key] for key in sorted(served) if key.startswith(start) and "/text" in key]
+        embeds, pooled = batch["prompt_embeds"][0].numpy(), batch["pooled_prompt_embeds"][0].numpy()
+        masks = [one(batch["captions"][0]) for one in MASKS[architecture]]
+        for values, expected in zip(found, expected_text(architecture, embeds, pooled, masks), strict=True):
+            np.testing.assert_array_equal(values, expected)
+
+
+def _clip_mask(caption):
+    return clip_tokenizer()(caption, max_length=77, padding="max_length", truncation=True)["attention_mask"]
+
+
+def _t5_mask(length):
+    tokenizer = t5_tokenizer()
+    return lambda caption: tokenizer(caption, max_length=length, padding="max_length", truncation=True)[
+        "attention_mask"
+    ]
+
+
+MASKS = {"sdxl": (), "flux": (_t5_mask(512),), "sd3": (_clip_mask, _clip_mask, _t5_mask(256))}
+
+
+def expected_text(architecture, embeds, pooled, masks):
+    """What the trainer loads, in its order."""
+    if architecture == "sdxl":
+        return [embeds[:, :768], embeds[:, 768:], pooled]
+    if architecture == "flux":
+        return [pooled, embeds, np.zeros((len(embeds), 3)), masks[0]]
+    return [embeds[:77, : len(pooled)], embeds[77:], pooled, *masks]
 
 
 def test_the_form_of_another_release_is_encoded_again(ten, vaes, tmp_path):

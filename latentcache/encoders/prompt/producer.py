@@ -24,7 +24,7 @@ from latentcache.encoders.prompt.describe import Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import tokenizer_of
 from latentcache.fields.dtypes import as_floats, stored
 from latentcache.fields.noise import EXACT, measured
-from latentcache.fields.prompt_embeds import PromptRecipe
+from latentcache.fields.prompt_embeds import MOST_TOKENIZERS, PromptRecipe
 from latentcache.fields.protocol import Made, Prepared, Producer, ProducerContext
 
 #: Tokens of one call of the text encoders, padding included: enough to fill a GPU; on a CPU more is slower.
@@ -89,7 +89,7 @@ class _Stub:
             rows = np.frombuffer(b"".join(seeds), dtype=np.int8).reshape(-1, recipe.width).astype(np.float32)
             rows /= 64
             array = stored(rows if recipe.is_sequence else rows[0], recipe.storage_dtype)
-            found.append((array, {"cut": len(words) - len(kept)}))
+            found.append((array, {"cut": len(words) - len(kept), "tokens": _padded([len(kept)])}))
         return found
 
     def close(self) -> None:
@@ -106,6 +106,13 @@ class _Length(NamedTuple):
     tokens: int
     padded: int
     cut: int
+    each: tuple[int, ...] = ()
+    """Tokens for each tokenizer."""
+
+
+def _padded(tokens: Sequence[int]) -> tuple[int, ...]:
+    """Tokens for as many tokenizers as the column holds."""
+    return (*tokens, *(0,) * (MOST_TOKENIZERS - len(tokens)))
 
 
 class _PipelineEncoder:
@@ -132,7 +139,7 @@ class _PipelineEncoder:
         output, longest = self._output, self._recipe.length
         memos = [(self._folder, self._recipe.compute_dtype, text) for text in texts]
         known = {} if self._recipe.is_sequence else {n: _POOLED.pop(m) for n, m in enumerate(memos) if m in _POOLED}
-        found = {place: (self._stored(value), {"cut": cut}) for place, (value, cut) in known.items()}
+        found = {place: (self._stored(value), columns) for place, (value, columns) in known.items()}
         order = [place for place in range(len(texts)) if place not in found]
         lengths = [_Length(longest, longest, 0)] * len(texts)
         if output.masked:
@@ -148,12 +155,13 @@ class _PipelineEncoder:
             if output.pools:
                 values, pooled = values[0], values[1].cpu()
             for place, value, vector, own in zip(places, values, pooled, seen, strict=True):
+                tokens = _padded(own.each)
                 if vector is not None and len(_POOLED) < _MOST_POOLED:
-                    _POOLED[memos[place]] = vector, own.cut
+                    _POOLED[memos[place]] = vector, {"cut": own.cut, "tokens": tokens}
                 if output.trim and not isinstance(values, list):
                     value = value[: own.tokens]
                 dropped = 0 if output.pads else max(own.tokens - output.drop - longest, 0)
-                found[place] = self._stored(value), {"cut": own.cut + dropped}
+                found[place] = self._stored(value), {"cut": own.cut + dropped, "tokens": tokens}
         return [found[place] for place in range(len(texts))]
 
     def close(self) -> None:
@@ -172,8 +180,14 @@ class _PipelineEncoder:
                 return self._output.run(self._pipe, list(texts), self._device, length, self._arguments)
 
         values, full = self._errors.run(encoded, f"{len(texts)} captions"), self._recipe.length
-        counted = self._seen[: len(texts)]
-        return values, counted if len(counted) == len(texts) else [_Length(full, full, 0)] * len(texts)
+        count = len(texts)
+        if len(self._seen) < count:
+            return values, [_Length(full, full, 0)] * count
+        lengths = [
+            first._replace(each=tuple(length.tokens for length in self._seen[number::count]))
+            for number, first in enumerate(self._seen[:count])
+        ]
+        return values, lengths
 
     def _measured(self, texts: Sequence[str]) -> list[_Length]:
         """The length of each text; the text encoders stop before they run."""
