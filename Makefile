@@ -101,7 +101,7 @@ NATIVE := latentcache/store/gather/_gather.so
 native: $(NATIVE)  ## compile the fast reader (needs a C compiler)
 
 $(NATIVE): latentcache/store/gather/gather.c
-	@$(CC) -O3 -shared -fPIC -pthread -o $@.new $< -lm && mv $@.new $@
+	@$(CC) -O3 -shared -fPIC -o $@.new $< -lm && mv $@.new $@
 
 reader:
 	@$(MAKE) -s native 2>/dev/null || \

@@ -54,7 +54,7 @@ from read_peers import peers
 from latentcache import open_cache
 from latentcache.loader.sample_reader import SampleReader
 from latentcache.loader.values import Affine
-from latentcache.store import gather
+from latentcache.store.reader import Located
 
 COMPUTE_S = 0.004
 STEPS_TIMED = 64
@@ -239,7 +239,7 @@ def step_waits(iterator: Iterator[Any], step: Callable[[], None]) -> list[float]
 
 #: Stage of a batch -> its functions in the package.
 STAGES: dict[str, tuple[Any, str]] = {
-    "read; the library also proves and scales": (gather.Reading, "finish"),
+    "read, prove and scale": (Located, "read"),
     "scale and shift without the library": (Affine, "apply"),
     "names, captions, sizes, keys": (SampleReader, "_chosen"),
 }
@@ -255,8 +255,6 @@ def bench_profile(folder: Path, epochs: int) -> dict[str, float]:
             with contextlib.ExitStack() as stack:
                 for name, (owner, function) in STAGES.items() if number and not depth else ():
                     stack.enter_context(timed(owner, function, spent, name))
-                if not depth:  # the compiled library would read in its own thread
-                    stack.enter_context(replaced(gather.Reading, "begin", lambda _: None))
                 start = time.process_time()
                 for _ in loader:
                     pass
@@ -265,17 +263,6 @@ def bench_profile(folder: Path, epochs: int) -> dict[str, float]:
     found = {name: seconds / batches for name, seconds in spent.items()}
     found["places of the bytes, buffers, the plan"] = totals[0] / batches - sum(found.values())
     return found | {"reading ahead instead of not": (totals[2] - totals[0]) / batches}
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, function: str, other: Any) -> Iterator[None]:
-    """Replace one function during a block."""
-    real = getattr(owner, function)
-    setattr(owner, function, other)
-    try:
-        yield
-    finally:
-        setattr(owner, function, real)
 
 
 @contextlib.contextmanager
@@ -290,8 +277,11 @@ def timed(owner: Any, function: str, spent: dict[str, float], name: str) -> Iter
         finally:
             spent[name] += time.thread_time() - start
 
-    with replaced(owner, function, measured):
+    setattr(owner, function, measured)
+    try:
         yield
+    finally:
+        setattr(owner, function, real)
 
 
 _CHILD = """

@@ -5,7 +5,6 @@ Guarantee: elements that come back are those that were written, or an error name
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -94,13 +93,11 @@ class Documents:
         """Read P documents to places in ``out`` (n,), which is of :attr:`dtype`."""
         self._reader.gather(self.field, self._rows.take(document), out.view(np.uint8), at * self.dtype.itemsize)
 
-    def located(self, document: Ints, start: Ints, length: Ints, at: Ints, room: Any) -> Located:
+    def located(self, document: Ints, start: Ints, length: Ints, at: Ints, room: int) -> Located:
         """Locate pieces of documents; ``room``: elements of the memory that each is read into."""
         width, rows = self.dtype.itemsize, self._rows.take(document)
         return self._reader.located(self.field, rows, at * width, room * width, start, length.astype(np.int64))
 
-    def fresh(self) -> Documents:
-        """The same documents with files of its own."""
-        other = copy(self)
-        other._reader = self._reader.fresh()
-        return other
+    def close(self) -> None:
+        """Close the files; they are opened again when more is read."""
+        self._reader.close()

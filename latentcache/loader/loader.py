@@ -14,8 +14,8 @@ import contextlib
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
@@ -27,9 +27,10 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data import Sampler as TorchSampler
 
 from latentcache.errors import CacheNotFoundError, PlanError, UsageError
+from latentcache.loader.buffers import BufferPool
 from latentcache.loader.device import InFlight, Transfer
 from latentcache.loader.formats import Batch
-from latentcache.loader.prefetch import Work, announced, read_ahead
+from latentcache.loader.prefetch import Readahead, read_ahead
 from latentcache.loader.ranks import check_double_sharding, check_ranks, find_ranks
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder
@@ -38,7 +39,6 @@ from latentcache.plan.numbers import is_whole, real, whole
 from latentcache.plan.resume import Epochs, Position
 from latentcache.plan.samples import BatchIndex, EpochPlan
 from latentcache.store.gather import reader_kind
-from latentcache.store.reader import Place
 
 if TYPE_CHECKING:
     from latentcache.loader.row_reader import RowReader
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     Reader = SampleReader | RowReader
 
-#: Batches that are planned together at most, and their rows.
-_PLANNED, _PLANNED_ROWS = 12, 512
 _SHOWN = 3
 
 
@@ -87,7 +85,7 @@ class Loader:
                 why="a model would learn from the padding: these batches have no labels",
                 fix="remainder='repeat', 'drop' or 'partial', or format='plain', which has is_pad",
             )
-        self._reader = reader.fresh(slots=self._prefetch + 2, device=self._transfer.device.type)
+        self._reader, self._pool = reader, self._buffers(reader, pinned=self._transfer.device.type == "cuda")
         self._epochs, self._position = Epochs(reader.index, batches), Position(seed)
         self._substitutes, self._of_snapshot = Substitutes(on_error), of_snapshot
         self._passes: weakref.WeakSet[Generator[InFlight]] = weakref.WeakSet()
@@ -247,7 +245,7 @@ class Loader:
             ) from error
         if reader is not None and reader.index.identity == state.get("plan_id"):
             self.close()
-            self._reader = reader.fresh(slots=self._prefetch + 2, device=self._transfer.device.type)
+            self._reader = reader
             self._epochs = Epochs(reader.index, self.report.batches)
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -278,7 +276,10 @@ class Loader:
         check_ranks(self.rank, self.world_size, self._found)
         position, plan = self._epochs.begin(self._position)
         self._position, self._sampled, self._named, served = position, False, False, 0
-        batches = read_ahead(lambda first: announced(self._works(plan, first)), self._prefetch)
+        readahead = Readahead()
+        works = (partial(self._step, plan, step, readahead) for step in range(len(plan)))
+        # A bad sample is said and counted once.
+        batches = read_ahead(works, self._prefetch, in_order=self._substitutes.active)
         self._passes.add(batches)
         for batch in batches:
             position.delivered += 1  # before it is handed out: a checkpoint made then has this batch
@@ -321,34 +322,29 @@ class Loader:
     def _make(self, index: BatchIndex) -> Batch:
         return self._transfer.receive(self._in_flight(index))
 
-    def _works(self, plan: EpochPlan, begin: int) -> Iterator[_Step]:
-        """Yield the work of each batch; several are planned at once, which costs little more than one."""
-        plans = not self._substitutes.active  # a bad sample is said and counted once
-        count = max(min(_PLANNED_ROWS // self.report.batches.batch_size, _PLANNED), 1) if plans else 1
-        for first in range(begin, len(plan), count):
-            indices = [plan.batch(step, self.rank) for step in range(first, min(first + count, len(plan)))]
-            works: Iterable[Work[Batch] | None] = repeat(None)
-            if plans:
-                with contextlib.suppress(Exception):  # each is then planned, and fails, when the caller comes to it
-                    works = self._reader.works(indices)
-            yield from map(_Step, repeat(self), indices, works)
+    def _step(self, plan: EpochPlan, step: int, readahead: Readahead) -> InFlight:
+        return self._in_flight(plan.batch(step, self.rank), readahead)
 
-    def _in_flight(self, index: BatchIndex, work: Work[Batch] | None = None) -> InFlight:
+    def _in_flight(self, index: BatchIndex, readahead: Readahead | None = None) -> InFlight:
         """A batch on its way to the device."""
-        reader, is_pad = self._reader, index.is_pad
+        reader, is_pad, on_device = self._reader, index.is_pad, self._transfer.device.type != "cpu"
 
         def read(rows: Ints) -> Batch:
             again = index.again if len(rows) == len(index.rows) else None  # else a sample of its own
-            return reader.works([replace(index, rows=rows, again=again)])[0].finish()
+            work = reader.work(replace(index, rows=rows, again=again), self._pool, on_device=on_device)
+            if readahead is not None:
+                readahead.announce(work.places)
+            return work.read()
 
-        batch = self._substitutes.read(reader.index, index, read) if work is None else work.finish()
+        batch = self._substitutes.read(reader.index, index, read)
         if is_pad is None and self.report.batches.remainder == "pad":
             is_pad = np.zeros(len(index.rows), dtype=np.bool_)
         if is_pad is not None:
             batch["is_pad"] = torch.from_numpy(is_pad)
         if self._meta:
             batch["meta"] = {"epoch": index.epoch, "step_in_epoch": index.step if index.step >= 0 else None}
-        return self._transfer.send(reader.complete(batch, self.format), partial(reader.finish, form=self.format))
+        finish = partial(reader.finish, form=self.format, on_device=on_device)
+        return self._transfer.send(reader.complete(batch, self.format), finish)
 
     def iterable(self) -> LoaderIterable:
         """This loader as a torch ``IterableDataset`` with a length, for trainers that take nothing else.
@@ -365,8 +361,8 @@ class Loader:
         for batches in list(self._passes):
             with contextlib.suppress(ValueError):  # another thread is in it; it goes on
                 batches.close()
-        # Forgotten and not closed: a thread that is still reading could meet another file under a closed number.
-        self._reader = self._reader.fresh(slots=self._prefetch + 2, device=self._transfer.device.type)
+        self._reader.close()
+        self._pool = self._buffers(self._reader, pinned=self._transfer.device.type == "cuda")
 
     def __enter__(self) -> Self:
         return self
@@ -380,13 +376,16 @@ class Loader:
 
     def __getstate__(self) -> dict[str, Any]:
         """A few KiB: another process reads the columns by itself."""
-        return {**vars(self), "_epochs": self.report.batches, "_passes": None, "_of_snapshot": None}
+        return {**vars(self), "_epochs": self.report.batches, "_passes": None, "_of_snapshot": None, "_pool": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _passes=weakref.WeakSet())
         self._epochs = Epochs(self._reader.index, state["_epochs"])
-        device = "cpu" if self._transfer.device.type == "cpu" else "other"  # CUDA may not work in this process
-        self._reader = self._reader.fresh(slots=self._prefetch + 2, device=device)
+        self._pool = self._buffers(self._reader, pinned=False)  # CUDA may not work in this process
+
+    def _buffers(self, reader: Reader, *, pinned: bool) -> BufferPool:
+        """Memory for batches of this loader."""
+        return BufferPool((self._prefetch + 2) * reader.buffers, pinned=pinned)
 
     def _warn(self) -> None:
         """Say what a user would not expect: excluded samples, batches of padding, buckets that are mostly repeats."""
@@ -405,25 +404,6 @@ class Loader:
             )
         for one in lines:
             warnings.warn(one, stacklevel=5)
-
-
-@dataclass(slots=True, eq=False)
-class _Step:
-    """Makes the batch of one step; ``work`` reads it, if that was planned."""
-
-    loader: Loader
-    index: BatchIndex
-    work: Work[Batch] | None
-
-    def places(self) -> Sequence[Place]:
-        return () if self.work is None else self.work.places()
-
-    def begin(self) -> None:
-        if self.work is not None:
-            self.work.begin()
-
-    def finish(self) -> InFlight:
-        return self.loader._in_flight(self.index, self.work)
 
 
 class Sampler(TorchSampler[BatchIndex]):

@@ -8,7 +8,6 @@ and widened to 64 bits for all rows at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +25,7 @@ from latentcache.plan.documents import Ints, begins, joined, loss_spans, spread
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.rows import plan_rows
 from latentcache.plan.samples import BatchIndex, SampleIndex
-from latentcache.store.reader import Gathering, Located, Place
+from latentcache.store.reader import Located, Place
 from latentcache.value import Value
 
 
@@ -60,17 +59,13 @@ class RowPart:
         """File and line of the first document in a row."""
         return self.documents.where(int(self.plan.document[self.plan.pieces(row).start]))
 
-    def fresh(self) -> RowPart:
-        """The same rows with files of its own."""
-        other = copy(self)
-        other.documents = self.documents.fresh()
-        return other
-
 
 class RowReader:
     """Rows of several parts, as a loader reads them; if ``named``, with their names. Picklable."""
 
     excluded, has_labels = 0, True
+    buffers = 2
+    """Buffers of a batch: its tensors, and ids as they are stored."""
 
     def __init__(
         self, parts: Sequence[RowPart], settings: RowSettings, mixture: Mixture | None = None, named: bool = False
@@ -98,21 +93,15 @@ class RowReader:
         learned = all(part.documents.corpus.all_learned for part in self.parts)
         spans = [loss_spans(part.documents.corpus, part.plan) for part in self.parts if not learned]
         self.spans = None if learned else joined(spans, ("first", "last"))
-        self._open(4, "cpu")
-
-    def _open(self, slots: int, device: str) -> None:
-        self.pool, self.scratch = BufferPool(slots, pinned=device == "cuda"), BufferPool(slots)
-        self.counting = np.arange(self.settings.length, dtype=np.int64)
+        self.counting = np.arange(settings.length, dtype=np.int64)
 
     def __reduce__(self) -> Any:
         return RowReader, (self.parts, self.settings, self.mixture, self.named)
 
-    def fresh(self, *, slots: int, device: str) -> RowReader:
-        """The same rows with files and memory of its own."""
-        other = copy(self)
-        other.parts = tuple(part.fresh() for part in self.parts)
-        other._open(slots, device)
-        return other
+    def close(self) -> None:
+        """Close the files; they are opened again when more is read."""
+        for part in self.parts:
+            part.documents.close()
 
     def _identify(self) -> str:
         """Hex digits that name the rows and how they are served."""
@@ -124,33 +113,26 @@ class RowReader:
         part = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self.parts[part].where(row - int(self._starts[part]))
 
-    def works(self, batches: Sequence[BatchIndex]) -> list[RowBatch]:
-        """Batches of one epoch; rows of tokens are the same in every epoch."""
-        return self.planned([one.rows for one in batches])
+    def work(self, batch: BatchIndex, pool: BufferPool, *, on_device: bool) -> RowBatch:
+        """The batch of an index; rows of tokens are the same in every epoch and on every device."""
+        return self.batch(batch.rows, pool)
 
-    def planned(self, rows: Sequence[Ints]) -> list[RowBatch]:
-        """Batches of these rows, which are planned together."""
-        sizes, every = np.array(list(map(len, rows))), np.concatenate(rows)
-        cuts, width = np.cumsum([0, *sizes]), self.settings.length
-        lengths = self.lengths[every]
-        fronts = (np.arange(len(every)) - np.repeat(cuts[:-1], sizes)) * width
+    def batch(self, rows: Ints, pool: BufferPool) -> RowBatch:
+        """A batch of these rows."""
+        width = self.settings.length
+        lengths = self.lengths[rows]
+        fronts = np.arange(len(rows)) * width
         if self.settings.padding_side == "left":
             fronts += width - lengths
-        counts = self.plan.ends[every] - self.begins[every]
-        pieces, ends = spread(self.begins[every], counts), np.concatenate(([0], np.cumsum(counts)))[cuts]
+        counts = self.plan.ends[rows] - self.begins[rows]
+        pieces = spread(self.begins[rows], counts)
         starts = np.repeat(fronts, counts) + self._columns[pieces]
         start, length = self.plan.start[pieces], self.plan.length[pieces]
-        room = np.repeat(np.repeat(sizes, sizes) * width, counts)
-        located = []
-        for number, at, document in split(self._documents, self.plan.document[pieces]):
-            found = self.parts[number].documents.located(document, start[at], length[at], starts[at], room[at])
-            located.append((found, np.searchsorted(at, ends).tolist()))
-        made = []
-        for number, some in enumerate(rows):
-            own, mine = slice(*cuts[number : number + 2]), slice(*ends[number : number + 2])
-            where = [(one, *cut[number : number + 2]) for one, cut in located]
-            made.append(RowBatch(self, some, lengths[own], fronts[own], counts[own], starts[mine], where))
-        return made
+        located = [
+            self.parts[number].documents.located(document, start[at], length[at], starts[at], len(rows) * width)
+            for number, at, document in split(self._documents, self.plan.document[pieces])
+        ]
+        return RowBatch(self, rows, lengths, fronts, counts, starts, located, pool)
 
     def notes(self, title: str) -> list[str]:
         """Nothing: every row is served."""
@@ -176,14 +158,14 @@ class RowReader:
             batch["meta"] |= {"tokens": tokens, "trainable_tokens": learned}
         return row_format(batch, form or "plain", self.settings.field)
 
-    def finish(self, batch: Batch, form: str | None) -> Batch:
+    def finish(self, batch: Batch, form: str | None, *, on_device: bool) -> Batch:
         """Nothing is scaled."""
         return batch
 
 
 @dataclass(slots=True, eq=False)
 class RowBatch:
-    """One of several batches that were planned together: B rows, and the P pieces of their documents."""
+    """B rows, and the P pieces of their documents."""
 
     reader: RowReader
     rows: Ints
@@ -195,26 +177,24 @@ class RowBatch:
     """(B,) pieces of each row."""
     starts: Ints
     """(P,) where each piece begins in memory."""
-    located: list[tuple[Located, int, int]]
+    located: list[Located]
+    pool: BufferPool
 
     def places(self) -> list[Place]:
-        """See ``prefetch.Work``."""
-        return [place for where, first, last in self.located for place in where.places(first, last)]
+        """Where the bytes of all pieces are."""
+        return [place for located in self.located for place in located.places()]
 
-    def begin(self) -> None:
-        """Nothing: what is made of ids is ten times their size, and memory that is held early leaves the cache."""
-
-    def finish(self) -> Batch:
+    def read(self) -> Batch:
         """The batch, (B, L) tensors."""
         reader, settings, width = self.reader, self.reader.settings, self.reader.settings.length
         shape, places, isolated = (len(self.rows), width), len(self.rows) * width, settings.isolated
-        memory = reader.pool.take(places * (28 if isolated else 24))
+        memory = self.pool.take(places * (28 if isolated else 24))
         ids, labels, third = memory[: places * 24].view(np.int64).reshape(3, *shape)
         batch: dict[str, NDArray[Any]] = {settings.field: ids, "labels": labels}
         dtype = reader.parts[0].documents.dtype
-        narrow = reader.scratch.take(places * dtype.itemsize).view(dtype).reshape(shape)
-        for where, first, last in self.located:
-            Gathering(where, first, last, narrow.reshape(-1).view(np.uint8)).finish()
+        narrow = self.pool.take(places * dtype.itemsize).view(dtype).reshape(shape)
+        for located in self.located:
+            located.read(narrow.reshape(-1).view(np.uint8))
         ids[:] = narrow
         self._learn(ids.reshape(-1), labels.reshape(-1))
         if isolated:  # an attention mask would have models of transformers ignore where documents begin

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.fields.protocol import FieldRecipe
+from latentcache.loader.buffers import BufferPool
 from latentcache.loader.documents import Documents
 from latentcache.loader.formats import Batch, check_row_format, collated
 from latentcache.loader.loader import NoSuchRowError, checked_rows
@@ -48,6 +49,7 @@ class Rows(View, Dataset[Batch]):
         super().__init__()
         self.parts, self.settings, self.mixture = tuple(parts), settings, mixture
         self._reader = RowReader(self.parts, settings, mixture)
+        self._pool = BufferPool(4 * self._reader.buffers)
 
     def __reduce__(self) -> Any:
         return Rows, (self.parts, self.settings, self.mixture)
@@ -152,7 +154,7 @@ class Rows(View, Dataset[Batch]):
             CorruptEntryError: A document fails its check.
             MissingEntryError: A shard is gone.
         """
-        return self._reader.planned([checked_rows(rows, len(self))])[0].finish()
+        return self._reader.batch(checked_rows(rows, len(self)), self._pool).read()
 
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""

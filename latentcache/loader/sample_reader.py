@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -42,15 +40,16 @@ from latentcache.loader.values import Affine, posterior, without_team
 from latentcache.plan.documents import Ints
 from latentcache.plan.samples import BatchIndex
 from latentcache.plan.shuffle import drawn_of_samples
+from latentcache.store import gather
 from latentcache.store.gather import Scaling
-from latentcache.store.reader import Checksum, EntryReader, Gathering, Located, Place
+from latentcache.store.reader import Checksum, EntryReader, Located, Place
 
 Epoch = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
 Metadata = dict[tuple[str, str], Any]
 """Field (or the samples) and name of a column -> its values for all samples: (n, ...), or a list of n texts."""
-_Located = tuple[str, Sequence[tuple[int, ...]], Sequence[tuple[Located, Sequence[int]]]]
-"""A field, the (B, ...) of each batch, where items are, and which of those belong to each batch."""
+_Located = tuple[str, tuple[int, ...], Sequence[Located]]
+"""A field, its (B, ...) in a batch, and where the items of each part are."""
 Variants = Mapping[str, Ints]
 """First input of fields -> (n,) variant that each sample is served in; without it the first."""
 #: Variant of a sample whose texts are left out.
@@ -71,12 +70,6 @@ class _Source:
         self.empty: dict[str, int] = {}
         """Row of the empty prompt of fields."""
         self._kept: dict[tuple[str, str], Any] = {}
-
-    def fresh(self) -> _Source:
-        """The same with files and memory of its own."""
-        other = copy(self)
-        other.entries, other._kept = self.entries.fresh(), {}
-        return other
 
     def keys(self, field: str, rows: Ints) -> NDArray[np.uint8]:
         """(n, 32) item keys."""
@@ -129,7 +122,9 @@ class SampleReader:
         self._read_recipes()
         self._check_stored()
         self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
-        self._open(4, "cpu")
+        self._scalings = self._scaled_as_read()
+        self.buffers = max(len(self.fields), 1)
+        """Buffers of a batch."""
 
     def check_format(self, name: str | None) -> str | None:
         """The format, if it fits; see ``formats.check_sample_format``."""
@@ -157,78 +152,65 @@ class SampleReader:
             )
         return lines
 
-    def works(self, batches: Sequence[BatchIndex]) -> list[SampleBatch]:
-        """Batches of one epoch: drawn where a posterior is stored; for a device as stored, else scaled and cast."""
-        epoch = batches[0].seed, batches[0].epoch
-        counts = [len(batch.rows) for batch in batches]
-        ends = [0, *accumulate(counts)]
-        split = self._selection.split(np.concatenate([batch.rows for batch in batches]))
-        times = None  # of one plan: all batches have them, or none
-        if batches[0].again is not None:
-            times = np.concatenate([batch.again for batch in batches])
+    def work(self, batch: BatchIndex, pool: BufferPool, *, on_device: bool) -> SampleBatch:
+        """A batch: drawn where a posterior is stored; for a device as stored, else scaled and cast."""
+        epoch = batch.seed, batch.epoch
+        parts = self._selection.split(batch.rows)
         chosen = [
-            self._chosen(self._sources[number], local, None if times is None else times[at], epoch)
-            for number, at, local in split
+            self._chosen(self._sources[number], local, None if batch.again is None else batch.again[at], epoch)
+            for number, at, local in parts
         ]
-        found = _merged([at for _, at, _ in split], [described for _, described in chosen])
-        buckets = [self.index.buckets[batch.bucket] for batch in batches]
+        columns = _merged([at for _, at, _ in parts], [described for _, described in chosen])
+        bucket, count = self.index.buckets[batch.bucket], len(batch.rows)
         if "target_size" in self.metadata:
-            found[SAMPLES, "target_size"] = np.repeat([bucket.size[1:] for bucket in buckets], counts, axis=0)
-        fields = []
+            columns[SAMPLES, "target_size"] = np.tile(np.array(bucket.size[1:]), (count, 1))
+        fields, shapes = list[_Located](), dict(bucket.shapes)
         for name in self.fields:
-            shapes = [dict(bucket.shapes).get(name, ()) for bucket in buckets]
-            rows = [
-                (self._sources[number], at, one[name])
-                for (number, at, _), (one, _) in zip(split, chosen, strict=True)
+            items = [
+                (self._sources[number], at, rows[name])
+                for (number, at, _), (rows, _) in zip(parts, chosen, strict=True)
             ]
-            fields.append(self._located(name, rows, ends, shapes, found))
-        return [
-            SampleBatch(self, fields, found, number, slice(*ends[number : number + 2]), epoch)
-            for number in range(len(batches))
-        ]
+            fields.append(self._located(name, items, count, shapes.get(name, ()), columns))
+        return SampleBatch(self, fields, columns, epoch, pool, on_device=on_device)
 
     def complete(self, batch: Batch, form: str | None) -> Batch:
         """The batch; :meth:`finish` names all of it."""
         return batch
 
-    def finish(self, batch: Batch, form: str | None) -> Batch:
+    def finish(self, batch: Batch, form: str | None, *, on_device: bool) -> Batch:
         """The batch in a format. On a device, scale, shift and cast, in place where the type stays."""
-        for name in self._values if self._on_device else ():
-            batch[name] = self._valued(name, batch[name])
+        for name in self._values if on_device else ():
+            batch[name] = self._valued(name, batch[name], None)
         return sample_format(batch, form)
 
-    def _valued(self, name: str, stored: torch.Tensor) -> torch.Tensor:
-        """The values that a model trains on, of values as they are stored or drawn."""
+    def _valued(self, name: str, stored: torch.Tensor, pool: BufferPool | None) -> torch.Tensor:
+        """The values that a model trains on, of values as they are stored or drawn; ``pool``: for memory here."""
         affine, dtype = self._values[name]
         if stored.dtype == dtype and not affine.changes:
             return stored
         out = stored
-        if stored.dtype != dtype and stored.device.type == "cpu":
-            out = torch.from_numpy(self._pool.take(stored.numel() * dtype.itemsize)).view(dtype)
+        if stored.dtype != dtype and pool is not None:
+            out = torch.from_numpy(pool.take(stored.numel() * dtype.itemsize)).view(dtype)
         elif stored.dtype != dtype:
             out = stored.new_empty(0, dtype=dtype)
         return affine.apply(stored, out)
 
-    def fresh(self, *, slots: int, device: str) -> SampleReader:
-        """The same samples with files and memory of its own, for a kind of device."""
-        other = copy(self)
-        other._open(slots, device)
-        return other
+    def close(self) -> None:
+        """Close the files; they are opened again when more is read."""
+        for source in self._sources:
+            source.entries.close()
 
     def __reduce__(self) -> Any:
         return SampleReader, (self._selection, self._checksum)
 
-    def _open(self, slots: int, device: str) -> None:
-        self._on_device = device != "cpu"
-        self._sources = [source.fresh() for source in self._sources]
-        self._pool = BufferPool(slots * max(len(self.fields), 1), pinned=device == "cuda")
-        self._scaled: dict[str, Scaling] = {}
-        """Fields that are scaled as they are read, by the compiled library."""
-        for name, (affine, dtype) in self._values.items() if not self._on_device else ():
+    def _scaled_as_read(self) -> dict[str, Scaling]:
+        """Fields that the compiled library can scale as they are read."""
+        scalings = {}
+        for name, (affine, dtype) in self._values.items():
             spec = self._specs[name]
             if not spec.ragged and not self._draws[name] and getattr(torch, spec.dtype) == dtype:
-                scaling = affine.scaling(spec.dtype)
-                self._scaled |= {} if scaling is None else {name: scaling}
+                scalings[name] = affine.scaling(spec.dtype)
+        return {name: scaling for name, scaling in scalings.items() if scaling is not None}
 
     def _chosen(
         self, source: _Source, local: Ints, times: Ints | None, epoch: Epoch
@@ -308,23 +290,18 @@ class SampleReader:
         self,
         name: str,
         items: Sequence[tuple[_Source, Ints, Ints]],
-        ends: Sequence[int],
-        shapes: Sequence[tuple[int, ...]],
-        found: Metadata,
+        count: int,
+        shape: tuple[int, ...],
+        columns: Metadata,
     ) -> _Located:
-        """Locate the items of a field for batches that end at these places and have items of these shapes."""
-        spec, counts, lengths = self._specs[name], np.diff(ends), found.get((name, "length"))
+        """Locate the items of a field for a batch of ``count`` items of this shape."""
+        lengths = columns.get((name, "length"))
         if lengths is not None:
-            shapes = [(self._lengths[name], *self._snapshot.fields[name].groups[0].shape[1:])] * len(counts)
-        width = numpy_dtype(spec.dtype).itemsize
-        size = np.repeat([math.prod(shape) * width for shape in shapes], counts)
-        front, room = (np.arange(ends[-1]) - np.repeat(ends[:-1], counts)) * size, np.repeat(counts, counts) * size
-        parts = [
-            (source.entries.located(name, rows, front[at], room[at]), np.searchsorted(at, ends).tolist())
-            for source, at, rows in items
-        ]
-        full = [(count, *shape) for count, shape in zip(counts.tolist(), shapes, strict=True)]
-        return name, full, parts
+            shape = (self._lengths[name], *self._snapshot.fields[name].groups[0].shape[1:])
+        size = math.prod(shape) * numpy_dtype(self._specs[name].dtype).itemsize
+        front = np.arange(count) * size
+        parts = [source.entries.located(name, rows, front[at], count * size) for source, at, rows in items]
+        return name, (count, *shape), parts
 
     def prompt(self, text: str) -> Batch:
         """The items of a prompt that belongs to fields and to no sample, (1, ...) each, with masks."""
@@ -334,8 +311,8 @@ class SampleReader:
             if row[0] < 0:
                 continue
             described: Metadata = {(name, "length"): source.lengths(name, row)} if self._specs[name].ragged else {}
-            found = self._located(name, [(source, none, row)], (0, 1), [fields[name].groups[0].shape], described)
-            batch |= SampleBatch(self, [found], described, 0, slice(0, 1), (0, 0)).finish()
+            located = self._located(name, [(source, none, row)], 1, fields[name].groups[0].shape, described)
+            batch |= SampleBatch(self, [located], described, (0, 0), BufferPool(1), on_device=False).read()
         if not batch:
             stored = sorted(
                 {one for field in fields.values() if field.recipe for one in field.recipe.read_time.prompts}
@@ -429,86 +406,70 @@ class SampleReader:
 
 
 class SampleBatch:
-    """One of several batches that were planned together: its number, and its own samples among those of all."""
+    """The samples of a batch: where their items are, and what describes them."""
 
     def __init__(
         self,
         reader: SampleReader,
         fields: Sequence[_Located],
-        described: Metadata,
-        number: int,
-        own: slice,
+        columns: Metadata,
         epoch: Epoch,
+        pool: BufferPool,
+        *,
+        on_device: bool,
     ) -> None:
-        self._reader, self._fields, self._number, self._own, self._epoch = reader, fields, number, own, epoch
-        self._described = {name: values[own] for name, values in described.items()}
-        self._begun: list[tuple[str, torch.Tensor, list[Gathering]]] | None = None
+        self._reader, self._fields, self._columns, self._epoch = reader, fields, columns, epoch
+        self._pool, self._on_device = pool, on_device
 
     def places(self) -> list[Place]:
-        """See ``prefetch.Work``."""
-        parts = [part for _, _, parts in self._fields for part in parts]
-        return [place for one, ends in parts for place in one.places(*ends[self._number : self._number + 2])]
+        """Where the bytes of all items are."""
+        return [place for _, _, parts in self._fields for located in parts for place in located.places()]
 
-    def begin(self) -> None:
-        """Take memory and have the compiled library begin, if it is there. Errors as :meth:`finish`."""
-        self._begun = [self._field(*field) for field in self._fields]
-
-    def finish(self) -> Batch:
+    def read(self) -> Batch:
         """The batch."""
-        if self._begun is None:
-            self.begin()
-        begun, self._begun, described, batch = self._begun or [], None, self._described, Batch()
-        for name, stored, gatherings in begun:
-            for gathering in gatherings:
-                gathering.finish()
-            batch[name] = self._values(name, stored)
-            if (name, "length") in described:
-                batch[f"{name}_mask"] = torch.from_numpy(
-                    np.arange(stored.shape[1]) < described[name, "length"][:, None]
-                )
-        for name in self._reader.metadata:
-            if name == "keys" and (SAMPLES, "names") in described:  # not of a prompt
-                batch[name] = {field: torch.from_numpy(described[field, "key"]) for field in self._reader.fields}
-            elif (SAMPLES, name) in described:
-                found = described[SAMPLES, name]
-                batch[name] = found if isinstance(found, list) else torch.from_numpy(found)
+        reader, columns = self._reader, self._columns
+        batch: Batch = {name: self._values(name, shape, parts) for name, shape, parts in self._fields}
+        for name, (_, longest, *_), _ in self._fields:
+            if (name, "length") in columns:
+                batch[f"{name}_mask"] = torch.from_numpy(np.arange(longest) < columns[name, "length"][:, None])
+        for name in reader.metadata:
+            if name == "keys" and (SAMPLES, "names") in columns:  # not of a prompt
+                batch[name] = {field: torch.from_numpy(columns[field, "key"]) for field in reader.fields}
+            elif (SAMPLES, name) in columns:
+                values = columns[SAMPLES, name]
+                batch[name] = values if isinstance(values, list) else torch.from_numpy(values)
         return batch
 
-    def _field(
-        self, name: str, shapes: Sequence[tuple[int, ...]], parts: Sequence[tuple[Located, Sequence[int]]]
-    ) -> tuple[str, torch.Tensor, list[Gathering]]:
-        """(B, ...) of a field, on its way."""
-        reader, shape, spec = self._reader, shapes[self._number], self._reader._specs[name]
-        kind, dtype = numpy_dtype(spec.dtype), getattr(torch, spec.dtype)
-        memory = reader._pool.take(math.prod(shape) * kind.itemsize)
-        values = memory.view(kind).reshape(shape)
-        if (name, "length") in self._described:
-            for item, length in zip(values, self._described[name, "length"].tolist(), strict=True):
+    def _values(self, name: str, shape: tuple[int, ...], parts: Sequence[Located]) -> torch.Tensor:
+        """(B, ...) of a field; drawn, scaled and cast, unless a device does it."""
+        reader, spec, draw = self._reader, self._reader._specs[name], self._reader._draws[name]
+        stored_type, dtype = numpy_dtype(spec.dtype), getattr(torch, spec.dtype)
+        memory = self._pool.take(math.prod(shape) * stored_type.itemsize)
+        values = memory.view(stored_type).reshape(shape)
+        if (name, "length") in self._columns:
+            for item, length in zip(values, self._columns[name, "length"].tolist(), strict=True):
                 item[length:] = spec.pad_value
-        gatherings = []
-        for located, ends in parts:
-            first, last = ends[self._number : self._number + 2]
-            if first < last:
-                gatherings.append(Gathering(located, first, last, memory, reader._scaled.get(name)))
-                gatherings[-1].begin()
+        is_valued = name in reader._values and not self._on_device
+        scaling = reader._scalings.get(name) if is_valued and gather.LIBRARY is not None else None
+        for located in parts:
+            located.read(memory, scaling)
         stored = torch.from_numpy(values)
-        return name, stored if stored.dtype == dtype else stored.view(dtype), gatherings  # as bfloat16
-
-    def _values(self, name: str, stored: torch.Tensor) -> torch.Tensor:
-        """Draw, scale and cast stored values, unless this was done before or a device does it."""
-        reader, shape, draw = self._reader, stored.shape, self._reader._draws[name]
-        values = name in reader._values and name not in reader._scaled and not reader._on_device
-        if draw is None and not values:
+        stored = stored if stored.dtype == dtype else stored.view(dtype)  # as bfloat16
+        if scaling is not None or (draw is None and not is_valued):
             return stored
         with without_team():
-            if draw is not None and (name, "key") in self._described:
-                half = (shape[0], shape[1] // 2, *shape[2:])
-                drawn = torch.from_numpy(reader._pool.take(math.prod(half) * 4)).view(torch.float32).view(half)
-                posterior(
-                    stored, self._described[name, "key"], drawn, draw, self._epoch, self._described[SAMPLES, "again"]
-                )
-                stored = drawn
-            return reader._valued(name, stored) if values else stored
+            if draw is not None and (name, "key") in self._columns:
+                stored = self._drawn(name, stored, draw)
+            return reader._valued(name, stored, self._pool) if is_valued else stored
+
+    def _drawn(self, name: str, moments: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """(B, C, ...) float32 of stored posteriors (B, 2C, ...)."""
+        count, channels, *rest = moments.shape
+        shape = (count, channels // 2, *rest)
+        drawn = torch.from_numpy(self._pool.take(math.prod(shape) * 4)).view(torch.float32).view(shape)
+        keys, again = self._columns[name, "key"], self._columns[SAMPLES, "again"]
+        posterior(moments, keys, drawn, draw, self._epoch, again)
+        return drawn
 
 
 def _merged(at: Sequence[Ints], parts: Sequence[Metadata]) -> Metadata:

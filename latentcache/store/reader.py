@@ -2,14 +2,14 @@
 
 With ``checksum="first"`` each entry is proven when this process first reads it, with ``"always"`` on each read. Its
 payload is compared with its checksum in the snapshot's columns. These columns have checksums too.
-LMDB is not opened, and only the compiled library maps shards, so a file that is cut short is an error. A reader is
-safe across ``fork``, ``spawn``, threads and pickling.
+LMDB is not opened and nothing is mapped, so a file that is cut short is an error. A reader is safe across ``fork``,
+``spawn``, threads and pickling.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntr
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import open_file, unreadable
-from latentcache.store.gather import File, Ints, Pieces, Reading, Scaling, read_at
+from latentcache.store.gather import Ints, Scaling, read_at, read_pieces, scale_pieces
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
 
@@ -59,14 +59,23 @@ class _Field:
         return self.shard[entry], offset, count * width
 
 
+class _File:
+    """An open shard, which closes when nothing refers to it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # os may be gone already
+        close(self.descriptor)
+
+
 class EntryReader:
     """Reads the items of one snapshot. Picklable; opens its files on first use in each process."""
 
     def __init__(self, paths: CachePaths, snapshot: Snapshot, *, checksum: Checksum = "first") -> None:
         self.paths, self.snapshot, self.checksum = paths, snapshot, checksum
         self._fields: dict[str, _Field] = {}
-        self._files: dict[int, File] = {}
-        weakref.finalize(self, _close_all, self._files).atexit = False  # the system does it then
+        self._files: dict[int, _File] = {}
 
     def gather(self, field: str, rows: Ints, out: Any, at: Ints) -> None:
         """Read rows (n,) of a field straight into memory ``out`` (m,), and prove them.
@@ -74,20 +83,24 @@ class EntryReader:
         ``at`` (n,) is the byte of ``out`` at which each begins; bytes between them are left as they are. Raises
         CorruptEntryError, MissingEntryError, CacheDamagedError.
         """
-        Gathering(self.located(field, rows, at, len(out)), 0, len(rows), out).finish()
+        self.located(field, rows, at, len(out)).read(out)
 
     def located(
-        self, field: str, rows: Ints, at: Ints, room: Any, start: Ints | None = None, length: Ints | None = None
+        self, field: str, rows: Ints, at: Ints, room: int, start: Ints | None = None, length: Ints | None = None
     ) -> Located:
-        """Locate items, or elements of them along the ragged axis, to be read by :class:`Gathering`.
+        """Locate items, or elements of them along the ragged axis, to be read into ``room`` bytes of memory.
 
-        Arguments and errors as :meth:`gather`; ``room`` is the memory that each is read into, in bytes.
+        Arguments and errors as :meth:`gather`.
         """
         one = self._field(field)
         shard, offset, size = one.segments(rows, start, length)
         if len(at) and (int(at.min()) < 0 or bool((at + size > room).any())):
             raise IndexError(f"items of {field} do not fit into the memory")
-        return Located(self, one, rows, not one.packed and start is None, *self._opened(shard), offset, size, at)
+        files, descriptor = self._opened(shard)
+        pieces = np.empty((4, len(offset)), dtype=np.int64)
+        for number, column in enumerate((descriptor, offset, size, at)):
+            pieces[number] = column
+        return Located(self, one, rows, files, pieces, whole=not one.packed and start is None)
 
     def read(self, field: str, row: int) -> NDArray[Any]:
         """One item, as an array of its own. Errors as :meth:`gather`."""
@@ -107,29 +120,22 @@ class EntryReader:
             )
         one.proven[entries] = True
 
-    def file(self, shard: int) -> File:
-        """A shard, opened on first use. There is no lock: a fork could inherit it held; of two threads one wins."""
-        if shard not in self._files:
+    def file(self, shard: int) -> _File:
+        """A shard, opened on first use. There is no lock, which a fork could inherit held."""
+        file = self._files.get(shard)
+        if file is None:
             path = self._path(shard)
             try:
-                opened = File(open_file(path))
+                file = self._files.setdefault(shard, _File(open_file(path)))
             except FileNotFoundError:
                 raise MissingEntryError("a shard of this cache is gone", where=path) from None
             except OSError as error:
                 raise unreadable(Path(path), error) from error
-            if self._files.setdefault(shard, opened) is not opened:
-                os.close(opened.descriptor)
-        return self._files[shard]
-
-    def fresh(self) -> EntryReader:
-        """The same items with files of its own; what is known of entries is shared, and which were proven."""
-        other = EntryReader(self.paths, self.snapshot, checksum=self.checksum)
-        other._fields = self._fields
-        return other
+        return file
 
     def close(self) -> None:
-        """Close the files. The reader opens them again when it is asked for more."""
-        _close_all(self._files)
+        """Close the files, once what is being read is read. The reader opens them again when it is asked for more."""
+        self._files = {}
 
     def __reduce__(self) -> Any:
         return partial(EntryReader, checksum=self.checksum), (self.paths, self.snapshot)
@@ -149,19 +155,21 @@ class EntryReader:
             return np.arange(len(rows))
         return np.flatnonzero(~one.proven[one.entry[rows]])
 
-    def _opened(self, shards: Ints) -> tuple[list[File], Ints | int]:
-        """The files of n items, opened on first use, and (n,) which of them each is in."""
-        if (shards == shards[:1]).all():
-            return [self.file(int(shard)) for shard in shards[:1]], 0
-        known, own = np.unique(shards, return_inverse=True)
-        return [self.file(shard) for shard in known.tolist()], own
+    def _opened(self, shards: Ints) -> tuple[list[_File], Ints | int]:
+        """The files of n items, and (n,) their descriptors, or the one of all."""
+        if len(shards) and (shards == shards[0]).all():
+            file = self.file(int(shards[0]))
+            return [file], file.descriptor
+        numbers, position = np.unique(shards, return_inverse=True)
+        files = [self.file(number) for number in numbers.tolist()]
+        return files, np.array([file.descriptor for file in files], dtype=np.int64)[position]
 
     def _pread(self, one: _Field, entry: int, size: int, place: int) -> memoryview:
         data, why = memoryview(b""), "the shard ends early"
         try:
-            shard = self.file(int(one.shard[entry])).descriptor
-            if 0 <= place <= os.fstat(shard).st_size - size:
-                data = read_at(shard, place, size)
+            file = self.file(int(one.shard[entry]))
+            if 0 <= place <= os.fstat(file.descriptor).st_size - size:
+                data = read_at(file.descriptor, place, size)
         except OSError as error:
             why = str(error)
         if len(data) != size:
@@ -190,74 +198,66 @@ class EntryReader:
         )
 
 
-class Located(Pieces):
-    """Places of n items of a field; see :meth:`EntryReader.located`."""
+class Located:
+    """n items of a field, or parts of items, and where their bytes are; see :meth:`EntryReader.located`."""
 
-    def __init__(self, reader: EntryReader, field: _Field, rows: Ints, whole: bool, *pieces: Any) -> None:
-        super().__init__(*pieces)
-        self.reader, self.field, self.rows = reader, field, rows
-        self.whole = whole
+    def __init__(
+        self,
+        reader: EntryReader,
+        field: _Field,
+        rows: Ints,
+        files: Sequence[_File],
+        pieces: NDArray[np.int64],
+        *,
+        whole: bool,
+    ) -> None:
+        self._reader, self._field, self._rows = reader, field, rows
+        self._files = files
+        """They stay open until the items are read."""
+        self._pieces = pieces
+        self._whole = whole
         """True if each item is an entry, and all of it is wanted."""
 
-    def places(self, first: int, last: int) -> list[Place]:
-        """Return the places of the bytes of some of them, for reading ahead."""
-        return list(zip(*self.columns[:3, first:last].tolist(), strict=True))
+    def places(self) -> list[Place]:
+        """Where the bytes are."""
+        return list(zip(*self._pieces[:3].tolist(), strict=True))
 
+    def read(self, out: NDArray[np.uint8], scaling: Scaling | None = None) -> None:
+        """Read the items into memory ``out``, prove what this process has not proven, and scale the values.
 
-class Gathering(Reading):
-    """Reads located items from ``first`` to before ``last`` into ``out``; ``scaling`` is done as they are read."""
-
-    def __init__(self, located: Located, first: int, last: int, out: Any, scaling: Scaling | None = None) -> None:
-        self._located, self._first, self._last, self._out = located, first, last, out
-        one, reader = located.field, located.reader
-        self._new: Ints = _NO_ROWS
-        if not located.whole:
-            reader.prove(one, located.rows[first:last])
+        ``scaling``: only with the compiled library. Errors as :meth:`EntryReader.gather`.
+        """
+        new: Ints = _NO_ROWS
+        if not self._whole:
+            self._reader.prove(self._field, self._rows)
         else:
-            self._new = reader.unproven(one, located.rows[first:last])
-        super().__init__(located, out, first, last, hashed=len(self._new) > 0, scaling=scaling)
+            new = self._reader.unproven(self._field, self._rows)
+        count = read_pieces(self._pieces, out, None if len(new) else scaling)
+        if count < len(self._rows):
+            raise self._failure(count)
+        if len(new):
+            self._prove(new, out)
+            if scaling is not None:
+                scale_pieces(self._pieces, out, scaling)
 
-    def finish(self) -> bool:
-        """Return when everything is read and proven."""
-        if not super().finish():
-            self._read_each()
-            self.hashes = None
-            if self._kept[2] is not None:
-                where = str(self._located.reader.paths.root)
-                raise CacheDamagedError("a read failed, and worked when repeated", where=where)
-        if len(self._new):
-            self._prove()
-        return True
+    def _failure(self, item: int) -> CacheDamagedError | CorruptEntryError:
+        """The error of an item that did not come whole."""
+        descriptor, first, size, _ = self._pieces[:, item].tolist()
+        why = "the shard ends early"
+        try:
+            if len(read_at(descriptor, first, size)) == size:
+                where = str(self._reader.paths.root)
+                return CacheDamagedError("a read failed, and worked when repeated", where=where)
+        except OSError as error:
+            why = str(error)
+        entry = int(self._field.entry[self._rows[item]])
+        return self._reader.corrupt(self._field, entry, why)
 
-    def _read_each(self) -> None:
-        """Read one item after the other; one that does not come whole is named."""
-        one, memory = self._located.field, self._out.data
-        columns = self._located.columns[:4, self._first : self._last].tolist()
-        for row, file, place, size, front in zip(self._located.rows[self._first :], *columns, strict=False):
-            found, why = -1, "the shard ends early"
-            try:
-                found = len(read_at(file, place, memory[front : front + size]))
-            except OSError as error:
-                why = str(error)
-            if found != size:
-                raise self._located.reader.corrupt(one, int(one.entry[row]), why)
-
-    def _prove(self) -> None:
+    def _prove(self, items: Ints, out: NDArray[np.uint8]) -> None:
         """Hold items that were just read against their checksums."""
-        one, new, hashes = self._located.field, self._first + self._new, self.hashes
-        entries = one.entry[self._located.rows[new]]
-        if hashes is None:
-            size, begin = self._located.columns[2:4, new]
-            pieces, memory = zip(begin.tolist(), (begin + size).tolist(), strict=True), self._out.data
-            hashes = np.array([checksum(memory[first:last]) for first, last in pieces], dtype=np.uint64)
-        else:
-            hashes = hashes[self._new]
-        wrong = np.flatnonzero(hashes != one.checksum[entries])
-        for at in wrong.tolist():
-            self._located.reader.check_hash(one, int(entries[at]), int(hashes[at]))
-        one.proven[entries] = True
-
-
-def _close_all(files: dict[int, File]) -> None:
-    while files:
-        os.close(files.popitem()[1].descriptor)
+        entries = self._field.entry[self._rows[items]]
+        memory = out.data
+        places = zip(*self._pieces[2:, items].tolist(), entries.tolist(), strict=True)
+        for size, at, entry in places:
+            self._reader.check_hash(self._field, entry, checksum(memory[at : at + size]))
+        self._field.proven[entries] = True

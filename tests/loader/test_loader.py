@@ -124,7 +124,7 @@ def test_mixed_resolutions_reuse_memory(tmp_path):
     for epoch in range(120):
         loader.set_epoch(epoch)
         batches += sum(1 for _ in loader)
-    assert loader._reader._pool.fresh <= 0.02 * batches
+    assert loader._pool.fresh <= 0.02 * batches
 
 
 # resume

@@ -62,22 +62,26 @@ def test_computed_in_float32_and_rounded_once(spec, stored, wanted):
     assert spec["kind"] != "none" or torch.equal(found, kept.to(wanted))
 
 
-@pytest.mark.parametrize("past", [0, 1 << 30], ids=["past the cache", "through the cache"])
+@pytest.mark.parametrize("width", [77, 30_007], ids=["in a piece", "across pieces"])
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("spec", KINDS[1:4], ids=lambda spec: f"{spec['kind']}{'-shift' * ('shift' in spec)}")
-def test_values_scaled_during_reads_are_bit_equal(tmp_path, library, monkeypatch, name, spec, past):
+def test_values_scaled_during_reads_are_bit_equal(tmp_path, library, monkeypatch, name, spec, width):
     monkeypatch.setattr(gather, "LIBRARY", gather.Library(library))
-    monkeypatch.setattr(gather, "_PAST_BYTES", past)
     dtype, affine = getattr(torch, name), Affine.of(spec)
     random = torch.Generator().manual_seed(7)
-    z = (torch.randn((9, 4, 3, 77), generator=random) * 10.0 ** torch.arange(-6, 3).view(9, 1, 1, 1)).to(dtype)
+    z = (torch.randn((9, 4, 3, width), generator=random) * 10.0 ** torch.arange(-6, 3).view(9, 1, 1, 1)).to(dtype)
     z[:, :, 0, :4] = torch.tensor([float("nan"), float("inf"), -0.0, -float("inf")], dtype=dtype)
     data = z.view(torch.uint8).numpy().reshape(9, -1)
     (tmp_path / "f").write_bytes(data.tobytes())
     out, at = np.zeros(data.size, np.uint8), np.arange(9) * data.shape[1]
     with (tmp_path / "f").open("rb") as file:
-        sizes = np.full(9, data.shape[1])
-        assert gather.reading(gather.File(file.fileno()), at, sizes, out, at, scaling=affine.scaling(name)).finish()
+        pieces = np.stack([np.full(9, file.fileno()), at, np.full(9, data.shape[1]), at])
+        assert gather.read_pieces(pieces, out, affine.scaling(name)) == 9
+        stored = np.zeros(data.size, np.uint8)
+        assert gather.read_pieces(pieces, stored) == 9
+    assert np.array_equal(stored, data.reshape(-1))
+    gather.scale_pieces(pieces, stored, affine.scaling(name))
+    assert np.array_equal(stored, out)
     found = torch.from_numpy(out).view(dtype).view(z.shape)
     expected = affine.apply(z.clone(), torch.empty(z.numel(), dtype=dtype))
     kind = {2: torch.int16, 4: torch.int32}[dtype.itemsize]

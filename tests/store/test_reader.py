@@ -14,7 +14,7 @@ from damaged import flip
 from made_entries import KINDS, item_of, make_cache
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, StoreError, UsageError
-from latentcache.store.reader import EntryReader, Gathering
+from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
 
 
@@ -58,7 +58,7 @@ def test_parts_of_ragged_items(many):
     start = np.array([len(item) // 2 for item in items])
     at = np.array([0, 100, 200, 300])
     out = np.zeros(400, dtype=np.uint8)
-    Gathering(reader.located("words", rows, at, len(out), start, length), 0, len(rows), out).finish()
+    reader.located("words", rows, at, len(out), start, length).read(out)
     for place, item, begin, count in zip(at, items, start, length, strict=True):
         assert out[place : place + 2 * count].tobytes() == item[begin : begin + count].tobytes()
 
@@ -167,7 +167,9 @@ def test_a_collected_reader_leaves_no_file_open(paths):
     before = len(list(Path("/proc/self/fd").iterdir()))
     reader = pickle.loads(pickle.dumps(reader_of(paths)))
     reader.read("plane", 0)
+    located = reader.located("plane", np.array([2]), np.array([0]), 1 << 20)
     reader.close()
     reader.read("plane", 1)
-    del reader
+    located.read(np.empty(1 << 20, np.uint8))  # its file stays open until then
+    del reader, located
     assert len(list(Path("/proc/self/fd").iterdir())) == before
