@@ -23,9 +23,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import CacheLockedError, StoreError
+from latentcache.errors import CacheDamagedError, CacheLockedError, StoreError
 from latentcache.failpoint import failpoint
-from latentcache.store.atomic_io import READ_ONLY, open_file, read_file, writing
+from latentcache.store.atomic_io import READ_ONLY, open_file, read_file, read_json, writing
 
 #: How often, and how far apart in seconds, an empty lock file is read again.
 _TRIES, _WAIT_S = 20, 0.01
@@ -73,12 +73,12 @@ def builder_name(path: Path) -> str:
 def check_owner(building: Path, owner: str) -> None:
     """Raise CacheLockedError unless ``BUILDING`` names this build, by its random id, as the owner of open shards.
 
-    An empty id is not looked for.
+    An empty id is not looked for. Raises StoreError if the file cannot be read.
     """
     if not owner:
         return
-    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
-        if json.loads(read_file(building)).get("owner") == owner:
+    with contextlib.suppress(CacheDamagedError):  # none, or not that of this build
+        if read_json(building).get("owner") == owner:
             return
     raise CacheLockedError(
         "another build has taken this cache over",

@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import fcntl
 import json
@@ -130,3 +131,20 @@ def test_a_link_as_lock_file_harms_no_file(tmp_path):
     with pytest.raises(CacheReadOnlyError), builder_lock(tmp_path / "builder.lock"):
         pass
     assert (tmp_path / "precious").read_text() == "words"
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ('{"owner": "ours"}', None), ('{"owner": "theirs"}', CacheLockedError), ("[" * 9_999, CacheLockedError),
+    (None, CacheLockedError),
+])  # fmt: skip
+def test_the_owner_of_open_shards(tmp_path, text, expected):
+    building = tmp_path / "BUILDING"
+    if text is not None:
+        building.write_text(text)
+    with pytest.raises(expected) if expected else contextlib.nullcontext():
+        check_owner(building, "ours")
+    building.unlink(missing_ok=True)
+    building.symlink_to(building.name)  # a link loop: no answer, so nobody has taken the cache over
+    with pytest.raises(StoreError, match="BUILDING cannot be read") as caught:
+        check_owner(building, "ours")
+    assert type(caught.value) is StoreError
