@@ -81,9 +81,12 @@ def _lines_of_images(settings: ExportSettings, about: dict[str, Any]) -> Iterato
     if about["left_out"]:
         lacking = "the cache lacks a field of them, or rejected them"
         yield f"{count_of(about['left_out'], 'samples are')} left out: {lacking}; `latentcache info` names them"
-    if about["turned"]:
-        turned = count_of(about["turned"], "images are")
-        yield f"{turned} upright copies: EXIF data turn the files, which trainers do not look at"
+    if about["redrawn"]:
+        redrawn = count_of(about["redrawn"], "images are")
+        yield f"{redrawn} written as upright PNG: the trainer does not look at EXIF data, or not read the format"
+    if about["several_lines"]:
+        several = count_of(about["several_lines"], "captions have")
+        yield f"{several} several lines: the trainer reads the first one where it encodes text itself"
     counts = f"{about['written']} written, {about['kept']} kept, {about['deleted']} deleted"
     yield f"{settings.out} is complete: {count_of(about['samples'], 'images')}, {about['files']} files ({counts})"
     yield "for the trainer:"

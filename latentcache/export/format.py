@@ -81,7 +81,10 @@ class Format(Protocol):
         ...
 
     def target(self, name: str, repeats: int) -> str:
-        """Name of an image in the exported folder, for its name in the data set."""
+        """Name of an image in the exported folder, for its name in the data set.
+
+        Another extension means that the trainer does not read this kind of file: it is written as PNG.
+        """
         ...
 
     @property

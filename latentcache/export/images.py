@@ -79,8 +79,10 @@ class ImageExport:
         self._numbers = sorted(kept)
         self._left_out = len(self._snapshot.samples) - len(kept)
         self._captions = CaptionVariants()
-        self._turned: set[int] = set()
-        """Samples whose file is turned by its EXIF data, which trainers do not look at."""
+        self._redrawn = 0
+        """Images that are written as PNG: EXIF data turn the file, or the trainer does not read its format."""
+        self._several_lines = 0
+        """Captions of several lines."""
         self._check()
 
     def _check(self) -> None:
@@ -149,7 +151,8 @@ class ImageExport:
             "written": folder.written,
             "kept": folder.kept,
             "deleted": deleted,
-            "turned": len(self._turned),
+            "redrawn": self._redrawn,
+            "several_lines": self._several_lines,
         }
         return {**about, **counts, "advice": list(self._format.advice(shown))}
 
@@ -314,6 +317,7 @@ class ImageExport:
             File(name=sample.target, origin=f"{content}-{how}", size=0, hash="", **more),
             partial(self._write_image, number, place, content),
         )
+        self._several_lines += len(sample.caption.splitlines()) > 1
         file, make = _of_bytes(f"{sample.stem}.txt", sample.caption.encode(), **more)
         yield file, make
 
@@ -322,10 +326,11 @@ class ImageExport:
 
     def _write_image(self, number: int, place: Mapping[str, Any], content: str, path: Path) -> tuple[int, str]:
         """A link to the file of an image; bytes for a member of an archive, and for one that EXIF data turn."""
+        is_other = Path(self._target(number)).suffix != Path(self._snapshot.samples.names[number]).suffix
         with open_image(self._root, place) as stream:
             image, orientation, _ = header(stream)
-            if orientation > 1:
-                self._turned.add(number)
+            if orientation > 1 or is_other:
+                self._redrawn += 1
                 return _written(path, _upright(image))
         if set(place) != {"path", "size"}:
             return _written(path, read_image(self._root, place)[0])

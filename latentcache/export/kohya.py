@@ -108,6 +108,8 @@ RELEASES = {
     "58f7b4c": "suffixed",
 }
 _SEEN = "https://github.com/kohya-ss/sd-scripts: `git log -1 --format=%cs` in its folder prints the date of yours"
+#: Images that every release finds, by their names.
+_EXTENSIONS = ("png", "jpg", "jpeg", "webp", "bmp")
 _NAMED = re.compile(r"[0-9]+_.+")
 
 
@@ -183,6 +185,9 @@ class Kohya:
     def target(self, name: str, repeats: int) -> str:
         """``N_name/file``: the only folders that ``train_data_dir`` reads, and good subsets of a TOML file."""
         folder, _, file = name.rpartition("/")
+        stem, _, extension = file.rpartition(".")
+        if extension.lower() not in _EXTENSIONS or extension not in (extension.lower(), extension.upper()):
+            file = f"{stem or file}.png"
         if not _NAMED.fullmatch(folder):
             folder = f"{repeats}_{folder.replace('/', '_') or self._title}"
         return f"{folder}/{file}"

@@ -207,10 +207,21 @@ def test_images_that_exif_turns_are_upright_copies(run, tmp_path):
     pixels.save(data / "turned.jpg", exif=exif)
     build(data, tmp_path / "cache", **LIKE)
     done = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--release", "plain", "--json")
-    assert done.json["turned"] == 1
+    assert done.json["redrawn"] == 1
     assert (tmp_path / "out/1_cats/turned_0240x0400_sdxl.npz").exists()
     with Image.open(tmp_path / "out/1_cats/turned.jpg") as upright:
         assert (upright.size, upright.getexif().get(0x0112)) == ((240, 400), None)
+
+
+def test_formats_that_the_trainer_does_not_read_are_written_as_png(run, tmp_path):
+    pixels = draw(tmp_path / "cats/a.tiff", (300, 300))
+    (tmp_path / "cats/a.txt").write_text("first\nsecond", "utf-8")
+    build(tmp_path / "cats", tmp_path / "cache", **LIKE, source={"caption_lines": "all"})
+    done = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--release", "stable", "--json")
+    assert (done.json["redrawn"], done.json["several_lines"]) == (1, 0)
+    assert tree(tmp_path / "out/1_cats") == ["a.npz", "a.png", "a.txt"]
+    with Image.open(tmp_path / "out/1_cats/a.png") as written, Image.open(pixels) as source:
+        np.testing.assert_array_equal(np.asarray(written), np.asarray(source))
 
 
 def test_members_of_archives_are_files(run, tmp_path):
