@@ -334,7 +334,8 @@ def _left_out(index: ShardIndex, removed: Sequence[int]) -> NDArray[np.bool_] | 
     """(I,) True for items of entries that were removed, or that the end of the file cuts off; None: there is none."""
     data, offset = index.folder / "data.mdb", np.asarray(index.offset)
     try:
-        size = data.stat().st_size
+        with opened(data) as descriptor:  # only that of a regular file counts
+            size = os.fstat(descriptor).st_size
     except OSError as error:
         raise unreadable(data, error) from error
     left_out = (offset + np.asarray(index.bytes) > size) | np.isin(offset, np.array(removed, dtype=np.uint64))

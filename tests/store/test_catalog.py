@@ -89,6 +89,7 @@ def test_open_shards_count_if_requested(paths):
     lambda folder: flip(folder / INDEX, (folder / INDEX).stat().st_size // 2),
     lambda folder: flip(folder / INDEX, 100),
     lambda folder: (folder / "data.mdb").unlink(),
+    lambda folder: ((folder / "data.mdb").unlink(), (folder / "data.mdb").symlink_to("/")),
 ])  # fmt: skip
 def test_a_damaged_shard_is_named_and_the_others_are_used(paths, spoil):
     spoil(paths.shard("shard-0"))
