@@ -66,9 +66,9 @@ class _Command(TyperCommand):
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            own = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            section = "Arguments" if parameter.param_type_name == "argument" else "Options"
             if record is not None:
-                sections.setdefault(getattr(parameter, "rich_help_panel", None) or own, []).append(record)
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or section, []).append(record)
         for title, records in sections.items():
             explained = title in ("Arguments", "Options") or self.name == "build"
             with formatter.section(title if explained else f"{title}, explained by `latentcache build --help`"):
@@ -183,7 +183,7 @@ def _reject_empty(argv: list[str]) -> None:
     """Reject an empty argument: as a path it would mean the current folder."""
     may_be_empty = ("--default-caption", "--caption-prefix", "--caption-suffix")
     pairs = enumerate(zip(["", *argv], argv, strict=False), start=1)
-    empty = [number for number, (before, one) in pairs if not one and before not in may_be_empty]
+    empty = [number for number, (before, word) in pairs if not word and before not in may_be_empty]
     if empty:
         raise UsageError(
             "one of the arguments is empty",

@@ -47,8 +47,8 @@ def build(
         with closing(BuildProgress(quiet=quiet)) as display:
             return summary(build_cache(settings, observer=display))
     except StrictError as error:
-        found = findings((), error.notes)
-        return Result({"items": [one.as_json() for one in found]}, finding_lines(found), error=error)
+        items = findings((), error.notes)
+        return Result({"items": [finding.as_json() for finding in items]}, finding_lines(items), error=error)
 
 
 def summary(report: BuildReport) -> Result:
@@ -63,12 +63,12 @@ def _payload(report: BuildReport) -> dict[str, Any]:
         **about(plan),
         "counts": report.counts(),
         "fields": {name: _field(name, report) for name in plan.fields},
-        "items": [one.as_json() for one in findings(report.rejected, report.notes)],
+        "items": [finding.as_json() for finding in findings(report.rejected, report.notes)],
         "written_bytes": report.written_bytes,
         "snapshot": report.snapshot,
         "published": report.published,
         "allow_failed": report.plan.allow_failed,
-        "worker_restarts": sum(one.restarts for one in report.fields.values()),
+        "worker_restarts": sum(field.restarts for field in report.fields.values()),
         "elapsed_s": round(report.elapsed_s, 3),
     }
 
@@ -127,7 +127,7 @@ def _work(report: BuildReport, quarantined: str) -> Iterator[str]:
         waits = ", ".join(f"{stage} {part:.0%}" for stage, part in slow.items() if part >= 0.01)
         numbers = ", ".join(f"{label.replace('_', ' ')} {number:,}" for label, number in field.numbers.items())
         details = [f"{field.encoded} encoded, {field.cached} reused", _rate(field)] if len(report.fields) > 1 else []
-        details = [one for one in (*details, numbers, f"waits: {waits}" if waits else "") if one]
+        details = [detail for detail in (*details, numbers, f"waits: {waits}" if waits else "") if detail]
         if details:
             yield f"  {name}: {'; '.join(details)}"
 

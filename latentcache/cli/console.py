@@ -143,9 +143,9 @@ def as_known(error: BaseException, argv: Sequence[str] = ()) -> LatentcacheError
         slug, what, why = "bug", f"unexpected {type(error).__name__}: {error}", ""
         fix = "report it with the output of the same command under LATENTCACHE_DEBUG=1"
     where = str(getattr(error, "filename", "") or _place(error))
-    found = LatentcacheError(what, slug=slug, where=where, why=why, fix=fix)
-    found.exit_code = 3 if is_of_system else EXIT_BUG
-    return found
+    known = LatentcacheError(what, slug=slug, where=where, why=why, fix=fix)
+    known.exit_code = 3 if is_of_system else EXIT_BUG
+    return known
 
 
 def _place(error: BaseException) -> str:
@@ -234,8 +234,8 @@ def _escaped(letter: str) -> str:
 
 def repeats_lines(repeats: Sequence[Mapping[str, int]]) -> Iterator[str]:
     """Yield a line with the occurrences of samples per epoch, unless each occurs once."""
-    if any(one["times"] != 1 for one in repeats):
-        some = ", ".join(f"{count_of(one['samples'], 'samples')} {one['times']} times" for one in repeats)
+    if any(entry["times"] != 1 for entry in repeats):
+        some = ", ".join(f"{count_of(entry['samples'], 'samples')} {entry['times']} times" for entry in repeats)
         yield f"repeats: {some} per epoch"
 
 
@@ -253,14 +253,14 @@ def findings(rejected: Iterable[Rejected], notes: Iterable[Rejected]) -> list[Fi
     from latentcache.verify.findings import Finding
 
     every = {"quarantined": rejected, "note": notes}
-    return [Finding.of_rejected(category, one) for category, some in every.items() for one in some]
+    return [Finding.of_rejected(category, sample) for category, some in every.items() for sample in some]
 
 
-def finding_lines(found: Iterable[Finding]) -> Iterator[str]:
+def finding_lines(items: Iterable[Finding]) -> Iterator[str]:
     """Findings as text: a line for the notes of one reason; of other categories the first ones, and their number."""
     from latentcache.report.groups import grouped
 
-    for category, groups in groupby(grouped(found), key=lambda group: group[0].category):
+    for category, groups in groupby(grouped(items), key=lambda group: group[0].category):
         if category == "note":
             for group in groups:
                 details = [*dict.fromkeys(note.found for note in group)]
@@ -273,22 +273,22 @@ def finding_lines(found: Iterable[Finding]) -> Iterator[str]:
             yield f"... and {len(every) - SHOWN} more {category} (all of them with --json)"
 
 
-def _finding_lines(one: Finding, more: int = 0) -> Iterator[str]:
-    line, quarantined = f":{one.line}" if one.line else "", one.category == "quarantined"
-    name = f"{one.path}{line}" if one.path else one.file or one.key
-    if one.names:
-        name = f"{count_of(one.count, 'samples')}{f' of {name}' if name else ''}"
-    field = f" {one.field}" if one.field and one.category in ("quarantined", "note") else ""
-    sides = f"expected {one.expected}, found {one.found}" if one.expected else one.found
+def _finding_lines(finding: Finding, more: int = 0) -> Iterator[str]:
+    line, quarantined = f":{finding.line}" if finding.line else "", finding.category == "quarantined"
+    name = f"{finding.path}{line}" if finding.path else finding.file or finding.key
+    if finding.names:
+        name = f"{count_of(finding.count, 'samples')}{f' of {name}' if name else ''}"
+    field = f" {finding.field}" if finding.field and finding.category in ("quarantined", "note") else ""
+    sides = f"expected {finding.expected}, found {finding.found}" if finding.expected else finding.found
     name += f" and {more} more" if more else ""
-    if one.category == "missing" and one.reason == "not-built":
+    if finding.category == "missing" and finding.reason == "not-built":
         yield f"new {name}: not in the cache yet"
-    elif one.category == "stale" and one.reason == "source-removed":
-        yield f"removed {name}: in the cache, but {one.found or 'gone from DATA'}"
+    elif finding.category == "stale" and finding.reason == "source-removed":
+        yield f"removed {name}: in the cache, but {finding.found or 'gone from DATA'}"
     else:
-        yield f"{one.category}{name and f' {name}'}{field} [{one.reason}]{': ' + sides if sides else ''}"
-    if one.names:
-        left = one.count - len(one.names)
-        yield f"  {', '.join(one.names)}{f' and {left} more' if left > 0 else ''}"
-    if quarantined and one.hint:  # no command repairs it: the fix differs per file
-        yield f"  fix: {one.hint}"
+        yield f"{finding.category}{name and f' {name}'}{field} [{finding.reason}]{': ' + sides if sides else ''}"
+    if finding.names:
+        left = finding.count - len(finding.names)
+        yield f"  {', '.join(finding.names)}{f' and {left} more' if left > 0 else ''}"
+    if quarantined and finding.hint:  # no command repairs it: the fix differs per file
+        yield f"  fix: {finding.hint}"

@@ -132,46 +132,48 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
     ``source``, those of the command's own settings in place of ``run``, and ``--json``. It writes the result of the
     command, and returns the exit status.
     """
-    own = inspect.signature(command, eval_str=True)
+    signature = inspect.signature(command, eval_str=True)
     options, of_data, instead = dict[str, _Option](), dict[str, _Option](), dict[str, list[inspect.Parameter]]()
-    if "requested" in own.parameters:
+    if "requested" in signature.parameters:
         from latentcache.fields.registry import field_kinds
 
         options = _options((kind.name, kind.settings) for kind in field_kinds().values())
         names = Annotated[
-            str | None, _shared("--fields NAME,...", _NAMES if "source" in own.parameters else _CHECKED)
+            str | None, _shared("--fields NAME,...", _NAMES if "source" in signature.parameters else _CHECKED)
         ]
-        instead["requested"] = [one.parameter for one in options.values()]
+        instead["requested"] = [option.parameter for option in options.values()]
         instead["requested"] += [_parameter("fields", names), _parameter("field", Kinds)]
-    if "source" in own.parameters:
+    if "source" in signature.parameters:
         from latentcache.sources.options import SourceOptions
 
         of_data = _options([("DATA", SourceOptions)])
-        instead["source"] = [one.parameter for one in of_data.values()]
-    of_run = _run_options(name) if "run" in own.parameters else {}
-    instead |= {"run": [one.parameter for one in of_run.values()]} if of_run else {}
-    parameters = [new for old in own.parameters.values() for new in instead.get(old.name, [old])]
-    if "as_json" not in own.parameters:
+        instead["source"] = [option.parameter for option in of_data.values()]
+    of_run = _run_options(name) if "run" in signature.parameters else {}
+    instead |= {"run": [option.parameter for option in of_run.values()]} if of_run else {}
+    parameters = [new for old in signature.parameters.values() for new in instead.get(old.name, [old])]
+    if "as_json" not in signature.parameters:
         parameters.append(_parameter("as_json", Json, False))
 
     @functools.wraps(command)
     def with_options(**given: Any) -> int:
-        as_json, source = given["as_json"], {one: given.pop(one) for one in of_data}
+        as_json, source = given["as_json"], {flag: given.pop(flag) for flag in of_data}
         if "source" in instead:
-            held = {one.targets["DATA"].name: source[name] for name, one in of_data.items()}
+            held = {option.targets["DATA"].name: source[name] for name, option in of_data.items()}
             given["source"] = {name: value for name, value in held.items() if value not in (None, [])} or None
         if of_run:
-            values = {one: given.pop(one) for one in of_run}
-            given["run"] = {of_run[one].targets[""].name: value for one, value in values.items() if value is not None}
+            values = {flag: given.pop(flag) for flag in of_run}
+            given["run"] = {
+                of_run[flag].targets[""].name: value for flag, value in values.items() if value is not None
+            }
         if "requested" in instead:
-            values = {one: given.pop(one) for one in options}
+            values = {flag: given.pop(flag) for flag in options}
             requested = _requested(options, values, given.pop("fields"), tuple(given.pop("field") or ()))
             given["requested"] = dataclasses.replace(requested, source=_words(of_data, source))
-        if "as_json" not in own.parameters:
+        if "as_json" not in signature.parameters:
             del given["as_json"]
         return console.finish(name, command(**given), as_json=as_json)
 
-    vars(with_options)["__signature__"] = own.replace(parameters=parameters, return_annotation=int)
+    vars(with_options)["__signature__"] = signature.replace(parameters=parameters, return_annotation=int)
     return with_options
 
 
@@ -205,10 +207,10 @@ def _run_options(command: str) -> dict[str, _Option]:
     """Options of the settings of a command; ``build`` has all of ``BuildSettings``."""
     module, name = _SETTINGS.get(command, _SETTINGS["build"])
     kind = getattr(import_module(module), name)
-    found = _options([("", kind)])
-    own = {field.name for field in dataclasses.fields(kind) if field.metadata}
-    own -= set() if command == "build" else {*_OF_WORK}
-    return {name: one for name, one in found.items() if one.targets[""].name in own}
+    options = _options([("", kind)])
+    names = {field.name for field in dataclasses.fields(kind) if field.metadata}
+    names -= set() if command == "build" else {*_OF_WORK}
+    return {name: option for name, option in options.items() if option.targets[""].name in names}
 
 
 def _annotation(field: str, flag: str, attribute: dataclasses.Field[Any], hint: Any) -> Any:
@@ -229,7 +231,7 @@ def _annotation(field: str, flag: str, attribute: dataclasses.Field[Any], hint: 
 def _plain(hint: Any) -> tuple[Any, bool]:
     """The type of one value, and True if the option is repeatable."""
     if get_origin(hint) in (Union, types.UnionType):
-        hint = next(one for one in get_args(hint) if one is not types.NoneType)
+        hint = next(part for part in get_args(hint) if part is not types.NoneType)
     if get_origin(hint) is tuple:
         return (get_args(hint)[0], True)
     return (hint if hint in (bool, int, float, str, Path) else str, False)
@@ -255,7 +257,8 @@ def _requested(
     if wanted is None:
         targets = {name: f"{type(kind).__module__}:{type(kind).__qualname__}" for name, kind in known.items()}
         settings = {name: {} for name, target in targets.items() if target in kinds}
-        asked = {name for option in given.values() for name, one in option.targets.items() if _asks(known[name], one)}
+        targeted = ((name, field) for option in given.values() for name, field in option.targets.items())
+        asked = {name for name, field in targeted if _asks(known[name], field)}
         settings |= {name: {} for name in asked - set(settings)}
     for name, option in given.items():
         takers = [field for field in option.targets if field in settings]
@@ -268,8 +271,8 @@ def _requested(
             value = values[name]
             value = list(dict.fromkeys(value)) if isinstance(value, list) else value
             settings[field][attribute.name] = value
-    made = {name: registry.settings_of(name, given) for name, given in settings.items()}
-    return Requested(fields=made, kinds=kinds, exact=wanted is not None, words=_words(options, values))
+    fields = {name: registry.settings_of(name, given) for name, given in settings.items()}
+    return Requested(fields=fields, kinds=kinds, exact=wanted is not None, words=_words(options, values))
 
 
 def _asks(kind: FieldKind, setting: dataclasses.Field[Any]) -> bool:
@@ -284,5 +287,5 @@ def _words(options: Mapping[str, _Option], given: Mapping[str, Any]) -> str:
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag.lstrip('-')}")
         elif value is not None:
-            words += [word for one in (value if isinstance(value, list) else [value]) for word in (flag, str(one))]
+            words += [word for item in (value if isinstance(value, list) else [value]) for word in (flag, str(item))]
     return shlex.join(words)

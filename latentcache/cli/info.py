@@ -42,7 +42,7 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[str]:
     if "created" in payload:
         source, without = payload["source"], payload["no_caption"]
         yield f"made {payload['created']} from {source.get('data') or source.get('root', '')}"
-        if without["count"] == sum(one["samples"] for one in payload["repeats"]) > 0:
+        if without["count"] == sum(entry["samples"] for entry in payload["repeats"]) > 0:
             yield "captions: none"
         elif without["count"]:
             yield f"captions: {count_of(without['count'], 'samples')} without one, the first is {without['first']}"
@@ -50,7 +50,7 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"note: {note['reason']}: {note['found']}" for note in payload["notes"])
     for name, field in payload["fields"].items():
         yield from _field_lines(name, field, demo=bool(payload.get("demo")))
-        if groups := [(one["label"], one["items"]) for one in field.get("groups", ()) if one["label"]]:
+        if groups := [(group["label"], group["items"]) for group in field.get("groups", ()) if group["label"]]:
             yield from table([("bucket", "items"), *groups])
     for entry in payload.get("entries", ()):
         shape = "x".join(map(str, entry["shape"]))

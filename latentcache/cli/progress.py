@@ -133,9 +133,11 @@ def _data_lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     if images is not None:
         yield "captions", captions_text(images.captions, images.first_without, images.several)
     for option, names in INPUTS.items():
-        for name, one in ((name, listing.samples.inputs[name]) for name in names if name in listing.samples.inputs):
-            found = int((one.file >= 0).sum())
-            yield name, f"{found} of {len(one.file)} samples (--{option} none leaves them out)"
+        for name in names:
+            if name in listing.samples.inputs:
+                column = listing.samples.inputs[name]
+                present = int((column.file >= 0).sum())
+                yield name, f"{present} of {len(column.file)} samples (--{option} none leaves them out)"
     for note in plan.notes:
         counts[note.reason] += note.count
     if counts:
@@ -166,7 +168,7 @@ def about(plan: BuildPlan) -> dict[str, Any]:
     """A plan as JSON values."""
     same = ("items", "to_make", "cached", "inputs", "bytes_to_write", "duplicates", "replaced")
     fields = {
-        name: {one: getattr(field, one) for one in same}
+        name: {count: getattr(field, count) for count in same}
         | {"groups": dict(field.groups), "chosen": dict(field.described.chosen)}
         | {"encoder": field.described.label, "about": field.about}
         | {"recipe_id": field.recipe.recipe_id.hex(), "recipe": field.recipe.as_json()}
@@ -185,11 +187,11 @@ def about(plan: BuildPlan) -> dict[str, Any]:
 
 def planned_entries(plan: BuildPlan) -> str:
     """Entries that a build makes and reuses, and the bytes of it."""
-    made = count_of(plan.to_make, "entries")
-    bound = "about" if any(one.recipe.spec.ragged for one in plan.fields.values()) else "at most"
+    entries = count_of(plan.to_make, "entries")
+    bound = "about" if any(field.recipe.spec.ragged for field in plan.fields.values()) else "at most"
     cost = f"{bound} {human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
     shared = shared_entries(plan.duplicates)
-    return f"{made} to make, {plan.cached} reused{shared}, {cost if plan.to_make else 'nothing to write'}"
+    return f"{entries} to make, {plan.cached} reused{shared}, {cost if plan.to_make else 'nothing to write'}"
 
 
 def shared_entries(duplicates: int) -> str:
@@ -200,7 +202,7 @@ def shared_entries(duplicates: int) -> str:
 def _changed(field: FieldWork) -> str:
     """Settings that differ from the snapshot, and how many of its entries that makes useless."""
     model = any(name == "encoder" for name, _, _ in field.changed)
-    shown = [one for one in field.changed if not (model and one[0].startswith("encoder."))]
+    shown = [change for change in field.changed if not (model and change[0].startswith("encoder."))]
     more = f" and {len(shown) - _CHANGES} more" if len(shown) > _CHANGES else ""
     text = ", ".join(f"{name} {before} -> {now}" for name, before, now in shown[:_CHANGES]) + more
     lost = count_of(field.replaced, "cached entries")

@@ -70,11 +70,11 @@ class PixelProducer(Producer):
         """File, decoded image and crops at the peak of decoding."""
         crops = 3 * int(sum(np.prod(self._groups[output.group].dims) for output in job.outputs))
         height, width = (int(side) for side in job.sample_columns.get("original_size", (0, 0)))
-        place = list(job.inputs.values())[-1]
-        if place is None:
+        source = list(job.inputs.values())[-1]
+        if source is None:
             return crops
-        each = _JPEG_BYTES if place["path"].lower().endswith((".jpg", ".jpeg")) else _MOST_BYTES
-        return each * height * width + bytes_of(self._context.root, place) + crops
+        pixel_bytes = _JPEG_BYTES if source["path"].lower().endswith((".jpg", ".jpeg")) else _MOST_BYTES
+        return pixel_bytes * height * width + bytes_of(self._context.root, source) + crops
 
     def close(self) -> None:
         """Close files."""
@@ -111,9 +111,9 @@ def _check_size(job: Job, image: EncodedImage | EncodedClip) -> None:
     frames = image.clip[:1] if isinstance(image, EncodedClip) else ()
     planned = [int(side) for side in job.sample_columns.get("original_size", ())]
     planned = [*map(int, filter(None, job.sample_columns.get(CLIP, ())[:1])), *planned]
-    found = [*frames, image.size.height, image.size.width]
-    if len(planned) > 1 and planned != found:
-        was, now = ("x".join(map(str, one)) for one in (planned, found))
+    present = [*frames, image.size.height, image.size.width]
+    if len(planned) > 1 and planned != present:
+        was, now = ("x".join(map(str, sides)) for sides in (planned, present))
         detail = f"it was {was} when the build was planned and is {now} now"
         raise UnusableSampleError(detail, fix=hint_for("changing"), slug="changing")
 

@@ -71,9 +71,9 @@ class EncodedImage:
         with self._strictly():
             pixels = _pixels(self._image, self._data, icc=profile.icc == "srgb", ground=ground)
             turned = upright(pixels, self._orientation)
-        found = Size(*turned.shape[:2])
-        if found != self.size:
-            raise fault("decoder-error", f"the header says {self.size}, the decoder gives {found}")
+        decoded = Size(*turned.shape[:2])
+        if decoded != self.size:
+            raise fault("decoder-error", f"the header says {self.size}, the decoder gives {decoded}")
         return turned
 
     def opacity(self) -> NDArray[np.uint8]:
@@ -235,7 +235,7 @@ def encoded_file(data: bytes, *, max_pixels: int = MAX_PIXELS) -> EncodedImage |
 
 def cut(
     source: EncodedImage | EncodedClip,
-    places: Iterable[Placement],
+    placements: Iterable[Placement],
     frames: int,
     recipe: LatentsRecipe,
     pixels: NDArray[np.uint8] | None = None,
@@ -251,11 +251,14 @@ def cut(
     if isinstance(source, EncodedClip):
         if clips is None:
             raise fault("no-frame-count", "it is a video, and an image is wanted here")
-        made = {one: np.empty((frames, one.bucket.height, one.bucket.width, 3), dtype=np.uint8) for one in places}
+        crops = {
+            placement: np.empty((frames, placement.bucket.height, placement.bucket.width, 3), dtype=np.uint8)
+            for placement in placements
+        }
         for number, frame in enumerate(source.pixels(frames, clips)):
-            for place, held in made.items():
-                held[number] = resize_crop(frame, place, resample)
-        return made
+            for placement, held in crops.items():
+                held[number] = resize_crop(frame, placement, resample)
+        return crops
     pixels = source.pixels(recipe.pixels) if pixels is None else pixels
-    crops = {place: resize_crop(pixels, place, resample) for place in places}
-    return crops if clips is None else {place: crop[None] for place, crop in crops.items()}
+    crops = {placement: resize_crop(pixels, placement, resample) for placement in placements}
+    return crops if clips is None else {placement: crop[None] for placement, crop in crops.items()}

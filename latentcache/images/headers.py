@@ -81,12 +81,12 @@ def fill_sizes(
             image, _, size = header(stream, max_pixels=max_pixels)
             return size, (0, 0, 0), _alterations(image), head
 
-    for number, one in read_each(read, samples, rows, "image", stopping, quick=True):
-        if isinstance(one, UnusableSampleError):
+    for number, outcome in read_each(read, samples, rows, "image", stopping, quick=True):
+        if isinstance(outcome, UnusableSampleError):
             name, line = samples.where(int(rows[number]))
-            rejected.append((int(rows[number]), as_rejected(name, one, line=line)))
+            rejected.append((int(rows[number]), as_rejected(name, outcome, line=line)))
         else:
-            size, clips[number], altered[number], heads[number] = one
+            size, clips[number], altered[number], heads[number] = outcome
             sizes[number] = size.height, size.width
     columns: dict[str, NDArray[Any]] = {"original_size": sizes, CLIP: clips, ALTERED: altered}
     return {name: column for name, column in columns.items() if column is sizes or column.any()}, heads, rejected
@@ -193,14 +193,14 @@ def _png_chunks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 def _late_exif(stream: BinaryIO) -> bytes | None:
     """The eXIf chunk of a PNG that keeps it after the pixels; Pillow finds such a chunk only after decoding."""
-    before, found = stream.tell(), None
+    before, exif = stream.tell(), None
     for kind, start, length in _png_chunks(stream):
         if kind == b"eXIf":
             stream.seek(start)
-            found = stream.read(length)
+            exif = stream.read(length)
             break
     stream.seek(before)
-    return found
+    return exif
 
 
 def _reason(error: Exception, stream: BinaryIO) -> str:

@@ -60,8 +60,11 @@ def resample_self_test() -> bool:
     waves = 120 + 100 * np.sin(x * y / 300)
     image = np.stack([waves, (x * 5 + y * 3) % 256, 255 * ((x // 9 + y // 7) % 2)], -1).astype(np.uint8)
     try:
-        each = [np.abs(_torch(image, size).astype(np.int16) - _pillow(image, size)) for size in _TESTED]
-        return all(one.max() <= MAX_LEVELS and np.count_nonzero(one) <= MAX_FRACTION * one.size for one in each)
+        differences = [np.abs(_torch(image, size).astype(np.int16) - _pillow(image, size)) for size in _TESTED]
+        return all(
+            difference.max() <= MAX_LEVELS and np.count_nonzero(difference) <= MAX_FRACTION * difference.size
+            for difference in differences
+        )
     except (NotImplementedError, ValueError, RuntimeError):
         return False
 

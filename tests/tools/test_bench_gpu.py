@@ -4,9 +4,7 @@ import json
 
 import pytest
 from bench_gpu import BUDGETS, main
-from gpu_models import MODELS, Scene
-
-TINY = Scene(device="cpu", tiny=True)
+from gpu_models import MODELS
 
 
 @pytest.mark.slow

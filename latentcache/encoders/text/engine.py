@@ -43,17 +43,16 @@ class ReferenceEngine:
         """Ids and loss spans of each text; special tokens are written by their other names."""
         if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() not in ("false", "0", "no", "off"):
             encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        elif any(own is not None for own in spans):
+        elif any(touched is not None for touched in spans):
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         else:  # without places in the text
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        found = list[Tokens]()
-        for one, own in zip(encodings, spans, strict=True):
-            begins, ends = np.array([] if own is None else one.offsets, dtype=np.int64).reshape(-1, 2).T
-            found.append(
-                (np.array(one.ids, dtype=self._dtype), None if own is None else token_spans(begins, ends, own))
-            )
-        return found
+        results = list[Tokens]()
+        for encoding, touched in zip(encodings, spans, strict=True):
+            begins, ends = np.array([] if touched is None else encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+            loss = None if touched is None else token_spans(begins, ends, touched)
+            results.append((np.array(encoding.ids, dtype=self._dtype), loss))
+        return results
 
 
 def token_spans(begins: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.uint32]:

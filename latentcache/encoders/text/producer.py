@@ -50,17 +50,17 @@ class TokenProducer(Producer):
             from latentcache.encoders.text.fast import fast_tokenizer
 
             self._untried = False
-            found = fast_tokenizer(cast("TextTokenizer", self._tokenizer), records)
-            if isinstance(found, str):
-                self._warn(found)
+            fast = fast_tokenizer(cast("TextTokenizer", self._tokenizer), records)
+            if isinstance(fast, str):
+                self._warn(fast)
             else:
-                self._tokenizer = found
-        return [_not_empty(made) for made in self._tokenizer.tokenize(records)]
+                self._tokenizer = fast
+        return [_not_empty(document) for document in self._tokenizer.tokenize(records)]
 
 
-def _not_empty(made: Made | Failure) -> Made | Failure:
-    if isinstance(made, Failure) or len(made.array):
-        return made
+def _not_empty(document: Made | Failure) -> Made | Failure:
+    if isinstance(document, Failure) or len(document.array):
+        return document
     hint = "leave the record out, or let every text end with a token (--add-eos)"
     return Failure(reason="no-tokens", detail="the tokenizer gives no token for it", hint=hint)
 
@@ -111,8 +111,8 @@ class StubTokenizer:
                 ids += _bytes(message.content) + chr(_END)
                 spans += [(begin, len(ids))] if message.learned else []
             spans = [(0, len(ids))] if everything else spans
-        own = [(begin, end - begin) for begin, end in spans if begin < end]
-        columns = {"spans": np.array(own, dtype=np.uint32).reshape(-1, 2), "control": 0, "not_rendered": 0}
+        learned = [(begin, end - begin) for begin, end in spans if begin < end]
+        columns = {"spans": np.array(learned, dtype=np.uint32).reshape(-1, 2), "control": 0, "not_rendered": 0}
         array = np.frombuffer(ids.encode("utf-16-le"), dtype="<u2").astype(recipe.dtype, copy=False)
         return Made(array=array, columns=columns)
 

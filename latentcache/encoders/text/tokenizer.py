@@ -66,9 +66,9 @@ class TextTokenizer:
 
     def with_engine(self, fast: Engine) -> TextTokenizer:
         """The same tokenizer with a fast engine; both share everything else, which is only read."""
-        other = copy.copy(self)
-        other._fast = fast
-        return other
+        copied = copy.copy(self)
+        copied._fast = fast
+        return copied
 
     def tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
         """One result for each record, in their order. The result of one does not depend on the others.
@@ -97,9 +97,9 @@ class TextTokenizer:
             return Rendered(text, spans, is_chat=False, controls=self._control.count(text))
         if self._chat is None:
             raise fault("no-template", "it is a conversation, and the tokenizer has no chat template")
-        own = [message.content for message in record.messages]
-        own += [value for message in record.messages for _, value in message.fields]
-        words = [*own, record.tools, record.options]
+        contents = [message.content for message in record.messages]
+        contents += [value for message in record.messages for _, value in message.fields]
+        words = [*contents, record.tools, record.options]
         for word in words:
             self._check_reserved(word)
         rendered = self._chat.render(record)
@@ -111,15 +111,15 @@ class TextTokenizer:
 
     def _documents(self, prepared: Sequence[Rendered]) -> list[Made]:
         """Ids and loss spans, each engine with all of its texts."""
-        made: dict[int, Made] = {}
+        documents: dict[int, Made] = {}
         takes = self._fast.takes if self._fast else lambda text: False
         for engine, fits in ((self._fast, True), (self._reference, False)):
             mine = [number for number, item in enumerate(prepared) if takes(item.text) is fits]
             if engine is not None and mine:
-                own = [prepared[number] for number in mine]
-                found = engine.encode([item.text for item in own], [item.spans for item in own])
-                made |= {n: self._made(item, tokens) for n, item, tokens in zip(mine, own, found, strict=True)}
-        return [made[number] for number in range(len(prepared))]
+                items = [prepared[number] for number in mine]
+                found = engine.encode([item.text for item in items], [item.spans for item in items])
+                documents |= {n: self._made(item, tokens) for n, item, tokens in zip(mine, items, found, strict=True)}
+        return [documents[number] for number in range(len(prepared))]
 
     def _made(self, item: Rendered, tokens: Tokens) -> Made:
         """The item of a record; a text gets its ends."""
