@@ -4,8 +4,9 @@ Guarantee: what a batch holds was decided by the plan before the first read. ``l
 resume. Batches count when they are delivered, not when they are read ahead. Batches are read ahead by threads,
 straight into memory that is used again once nothing refers to it.
 
-Trainers are given ``loader`` itself, unprepared. For worker processes, ``loader.sampler`` yields a
-:class:`BatchIndex` per step in the training process, and ``loader.dataset`` makes batches of them in workers.
+Trainers are given ``loader`` itself, unprepared, or ``DataLoader(loader, batch_size=None)``. For worker processes,
+``loader.sampler`` yields a :class:`BatchIndex` per step in the training process, and ``loader.dataset`` makes batches
+of them in workers.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 _SHOWN = 3
 
 
-class Loader:
+class Loader(IterableDataset[Batch]):
     """Batches of one epoch. Iterating again repeats the epoch; ``set_epoch`` changes it. Picklable.
 
     Made by ``cache.loader(...)`` and ``rows.loader(...)``, which say what the options mean. With ``with`` its files
@@ -223,8 +224,15 @@ class Loader:
             PlanError: The checkpoint belongs to other samples or settings, is of a newer version, or is broken; or
                 its snapshot is gone.
         """
+        named = self.epoch if self._named else None
         self._open_snapshot(state)
         self._load(state)
+        if named not in (None, self.epoch) and self.epoch != state["epoch"]:
+            warnings.warn(
+                f"set_epoch({named}) was called before a checkpoint of the end of epoch {state['epoch']} was loaded:"
+                f" epoch {self.epoch} is served; call set_epoch({named}) again to serve that one",
+                stacklevel=2,
+            )
 
     def _open_snapshot(self, state: Mapping[str, Any]) -> None:
         """Read the snapshot of a checkpoint, if this one has other samples."""
@@ -251,18 +259,6 @@ class Loader:
     def _load(self, state: Mapping[str, Any]) -> None:
         self._position, self._sampled, self._named = self._epochs.load(state), False, False
 
-    def _load_late(self, state: Mapping[str, Any]) -> None:
-        """As ``load_state_dict``, by a ``StatefulDataLoader``: late, so another epoch may have been named since."""
-        named = self.epoch if self._named else None
-        self._load(state)  # workers may have this snapshot already
-        if named not in (None, self.epoch) and self.epoch != state["epoch"]:
-            warnings.warn(
-                f"the checkpoint was made at the end of epoch {state['epoch']}, but set_epoch({named}) was called:"
-                f" epoch {named} is served, not {self.epoch}",
-                stacklevel=2,
-            )
-            self.set_epoch(named)
-
     def __iter__(self) -> Iterator[Batch]:
         """Serve the epoch, or the rest of it after ``load_state_dict``.
 
@@ -270,10 +266,20 @@ class Loader:
             CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
             MissingEntryError: A shard is gone.
             EmptyPlanError: The rest of a loaded epoch fills no batch.
-            UsageError: The loader was closed in the middle, or its rank is not that of torch.distributed.
+            UsageError: The loader was closed in the middle, its rank is not that of torch.distributed, it is in a
+                worker of a ``DataLoader``, or accelerate would deal the batches of this rank out again.
             CacheDamagedError: More samples are bad than may be replaced.
         """
         check_ranks(self.rank, self.world_size, self._found)
+        check_double_sharding(self.world_size)
+        worker = get_worker_info()
+        if worker is not None and worker.dataset is self:
+            raise UsageError(
+                "a loader in a worker of a DataLoader",
+                why="the loader reads ahead in threads; every worker would serve the whole epoch",
+                fix="num_workers=0 (dataloader_num_workers=0 of a Trainer), or"
+                " DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=N)",
+            )
         position, plan = self._epochs.begin(self._position)
         self._position, self._sampled, self._named, served = position, False, False, 0
         readahead = Readahead()
@@ -345,13 +351,6 @@ class Loader:
             batch["meta"] = {"epoch": index.epoch, "step_in_epoch": index.step if index.step >= 0 else None}
         finish = partial(reader.finish, form=self.format, on_device=on_device)
         return self._transfer.send(reader.complete(batch, self.format), finish)
-
-    def iterable(self) -> LoaderIterable:
-        """This loader as a torch ``IterableDataset`` with a length, for trainers that take nothing else.
-
-        Give it to a ``DataLoader`` with ``batch_size=None`` and ``num_workers=0``: this loader reads ahead by itself.
-        """
-        return LoaderIterable(self)
 
     def close(self) -> None:
         """Stop reading ahead and let go of files and memory. Twice is once; iterating again opens them again.
@@ -453,9 +452,20 @@ class SamplerIterator:
         return self._loader._epochs.state(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was saved. Raises PlanError as ``Loader.load_state_dict``."""
+        """Go on where a state was saved. Raises PlanError as ``Loader.load_state_dict``.
+
+        A ``StatefulDataLoader`` loads late, so another epoch may have been named since: that one is served.
+        """
         loader = self._loader
-        loader._load_late(state)
+        named = loader.epoch if loader._named else None
+        loader._load(state)  # workers may have this snapshot already
+        if named not in (None, loader.epoch) and loader.epoch != state["epoch"]:
+            warnings.warn(
+                f"the checkpoint was made at the end of epoch {state['epoch']}, but set_epoch({named}) was called:"
+                f" epoch {named} is served, not {loader.epoch}",
+                stacklevel=2,
+            )
+            loader.set_epoch(named)
         self._position, self._next = loader._position, None
         loader._position, loader._sampled = Position(loader.seed, loader.epoch), True
 
@@ -497,36 +507,6 @@ class BatchDataset(Dataset[Batch]):
                 slug="foreign-sampler",
             )
         return self._loader._make(index)
-
-
-class LoaderIterable(IterableDataset[Batch]):
-    """A loader as an iterable data set; see ``Loader.iterable``."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self.set_epoch, self.state_dict, self.load_state_dict = (
-            loader.set_epoch, loader.state_dict, loader._load_late
-        )  # fmt: skip
-
-    def __len__(self) -> int:
-        """Batches of an epoch on this rank."""
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Serve the epoch, or the rest of it after ``load_state_dict``; errors as of the loader.
-
-        Raises:
-            UsageError: In a worker process, or if accelerate would deal the batches of this rank out again.
-        """
-        check_double_sharding(self._loader.world_size)
-        if get_worker_info() is not None:
-            raise UsageError(
-                "loader.iterable() in a worker of a DataLoader",
-                why="the loader reads ahead in threads; every worker would serve the whole epoch",
-                fix="num_workers=0 (dataloader_num_workers=0 of a Trainer), or"
-                " DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=N)",
-            )
-        yield from self._loader
 
 
 def checked_rows(rows: Any, count: int) -> NDArray[np.int64]:

@@ -239,7 +239,6 @@ def test_an_index_of_a_foreign_sampler_is_rejected_with_the_fix(source):
     for read in (
         lambda: loader[0],
         lambda: loader.dataset[0],
-        lambda: list(DataLoader(loader, batch_size=None)),
         lambda: list(DataLoader(loader.dataset, batch_size=4)),
     ):
         with pytest.raises(UsageError, match="asked for by index") as caught:
@@ -254,16 +253,16 @@ def test_an_index_of_a_foreign_sampler_is_rejected_with_the_fix(source):
             loader.dataset[replace(index, **other)]
 
 
-def test_the_iterable_has_a_length_and_is_rejected_in_workers(source):
+def test_a_loader_in_a_data_loader_has_a_length_and_is_rejected_in_workers(source):
     loader = source.loader(batch_size=2, seed=1)
-    batches = DataLoader(loader.iterable(), batch_size=None)
+    batches = DataLoader(loader, batch_size=None)
     assert len(batches) == len(loader)
     batches.dataset.set_epoch(3)
     expected = digests(batches)
     loader.set_epoch(3)
     assert digests(loader) == expected
     with pytest.raises(UsageError, match="worker of a DataLoader"):
-        list(DataLoader(loader.iterable(), batch_size=None, num_workers=1))
+        list(DataLoader(loader, batch_size=None, num_workers=1))
 
 
 def in_child(loader, results):

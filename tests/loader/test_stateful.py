@@ -18,8 +18,8 @@ def make(request, many, tmp_path):
 
 
 def way_of(loader, more):
-    """A StatefulDataLoader over the sampler, or over the iterable."""
-    return stateful(loader, more) if more is not None else StatefulDataLoader(loader.iterable(), batch_size=None)
+    """A StatefulDataLoader over the sampler, or over the loader."""
+    return stateful(loader, more) if more is not None else StatefulDataLoader(loader, batch_size=None)
 
 
 @pytest.mark.parametrize("more", [None, *WAYS[:2]], ids=str)
@@ -53,7 +53,19 @@ def test_after_a_finished_epoch_it_serves_the_next_one(make, more):
     assert loader.epoch == 2
 
 
-@pytest.mark.parametrize("more", [None, *WAYS[:2]], ids=str)
+def test_a_loader_that_loads_a_checkpoint_after_an_epoch_was_named(many):
+    loader, other = many.loader(batch_size=3), many.loader(batch_size=3)
+    loader.set_epoch(4)
+    list(loader)
+    other.set_epoch(0)
+    with pytest.warns(UserWarning, match=r"set_epoch\(0\) was called before a checkpoint .* epoch 5 is served"):
+        other.load_state_dict(loader.state_dict())
+    assert other.epoch == 5
+    other.set_epoch(0)
+    assert other.epoch == 0
+
+
+@pytest.mark.parametrize("more", WAYS[:2], ids=str)
 def test_a_named_epoch_that_does_not_follow_the_checkpoint_is_said(many, more):
     loader, other = many.loader(batch_size=3), many.loader(batch_size=3)
     batches, again = way_of(loader, more), way_of(other, more)

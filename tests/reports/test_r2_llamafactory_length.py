@@ -37,7 +37,7 @@ def test_the_trainer_counts_the_epochs_of_a_stream(tmp_path):
     settings = {"output_dir": str(tmp_path), "report_to": [], "save_strategy": "no", "disable_tqdm": True}
     arguments = TrainingArguments(**settings, use_cpu=True, per_device_train_batch_size=4, max_steps=20)
     trainer = Trainer(model, arguments)
-    trainer.get_train_dataloader = lambda: DataLoader(loader.iterable(), batch_size=None)
+    trainer.get_train_dataloader = lambda: DataLoader(loader, batch_size=None)
     trainer.train()
     assert trainer.state.num_train_epochs == 2
     assert trainer.state.epoch == pytest.approx(20 / 13) == pytest.approx(loader.epoch_at(20))

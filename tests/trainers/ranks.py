@@ -88,7 +88,7 @@ def trained(world_size, cache, in_data_loader, folder):
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=2, seed=3)  # from the environment
-    batches = DataLoader(loader.iterable(), batch_size=None) if in_data_loader else loader
+    batches = DataLoader(loader, batch_size=None) if in_data_loader else loader
     model, epochs = Denoiser(), []
 
     class Progress(TrainerCallback):
@@ -128,7 +128,7 @@ def use_accelerate(rank, world_size, cache):
         optimizer.step()
         optimizer.zero_grad()
         given.append(step_of(batch))
-    batches = DataLoader(loader.iterable(), batch_size=None)
+    batches = DataLoader(loader, batch_size=None)
     own = {"sampler": loader.sampler, "batch_size": None}
     started = DataLoader(loader.dataset, **own, num_workers=2, multiprocessing_context="spawn")
     errors = {"map": _error_of(accelerator, DataLoader(loader, batch_size=None))}
