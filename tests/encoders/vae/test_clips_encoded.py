@@ -101,9 +101,9 @@ def test_frames_that_the_model_does_not_take(tiny):
 
 
 def test_images_alone_keep_their_recipe(tiny):
-    """Format 1: a recipe without clips has no frame settings."""
+    """The id of a recipe without clips has no frame settings."""
     plain = described("stub", frames=None, storage_dtype="float16").recipe
-    assert "clips" not in json.dumps([plain.as_json(), plain.identity()])
+    assert "clips" not in plain.identity()
     clips = described("stub", storage_dtype="float16").recipe
     assert clips.identity()["clips"] == {"fps": 0, "start": "first", "decoder": "ffmpeg", "version": 1}
     assert clips.recipe_id != plain.recipe_id
