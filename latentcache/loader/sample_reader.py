@@ -34,6 +34,7 @@ from latentcache.loader.samples import (
     Joined,
     Part,
     Selection,
+    hidden_columns,
     prompt_row,
 )
 from latentcache.loader.values import Affine, posterior, without_team
@@ -143,6 +144,9 @@ class SampleReader:
             lacking = ", ".join(selection.lacking()) or "an item of their size"
             excluded = count_of(self.excluded, "samples are not served")
             lines.append(f"{title}: {excluded}, for lack of {lacking}; `latentcache verify` names them")
+        if hidden := hidden_columns(self._snapshot):
+            names = ", ".join(hidden)
+            lines.append(f"{title}: batches lack the column {names} of the metadata table: rename it there and build")
         count, total, first = selection.without_caption() if "captions" in self.metadata else (0, 0, "")
         if count:
             every = "all" if count == total else f"{count} of {total}"

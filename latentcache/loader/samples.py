@@ -387,15 +387,19 @@ def _of_tables(snapshots: Sequence[Snapshot]) -> dict[str, str]:
          if name.startswith(OF_TABLE)}
         for snapshot in snapshots
     ]  # fmt: skip
-    taken = {
-        "names",
-        "keys",
-        "meta",
-        *METADATA,
-        *snapshots[0].fields,
-        *(f"{name}_mask" for name in snapshots[0].fields),
-    }
+    taken = _taken(snapshots[0])
     return {name: TABLE for name, _ in sorted(set.intersection(*each)) if name not in taken}
+
+
+def hidden_columns(snapshot: Snapshot) -> list[str]:
+    """Columns of metadata tables that no batch has, because something else there has their name."""
+    columns = (name.removeprefix(OF_TABLE) for name in snapshot.samples.columns if name.startswith(OF_TABLE))
+    return sorted(_taken(snapshot).intersection(columns))
+
+
+def _taken(snapshot: Snapshot) -> set[str]:
+    masks = (f"{name}_mask" for name in snapshot.fields)
+    return {"names", "keys", "meta", *METADATA, *snapshot.fields, *masks}
 
 
 def _holder(snapshot: Snapshot, fields: Sequence[str], column: str) -> str | None:

@@ -519,6 +519,14 @@ def test_a_label_is_a_column_and_no_caption(run, build, captions, data, tmp_path
     assert run("verify", tmp_path / "cache", "--json").json["exit_code"] == 0
 
 
+def test_a_column_with_the_name_of_a_batch_key_is_a_warning(build, data, tmp_path):
+    put(data / "a.png", png(60))
+    put_table(data, "jsonl", {"file_name": "a.png", "text": "a cat", "keys": 7})
+    build(*IMAGES)
+    with pytest.warns(UserWarning, match="batches lack the column keys of the metadata table"):
+        open_cache(tmp_path / "cache").loader(batch_size=1)
+
+
 def test_columns_of_a_table_are_those_of_the_whole_in_each_part(run, data, tmp_path):
     stems = [f"{number}{'x' * number}" for number in range(8)]
     for number, stem in enumerate(stems):
