@@ -28,7 +28,14 @@ from latentcache.sources.known import racy
 from latentcache.sources.places import is_read_by_workers, places, read_image
 from latentcache.store.catalog import Catalog
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import NewSnapshot, is_unchanged, new_field, publish_snapshot, shard_numbers
+from latentcache.store.publish import (
+    NewSnapshot,
+    is_unchanged,
+    new_field,
+    publish_snapshot,
+    remove_unfinished,
+    shard_numbers,
+)
 from latentcache.store.snapshot import FieldRows, Snapshot
 
 #: Parts of the provenance of a field whose change is worth a snapshot: a check finds a model that was moved.
@@ -60,6 +67,8 @@ def publish(
     new = _new_snapshot(base, works, catalog, root)
     unchanged = current is not None and is_unchanged(new, current, _COMPARED)
     number = 0 if unchanged else publish_snapshot(paths, new)
+    if unchanged:
+        remove_unfinished(paths)
     return BuildReport(
         plan=plan,
         fields={one.name: field_done(work, one) for work, one in zip(works, new.fields, strict=True)},

@@ -6,6 +6,7 @@ A crash leaves the old snapshot or the new one. Entries are shared between snaps
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, fields, replace
 from datetime import UTC, datetime
@@ -178,6 +179,11 @@ def publish_snapshot(paths: CachePaths, new: NewSnapshot) -> int:
         sync_folder(paths.snapshots_folder)
     write_atomically(paths.current, f"{number:06d}\n".encode("ascii"))
     return number
+
+
+def remove_unfinished(paths: CachePaths) -> None:
+    """Delete the folder of a snapshot that a killed build left without a manifest. The caller holds the lock."""
+    shutil.rmtree(paths.snapshot(paths.next_snapshot()), ignore_errors=True)
 
 
 def publish_replacement(paths: CachePaths, old: Snapshot, fields: Iterable[FieldRows], **changes: Any) -> None:

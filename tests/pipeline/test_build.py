@@ -36,6 +36,16 @@ def test_a_build_of_unchanged_data_writes_no_snapshot(case, data, no_runs):
         assert not built(case, data).published
 
 
+def test_a_build_of_unchanged_data_removes_a_snapshot_that_was_not_finished(case, data):
+    built(case, data)
+    cache = data.with_name("cache")
+    unfinished = cache / "snapshots/000002"
+    unfinished.mkdir()
+    (unfinished / "columns.safetensors.tmp").write_bytes(b"cut")
+    assert not built(case, data).published
+    assert not unfinished.exists()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_number_of_workers_changes_no_row_and_no_item(case, tmp_path, workers):
     data = case.data(tmp_path / "data", 12)
