@@ -81,6 +81,9 @@ def _lines_of_images(settings: ExportSettings, about: dict[str, Any]) -> Iterato
     if about["left_out"]:
         lacking = "the cache lacks a field of them, or rejected them"
         yield f"{count_of(about['left_out'], 'samples are')} left out: {lacking}; `latentcache info` names them"
+    if about["rejected"]:
+        rejected = count_of(about["rejected"], "inputs")
+        yield f"without {rejected} that the build rejected; `latentcache info` names them"
     if about["redrawn"]:
         redrawn = count_of(about["redrawn"], "images are")
         yield f"{redrawn} written as upright PNG: the trainer does not look at EXIF data, or not read the format"

@@ -353,6 +353,7 @@ class ImageExport:
             "options": dict(snapshot.source.get("options", {})),
             "samples": len(self._numbers),
             "left_out": self._left_out,
+            "rejected": sum(rejected.count for rejected in snapshot.rejected),
             "recipes": {name: snapshot.fields[name].recipe_id.hex() for name in self._wanted},
         }
 

@@ -224,6 +224,15 @@ def test_formats_that_the_trainer_does_not_read_are_written_as_png(run, tmp_path
         np.testing.assert_array_equal(np.asarray(written), np.asarray(source))
 
 
+def test_rejected_images_are_counted(run, tmp_path):
+    draw(tmp_path / "cats/a.png", (300, 300))
+    (tmp_path / "cats/b.png").write_bytes(b"no image")
+    build(tmp_path / "cats", tmp_path / "cache", **LIKE)
+    done = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--release", "stable")
+    assert "without 1 input that the build rejected" in done.out
+    assert not list((tmp_path / "out").rglob("b*"))
+
+
 def test_members_of_archives_are_files(run, tmp_path):
     import tarfile
 
