@@ -39,7 +39,6 @@ class Sample(Value, eq=False):
     size: Size
     """Upright, in pixels."""
     caption: str
-    repeats: int
     latents: Sequence[Latent] = ()
     text: Mapping[str, Array] = field(default_factory=dict)
     """Field of the cache -> its item."""
@@ -104,7 +103,7 @@ class Format(Protocol):
         ...
 
     def advice(self, folder: str) -> Sequence[str]:
-        """Lines on what to set in the trainer, and what must be off."""
+        """Lines on what to set in the trainer, and what must be off; no folder: the files are beside the images."""
         ...
 
 

@@ -137,7 +137,9 @@ class ImageExport:
                     names.add(file.name)
                 on_progress(done, len(self._numbers))
             targets = [(self._target(number), self._repeats(number)) for number in self._numbers]
-            for name, text in self._format.settings(shown, targets).items():
+            # Beside the images such a file would say how DATA is read.
+            configured = {} if self._settings.beside else self._format.settings(shown, targets)
+            for name, text in configured.items():
                 file, make = _of_bytes(name, text.encode())
                 folder.put(file, make)
                 names.add(name)
@@ -154,7 +156,8 @@ class ImageExport:
             "redrawn": self._redrawn,
             "several_lines": self._several_lines,
         }
-        return {**about, **counts, "advice": list(self._format.advice(shown))}
+        advice = self._format.advice("" if self._settings.beside else shown)
+        return {**about, **counts, "advice": list(advice)}
 
     def _checked_recipe(self) -> LatentsRecipe:
         settings, snapshot = self._settings, self._snapshot
@@ -267,7 +270,6 @@ class ImageExport:
             target=self._target(number),
             size=Size(*map(int, samples.columns["original_size"][number])),
             caption=self._caption(number),
-            repeats=self._repeats(number),
             latents=latents,
             text=texts,
             tokens=tokens,

@@ -232,7 +232,9 @@ class Kohya:
     def advice(self, folder: str) -> Sequence[str]:
         """See ``Format``."""
         flags = "--cache_latents --cache_latents_to_disk"
-        if self._form == "stable":
+        if not folder:
+            where = f"{flags}, with the folders and sizes that you train with today"
+        elif self._form == "stable":
             where = f"train_data_dir: {folder}   (lora-scripts: the folder of training images)"
         else:
             where = f"--dataset_config {folder}/dataset.toml {flags}"

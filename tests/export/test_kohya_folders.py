@@ -192,8 +192,9 @@ def test_beside_the_images_nothing_of_anybody_else_is_touched(run, kohya):
     (data / "p1.npz").unlink()
     assert run(*options).json["kept"] >= 1  # it goes on
     assert set(tree(data)) - set(before) == {
-        *(f"p{number}.npz" for number in range(4)), "dataset.toml", "latentcache.files", "latentcache.json",
+        *(f"p{number}.npz" for number in range(4)), "latentcache.files", "latentcache.json",
     }  # fmt: skip
+    assert build(data, cache, **LIKE).encoded == 0  # DATA is read as before
     assert run("export", "--undo", data).status == 0
     assert tree(data) == before
 
@@ -329,7 +330,7 @@ def test_moments_are_exported_as_mean_or_as_one_draw(run, kohya, tmp_path):
 def test_text_of_sdxl_is_split_into_its_encoders():
     joined = np.arange(77 * 2048, dtype=np.float32).reshape(77, 2048)
     sample = Sample(
-        name="a.png", target="1_a/a.png", size=Size(64, 64), caption="", repeats=1,
+        name="a.png", target="1_a/a.png", size=Size(64, 64), caption="",
         latents=[Latent(bucket=Size(64, 64), values=np.zeros((4, 8, 8)))],
         text={TEXT: joined, POOLED: np.ones(1280, np.float32)},
     )  # fmt: skip

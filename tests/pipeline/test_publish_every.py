@@ -21,7 +21,7 @@ LATENTS, EDGES = CASES["latents"], CASES["edge_map"]
 
 
 def until(count):
-    """Takes so many jobs in place of those that there is time for."""
+    """Publish after this many jobs, whatever the time."""
     return lambda due, jobs: jobs if due == math.inf else islice(jobs, count)
 
 

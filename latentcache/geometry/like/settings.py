@@ -42,7 +42,6 @@ class TrainerSettings(Value):
     bucket_reso_steps: int
     bucket_no_upscale: bool
     flip_aug: bool
-    batch_size: int
     defaults: tuple[str, ...]
     """Settings of sizes that it does not have."""
     no_latents: tuple[str, ...]
@@ -106,7 +105,6 @@ def _settings(path: Path, subsets: list[Mapping[str, Any]]) -> TrainerSettings:
         resolutions=tuple(resolutions),
         **sizes,
         flip_aug=any(subset.get("flip_aug") for subset in subsets),
-        batch_size=int(subsets[0].get("batch_size") or subsets[0].get("train_batch_size") or 1),
         defaults=tuple(name for name in _SIZES if all(name not in subset for subset in subsets)),
         no_latents=_set(subsets, _NO_LATENTS),
         no_text=_set(subsets, _NO_TEXT) + _trained_text(subsets),

@@ -64,7 +64,7 @@ def test_configurations_of_both_kinds_are_read(tmp_path):
     assert "max_bucket_reso 1024 (default)" in found.words
     found = read_settings(datasets)
     assert found.resolutions == (Size(1024, 1024), Size(512, 512))
-    assert (found.enable_bucket, found.flip_aug, found.batch_size) == (True, True, 4)
+    assert (found.enable_bucket, found.flip_aug) == (True, True)
     assert found.no_latents == ("random_crop = true",)
 
 
