@@ -39,7 +39,7 @@ def plan(
     pad: flags.Pad = None,
     chunk: flags.Chunk = None,
     overflow: flags.Overflow = None,
-    trainer: str | None = option(None, "--for kohya", "Show what this trainer makes of the images, beside ours."),
+    trainer: str | None = option(None, "--for NAME", "Show what this trainer makes of the images, beside ours."),
     suggest: bool = option(False, "--suggest", "With --for: the change of its settings that loses least."),
     requested: flags.Requested,
     source: flags.Source,
@@ -168,18 +168,19 @@ def _of_trainer(
 ) -> dict[str, Any]:
     """What the trainer makes of the same images, at the same resolutions unless its configuration was given."""
     from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
-    from latentcache.plan.trainers import KohyaRun
+    from latentcache.geometry.like.trainers import TRAINERS
+    from latentcache.plan.trainers import TrainerRun
 
     recipe = planned.recipe
-    if trainer != "kohya":
-        raise UsageError(f"--for={trainer}: unknown trainer", fix="--for kohya")
+    if trainer not in TRAINERS:
+        raise UsageError(f"--for={trainer}: unknown trainer", fix=f"--for {'|'.join(TRAINERS)}")
     if not isinstance(recipe, LatentsRecipe):
         raise UsageError("--for: DATA are no images", fix="leave --for out")
     settings = replace(planned.settings or LatentsSettings(), like=trainer, model=None)
     geometry = geometry_of(settings.with_trainer()[0], recipe, recipe.encoder.multiple)
-    tables: Any = geometry.tables()
-    run = KohyaRun(
-        tables=tables,
+    run = TrainerRun(
+        trainer=TRAINERS[trainer],
+        tables=geometry.like_tables(),
         upscale=geometry.upscale,
         batch=batches.batch_size,
         ranks=batches.world_size,
@@ -191,6 +192,7 @@ def _of_trainer(
     suggestion = found and {
         "change": found[0],
         "samples_short": found[1].short,
+        "samples_dropped": found[1].dropped,
         "cropped": round(found[1].cropped, 4),
         "steps_per_epoch": found[1].steps,
     }
@@ -204,12 +206,14 @@ def _of_trainer(
                     "samples": bucket.samples,
                     "batches": bucket.batches,
                     "short": bucket.short,
+                    "dropped": bucket.dropped,
                 }
                 for bucket in plan.buckets
             ],
             "batches_per_epoch": plan.batches,
             "steps_per_epoch": plan.steps,
             "samples_short": plan.short,
+            "samples_dropped": plan.dropped,
             "unused": plan.unused,
             "cropped": round(plan.cropped, 4),
         },
@@ -303,14 +307,15 @@ def _lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str]:
     if plan is None:
         return
     yield ""
-    rows: list[tuple[object, ...]] = [(plan["name"], "samples", "batches", "short")]
+    rows: list[tuple[object, ...]] = [(plan["name"], "samples", "batches", "short", "dropped")]
     for bucket in plan["buckets"]:
         size = f"{bucket['height']}x{bucket['width']}"
-        rows.append((size, bucket["samples"], bucket["batches"], bucket["short"]))
+        rows.append((size, bucket["samples"], bucket["batches"], bucket["short"], bucket["dropped"]))
     yield from table(rows, indent="")
     yield (
         f"{plan['name']}: {count_of(plan['steps_per_epoch'], 'steps')} per epoch; small batches lack"
-        f" {count_of(plan['samples_short'], 'samples')}, {plan['cropped']:.1%} of the images is cut off"
+        f" {count_of(plan['samples_short'], 'samples')}, {plan['samples_dropped']} are dropped,"
+        f" {plan['cropped']:.1%} of the images is cut off"
     )
     if plan["unused"]:
         yield f"warning: {count_of(plan['unused'], 'images')} smaller than a bucket: the trainer fails on them"

@@ -11,11 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.fields.latents import GeometrySettings, LatentsRecipe
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
 Array = NDArray[Any]
+#: Fields of a cache.
+LATENTS, TEXT, POOLED = "latents", "prompt_embeds", "pooled_prompt_embeds"
 
 
 class Latent(Value, eq=False):
@@ -62,21 +65,30 @@ class Content(Value):
     """Shapes of the items of each field."""
 
 
+class Request(Value):
+    """What an export asks of a format."""
+
+    recipe: LatentsRecipe
+    geometry: GeometrySettings
+    """The sizes that the trainer chooses, by its settings."""
+    wanted: Sequence[str]
+    """Fields to export."""
+    title: str
+    """Name of the data set's folder."""
+    architecture: str | None
+    release: str | None
+
+
 class Format(Protocol):
-    """One trainer. A format is made of the settings of an export, and raises UsageError for those it cannot have."""
+    """One trainer. A format is made of a request, and raises UsageError for what it cannot have."""
 
     name: str
+    """As ``--to``, ``build --like`` and ``plan --for`` name it."""
     is_scaled: bool
     """True: latents are written as the model trains on them; False: as the encoder makes them."""
-    like: str
-    """Value of ``build --like`` that fits."""
 
     def check(self, content: Content) -> None:
         """Raise UsageError if the cache does not fit; the fix names the build that does."""
-        ...
-
-    def buckets(self, image: Size) -> Sequence[Size | None]:
-        """The size that the trainer gives to an image, for each of its resolutions; None: it crops nothing usable."""
         ...
 
     def target(self, name: str, repeats: int) -> str:

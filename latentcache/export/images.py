@@ -20,11 +20,12 @@ import torch
 
 from latentcache.errors import UsageError, count_of
 from latentcache.export.folder import File, Folder, check_room, is_export, link
-from latentcache.export.format import Content, Format, Latent, Sample
-from latentcache.export.kohya import LATENTS, POOLED, TEXT, Kohya
+from latentcache.export.format import LATENTS, POOLED, TEXT, Content, Format, Latent, Request, Sample
+from latentcache.export.kohya import Kohya
 from latentcache.fields.captions import CaptionVariants
-from latentcache.fields.latents import LatentsRecipe
+from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
 from latentcache.fields.prompt_embeds import PromptRecipe
+from latentcache.geometry.like.trainers import trainer_of
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.images.headers import header
@@ -40,6 +41,8 @@ from latentcache.store.reader import EntryReader
 if TYPE_CHECKING:
     from latentcache.export.run import ExportSettings
 
+#: By ``--to``.
+TRAINER_FORMATS: Mapping[str, Callable[[Request], Format]] = {"kohya": Kohya}
 #: Value of ``--fields`` -> fields of the cache.
 FIELDS = {"latents": (LATENTS,), "text": (TEXT, POOLED), "all": (LATENTS, TEXT, POOLED)}
 #: Bytes of a file of arrays beside the values: headers of its members and of the zip.
@@ -64,13 +67,18 @@ class ImageExport:
         recipe = self._checked_recipe()
         root = names_root(settings.data or Path(self._snapshot.source["root"]), self._snapshot.source)
         self._root, self._recipe = root, recipe
-        self._format: Format = Kohya(
-            recipe,
-            architecture=settings.architecture,
-            release=settings.release,
-            trainer_config=settings.trainer_config,
-            title=root.name,
-            has_text=TEXT in self._wanted,
+        like = LatentsSettings(trainer_config=settings.trainer_config, like=settings.format).with_trainer()[0]
+        self._geometry = geometry_of(like, recipe, recipe.encoder.multiple)
+        self._tables = self._geometry.like_tables()
+        self._format = TRAINER_FORMATS[settings.format](
+            Request(
+                recipe=recipe,
+                geometry=self._geometry,
+                wanted=self._wanted,
+                title=root.name,
+                architecture=settings.architecture,
+                release=settings.release,
+            )
         )
         self._entries = EntryReader(self._snapshot.paths, self._snapshot)
         joined = {name: join(Part(self._snapshot), (name,), repeats=False) for name in self._wanted}
@@ -89,6 +97,7 @@ class ImageExport:
         """Everything that can be wrong, before anything is written."""
         shapes = {name: [group.shape for group in self._snapshot.fields[name].groups] for name in self._wanted}
         recipes = {name: field.recipe for name, field in self._snapshot.fields.items() if field.recipe is not None}
+        self._check_config()
         self._format.check(Content(recipes=recipes, wanted=self._wanted, shapes=shapes))
         self._check_sizes()
         self._check_names()
@@ -166,19 +175,19 @@ class ImageExport:
         build = f"latentcache build {data} --out {shlex.quote(str(settings.cache))}"
         if field is None or not isinstance(field.recipe, LatentsRecipe):
             what = f"{settings.cache}: holds no latents, which --to {settings.format} needs"
-            raise UsageError(what, fix=f"{build} --model MODEL --like kohya")
+            raise UsageError(what, fix=f"{build} --model MODEL --like {settings.format}")
         if settings.fields in ("text", "all") and TEXT not in snapshot.fields:
             what = f"{settings.cache}: holds no embeddings of captions"
             raise UsageError(what, fix=f"{build} --text-encoder PIPELINE; or --fields latents")
         if snapshot.demo and not settings.force:
             raise UsageError(
                 f"{settings.cache}: a demo encoder made it, which no model trains on",
-                fix=f"{build} --model MODEL --like kohya; or --force to try the files",
+                fix=f"{build} --model MODEL --like {settings.format}; or --force to try the files",
             )
         if field.recipe.geometry.clips is not None or field.recipe.geometry.crops > 1:
             raise UsageError(
                 f"{settings.cache}: holds clips or several crops, which --to {settings.format} cannot write",
-                fix=f"{build} --like kohya, in another cache folder",
+                fix=f"{build} --like {settings.format}, in another cache folder",
             )
         if settings.draw is not None and field.recipe.encoder.posterior != "moments":
             raise UsageError(
@@ -186,6 +195,24 @@ class ImageExport:
                 fix=f"leave it out, or {build} --latents moments",
             )
         return field.recipe
+
+    def _check_config(self) -> None:
+        """The settings of the trainer must allow what is exported."""
+        config = self._settings.trainer_config
+        if config is None:
+            return
+        if self._geometry.flip and not self._recipe.geometry.flip and LATENTS in self._wanted:
+            raise UsageError(
+                f"{config}: the trainer flips images, and the cache has no flips",
+                fix="run the same `latentcache build` with --flip: only flips are encoded; or turn it off",
+            )
+        found = trainer_of(config, self._settings.format).settings(config)
+        if TEXT in self._wanted and found.no_text:
+            raise UsageError(
+                f"{config}: the trainer takes no cached text",
+                why=", ".join(found.no_text),
+                fix="turn it off in the trainer's settings, or export --fields latents",
+            )
 
     def _check_sizes(self) -> None:
         """The trainer has to choose the sizes that the cache holds, or it encodes these images again."""
@@ -196,7 +223,10 @@ class ImageExport:
         for number in self._numbers if LATENTS in self._wanted else ():
             sides = int(size[number][0]), int(size[number][1])
             if sides not in chosen:
-                chosen[sides] = set(self._format.buckets(Size(*sides)))
+                image = Size(*sides)
+                chosen[sides] = {
+                    table.nearest(image) if self._geometry.upscale else table.within(image) for table in self._tables
+                }
             held = {groups[int(group[rows[0]])] for rows in self._rows[LATENTS][number]}
             if held != chosen[sides]:
                 wrong.append(number)
@@ -208,14 +238,14 @@ class ImageExport:
         theirs = " and ".join(map(str, chosen[int(size[first][0]), int(size[first][1])]))
         data, out = (
             shlex.quote(str(self._snapshot.source["root"])),
-            shlex.quote(f"{settings.cache}-{self._format.like}"),
+            shlex.quote(f"{settings.cache}-{self._format.name}"),
         )
         raise UsageError(
             f"{settings.cache}: the trainer would encode {count_of(len(wrong), 'images')}"
             f" of {len(self._numbers)} again, because it chooses other sizes",
             where=name,
             why=f"{name} has {cached} in the cache, {self._format.name} gives it {theirs} (height x width)",
-            fix=f"latentcache build {data} --out {out} --model MODEL --like {self._format.like}",
+            fix=f"latentcache build {data} --out {out} --model MODEL --like {self._format.name}",
         )
 
     def _check_names(self) -> None:

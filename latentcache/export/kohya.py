@@ -18,19 +18,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from latentcache.errors import UsageError
-from latentcache.export.format import Array, Content, Latent, Sample, npz
-from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
-from latentcache.geometry.like.kohya import letterbox
-from latentcache.geometry.like.settings import read_settings
+from latentcache.export.format import LATENTS, POOLED, TEXT, Array, Content, Latent, Request, Sample, npz
+from latentcache.fields.latents import LatentsRecipe
+from latentcache.geometry.like.kohya import KohyaTable, letterbox
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
-LATENTS, TEXT, POOLED = "latents", "prompt_embeds", "pooled_prompt_embeds"
 #: Tokens of CLIP.
 _CLIP_TOKENS = 77
 
@@ -117,26 +115,15 @@ class Kohya:
     """Files for sd-scripts and lora-scripts. See :class:`~latentcache.export.format.Format`."""
 
     name = "kohya"
-    like = "kohya"
 
-    def __init__(
-        self,
-        recipe: LatentsRecipe,
-        *,
-        architecture: str | None,
-        release: str | None,
-        trainer_config: Path | None,
-        title: str,
-        has_text: bool,
-    ) -> None:
-        self._config, self._flips = trainer_config, recipe.geometry.flip
-        settings, _ = LatentsSettings(trainer_config=trainer_config, like=self.like).with_trainer()
-        self._geometry = geometry_of(settings, recipe, recipe.encoder.multiple)
-        self._tables: Sequence[Any] = self._geometry.tables()
-        self._architecture = _architecture(recipe, architecture)
-        self._form = _form(self._architecture, release)
-        self._title = re.sub(r"[^\w-]", "_", title) or "images"
-        self._has_text = has_text
+    def __init__(self, request: Request) -> None:
+        recipe = request.recipe
+        self._geometry = request.geometry
+        self._table = cast("KohyaTable", request.geometry.like_tables()[0])
+        self._architecture = _architecture(recipe, request.architecture)
+        self._form = _form(self._architecture, request.release)
+        self._title = re.sub(r"[^\w-]", "_", request.title) or "images"
+        self._has_text = TEXT in request.wanted
         self.is_scaled = self._architecture.is_scaled
         if self._form != "suffixed" and len(recipe.geometry.resolutions) > 1:
             raise UsageError(
@@ -152,17 +139,6 @@ class Kohya:
 
     def check(self, content: Content) -> None:
         """See ``Format``."""
-        if self._geometry.flip and not self._flips and LATENTS in content.wanted:
-            raise UsageError(
-                f"{self._config}: flip_aug is on, and the cache has no flips",
-                fix="run the same `latentcache build` with --flip: only flips are encoded; or turn flip_aug off",
-            )
-        if self._config is not None and TEXT in content.wanted and (off := read_settings(self._config).no_text):
-            raise UsageError(
-                f"{self._config}: the trainer takes no cached text",
-                why=", ".join(off),
-                fix="turn it off in the trainer's settings, or export --fields latents",
-            )
         if TEXT in content.wanted and not self._architecture.text:
             raise UsageError(
                 f"--fields: text of {self._architecture.name} cannot be exported",
@@ -176,11 +152,6 @@ class Kohya:
                 why=f"{self._architecture.name} takes that of a {self._architecture.pipeline}",
                 fix="build the text with the pipeline of the model that you train: --text-encoder PIPELINE",
             )
-
-    def buckets(self, image: Size) -> Sequence[Size | None]:
-        """See ``Format``."""
-        is_enlarged = self._geometry.upscale
-        return [table.nearest(image) if is_enlarged else table.within(image) for table in self._tables]
 
     def target(self, name: str, repeats: int) -> str:
         """``N_name/file``: the only folders that ``train_data_dir`` reads, and good subsets of a TOML file."""
@@ -205,7 +176,7 @@ class Kohya:
 
     def settings(self, folder: str, samples: Sequence[tuple[str, int]]) -> Mapping[str, str]:
         """See ``Format``."""
-        geometry, table = self._geometry, self._tables[0]
+        geometry, table = self._geometry, self._table
         lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
         lines += ["caption_extension = '.txt'", f"flip_aug = {str(geometry.flip).lower()}", ""]
         repeats = {target.rpartition("/")[0]: times for target, times in samples}

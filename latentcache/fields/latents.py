@@ -46,8 +46,8 @@ from latentcache.fields.protocol import (
 from latentcache.fields.settings import Settings, setting
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_table, explicit_table
-from latentcache.geometry.like.kohya import MAX_SIDE, MIN_SIDE, KohyaTable
-from latentcache.geometry.like.settings import read_settings
+from latentcache.geometry.like.trainer import SizeOptions, Table
+from latentcache.geometry.like.trainers import TRAINERS, trainer_of
 from latentcache.geometry.placement import CROPS, Placement, enlarged, place_in, unusable
 from latentcache.geometry.sizes import Size, latent_size
 from latentcache.identity.content import checksum
@@ -161,7 +161,7 @@ class GeometrySettings(Value):
     clips: ClipSettings | None = None
     """None: images only; latents then have no axis of frames."""
     like: str | None = None
-    """Trainer whose buckets, resized sizes and crops these are: ``kohya``; None: our own."""
+    """Trainer whose buckets, resized sizes and crops these are, of ``TRAINERS``; None: our own."""
     rule: int = GEOMETRY_RULE
 
     @property
@@ -186,30 +186,28 @@ class GeometrySettings(Value):
         """Placement of an image in one of its buckets; ``draw`` as for :func:`place_in`."""
         resize = None
         if self.like:
-            resize = self._kohya_tables()[0].resized(image, bucket, upscale=self.upscale)
+            resize = self.like_tables()[0].resized(image, bucket, upscale=self.upscale)
         return place_in(image, bucket, self.crop, draw, resize)
 
-    def tables(self) -> tuple[BucketTable | KohyaTable, ...]:
+    def tables(self) -> Sequence[BucketTable | Table]:
         """One bucket table per resolution, or that of an explicit list; raises RecipeError if no bucket is left."""
         if self.like:
-            return self._kohya_tables()
+            return self.like_tables()
         if self.buckets:
             return (explicit_table(self.buckets, multiple=self.multiple),)
         limits = {"min_side": self.min_side, "max_side": self.max_side}
         return tuple(bucket_table(resolution=r, multiple=self.multiple, **limits) for r in self.resolutions)
 
-    def _kohya_tables(self) -> tuple[KohyaTable, ...]:
-        if self.buckets:
-            return tuple(KohyaTable(resolution=size, step=self.multiple, buckets=False) for size in self.buckets)
-        return tuple(
-            KohyaTable(
-                resolution=Size(side, side),
-                min_side=self.min_side or MIN_SIDE,
-                max_side=self.max_side or MAX_SIDE,
-                step=self.multiple,
-            )
-            for side in self.resolutions
+    def like_tables(self) -> Sequence[Table]:
+        """The buckets of the trainer ``like``, one table per resolution; raises RecipeError."""
+        sizes = SizeOptions(
+            resolutions=self.resolutions,
+            buckets=self.buckets,
+            step=self.multiple,
+            min_side=self.min_side,
+            max_side=self.max_side,
         )
+        return TRAINERS[self.like or ""].tables(sizes)
 
 
 class LatentsRecipe(FieldRecipe):
@@ -283,9 +281,11 @@ class LatentsSettings(Settings):
     max_side: int | None = setting("Longest side of a bucket.", metavar="PIXELS")
     upscale: bool | None = setting("Enlarge images that are smaller than their bucket, or use a smaller bucket.")
     min_pixels: int | None = setting("Reject images with fewer pixels (height times width).", metavar="N", min=0)
-    like: str | None = setting("Choose sizes and crops as a trainer does [default: none]", choices=("none", "kohya"))
+    like: str | None = setting(
+        "Choose sizes and crops as a trainer does [default: none]", choices=("none", *TRAINERS)
+    )
     trainer_config: Path | None = setting(
-        "Sizes and flips of the trainer, and --like, from its TOML file.", metavar="FILE"
+        "Sizes and flips of the trainer, and --like, from its settings file.", metavar="FILE"
     )
     crop: str | None = setting("Part of the resized image to keep [default: center]", choices=CROPS)
     crop_variants: int | None = setting(
@@ -320,34 +320,20 @@ class LatentsSettings(Settings):
         """
         if self.trainer_config is None:
             return self, ""
-        found = read_settings(self.trainer_config)
+        trainer = trainer_of(self.trainer_config, self.like)
+        found = trainer.settings(self.trainer_config)
         if found.no_latents:
             raise UsageError(
                 f"{self.trainer_config}: the trainer takes no cached latents",
                 why=", ".join(found.no_latents),
                 fix="turn it off in the trainer's settings",
             )
-        sizes: dict[str, Any] = {"buckets": found.resolutions}
-        if found.enable_bucket:
-            oblong = next((size for size in found.resolutions if size.height != size.width), None)
-            if oblong is not None:
-                raise UsageError(
-                    f"{self.trainer_config}: buckets of the area of {oblong.width}x{oblong.height} pixels",
-                    why="only resolutions of squares can be built with buckets",
-                    fix="give the resolution as one number, or set enable_bucket = false",
-                )
-            sizes = {
-                "resolutions": tuple(size.height for size in found.resolutions),
-                "min_side": found.min_bucket_reso,
-                "max_side": found.max_bucket_reso,
-                "bucket_step": found.bucket_reso_steps,
-                "upscale": not found.bucket_no_upscale,
-            }
+        wanted = {"like": trainer.name, **found.options}
         if self.resolutions or self.buckets:
-            sizes = {name: value for name, value in sizes.items() if name not in ("resolutions", "buckets")}
-        wanted = {"like": "kohya", "flip": found.flip_aug or None, **sizes}
-        given = {name: value for name, value in wanted.items() if getattr(self, name) is None}
-        return replace(self, trainer_config=None, **given), f"like kohya, from {self.trainer_config}: {found.words}"
+            wanted |= {"resolutions": None, "buckets": None}
+        missing = {name: value for name, value in wanted.items() if getattr(self, name) is None}
+        words = f"like {trainer.name}, from {self.trainer_config}: {found.words}"
+        return replace(self, trainer_config=None, **missing), words
 
 
 class Latents(FieldKind):
@@ -563,7 +549,7 @@ def _altered(samples: SampleTable, rows: NDArray[np.intp]) -> list[Rejected]:
 
 
 def _buckets_of(
-    size: Size, tables: Sequence[BucketTable | KohyaTable], geometry: GeometrySettings
+    size: Size, tables: Sequence[BucketTable | Table], geometry: GeometrySettings
 ) -> tuple[tuple[Size, ...], str]:
     """Buckets of one size, or the reason why it has none: too small or too long for every table."""
     if size.area < geometry.min_pixels:

@@ -7,15 +7,12 @@ processes / accumulation)`` steps. Nothing is dropped, and small batches weigh a
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from latentcache.errors import RecipeError
 from latentcache.geometry.buckets import kept
-from latentcache.geometry.like.kohya import KohyaTable
+from latentcache.geometry.like.trainer import Table, Trainer
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
@@ -29,6 +26,8 @@ class TrainerBucket(Value):
     batches: int
     short: int
     """Samples that the last batch lacks."""
+    dropped: int
+    """Samples that are in no batch."""
 
 
 class TrainerPlan(Value):
@@ -40,16 +39,19 @@ class TrainerPlan(Value):
     """Optimizer steps."""
     short: int
     """Places of batches that no sample fills."""
+    dropped: int
+    """Samples that are in no batch of this epoch."""
     unused: int
     """Images smaller than a bucket."""
     cropped: float
     """Mean part of an image that its bucket cuts off."""
 
 
-class KohyaRun(Value):
-    """A training of sd-scripts."""
+class TrainerRun(Value):
+    """A training with another trainer."""
 
-    tables: tuple[KohyaTable, ...]
+    trainer: Trainer
+    tables: Sequence[Table]
     upscale: bool
     batch: int
     """Images of a batch on each rank."""
@@ -70,15 +72,17 @@ class KohyaRun(Value):
                     part, whole = kept(size, bucket)
                     cropped += count * (1 - part / whole)
             for bucket, count in sorted(counts.items(), key=lambda entry: -entry[1]):
-                batches = -(-count // self.batch)
-                short = batches * self.batch - count
-                buckets.append(TrainerBucket(size=bucket, samples=count, batches=batches, short=short))
+                batches, short, dropped = self.trainer.batches(count, self.batch)
+                buckets.append(
+                    TrainerBucket(size=bucket, samples=count, batches=batches, short=short, dropped=dropped)
+                )
         batches = sum(bucket.batches for bucket in buckets)
         return TrainerPlan(
             buckets=tuple(buckets),
             batches=batches,
             steps=-(-batches // (self.ranks * self.accum)),
             short=sum(bucket.short for bucket in buckets),
+            dropped=sum(bucket.dropped for bucket in buckets),
             unused=unused,
             cropped=cropped / max(sum(bucket.samples for bucket in buckets), 1),
         )
@@ -86,36 +90,19 @@ class KohyaRun(Value):
     def suggestion(self, sizes: Mapping[Size, int]) -> tuple[str, TrainerPlan] | None:
         """The one change of a setting that loses least, and its plan; None: no change loses less.
 
-        Lost are places of batches that no sample fills, and the parts of images that buckets cut off.
+        Lost are places of batches that no sample fills, samples that are dropped, and what buckets cut off.
         """
         now, best = self.plan(sizes), None
         least = _lost(now, self)
-        for change, run in self._changes():
+        for change, tables, batch in self.trainer.changes(self.tables, self.batch):
+            run = replace(self, tables=tables, batch=batch)
             plan = run.plan(sizes)
             if _lost(plan, run) < least and plan.unused <= now.unused:
                 least, best = _lost(plan, run), (change, plan)
         return best
 
-    def _changes(self) -> Iterator[tuple[str, KohyaRun]]:
-        """One setting changed: a batch of nearly the same size, a coarser step, narrower limits."""
-        for size in range(max(self.batch // 2, 2), self.batch * 3 // 2 + 1):
-            yield f"train_batch_size = {size}", replace(self, batch=size)
-        tables = [table for table in self.tables if table.buckets]
-        if not tables:
-            return
-        first, sides = (
-            tables[0],
-            [side for table in tables for side in (table.resolution.height, table.resolution.width)],
-        )
-        changes = [("bucket_reso_steps", "step", side) for side in (first.step * 2, first.step * 4)]
-        changes += [("min_bucket_reso", "min_side", side) for side in range(first.min_side, min(sides), first.step)]
-        changes += [("max_bucket_reso", "max_side", side) for side in range(max(sides), first.max_side, first.step)]
-        for name, attribute, side in changes:
-            changed: dict[str, Any] = {attribute: side}
-            with contextlib.suppress(RecipeError):  # limits that the trainer does not take
-                yield f"{name} = {side}", replace(self, tables=tuple(replace(table, **changed) for table in tables))
 
-
-def _lost(plan: TrainerPlan, run: KohyaRun) -> float:
-    """Share of the places in batches that no sample fills, and of the images that is cut off."""
-    return plan.short / max(plan.batches * run.batch, 1) + plan.cropped
+def _lost(plan: TrainerPlan, run: TrainerRun) -> float:
+    """Share of the places that no sample fills, of the samples that are dropped, and of images that is cut off."""
+    samples = sum(bucket.samples for bucket in plan.buckets)
+    return plan.short / max(plan.batches * run.batch, 1) + plan.dropped / max(samples, 1) + plan.cropped

@@ -267,7 +267,7 @@ def test_a_trainers_configuration_is_followed(run, kohya, tmp_path):
     options = ("export", cache, out, *EXPORT, "--release", "stable", "--trainer-config", config, "--json")
     assert run(*options).status == 0
     config.write_text("\n".join([*lines, "flip_aug = true"]), "utf-8")
-    assert "flip_aug is on, and the cache has no flips" in run(*options).error["what"]
+    assert "the trainer flips images, and the cache has no flips" in run(*options).error["what"]
     config.write_text("\n".join([*lines, "random_crop = true"]), "utf-8")
     assert run(*options).error["why"] == "random_crop = true"
     config.write_text("\n".join([*lines[:3], "max_bucket_reso = 256"]), "utf-8")

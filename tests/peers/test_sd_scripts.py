@@ -18,9 +18,9 @@ from small_cache import draw
 
 from latentcache import open_cache
 from latentcache.cli.app import main
-from latentcache.geometry.like.kohya import KohyaTable, letterbox
+from latentcache.geometry.like.kohya import KohyaTable, KohyaTrainer, letterbox
 from latentcache.geometry.sizes import Size
-from latentcache.plan.trainers import KohyaRun
+from latentcache.plan.trainers import TrainerRun
 
 pytestmark = pytest.mark.peers
 HERE = Path(__file__).parent
@@ -142,7 +142,12 @@ def test_every_image_is_accepted_and_every_value_is_equal(ten, vaes, tmp_path, a
         assert found["target_sizes_hw"].tolist() == batch["target_size"][0].tolist()
         left, top, *_ = letterbox(Size(*batch["original_size"][0].tolist()), Size(*batch["target_size"][0].tolist()))
         assert found["crop_top_lefts"].tolist() == [int(top), int(left)]
-    run = KohyaRun(tables=(KohyaTable(resolution=Size(256, 256), min_side=128, max_side=512),), upscale=True, batch=2)
+    run = TrainerRun(
+        trainer=KohyaTrainer(),
+        tables=(KohyaTable(resolution=Size(256, 256), min_side=128, max_side=512),),
+        upscale=True,
+        batch=2,
+    )
     sizes = {Size(height, width): 2 if number < 6 else 1 for number, (width, height) in enumerate(SIZES)}
     assert counts["batches"] == run.plan(sizes).batches
 

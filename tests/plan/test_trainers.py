@@ -5,19 +5,20 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.geometry.like.kohya import KohyaTable
+from latentcache.geometry.like.kohya import KohyaTable, KohyaTrainer
 from latentcache.geometry.sizes import Size
-from latentcache.plan.trainers import KohyaRun
+from latentcache.plan.trainers import TrainerRun
 
 sizes = st.dictionaries(
     st.builds(Size, st.integers(200, 1500), st.integers(200, 1500)), st.integers(1, 9), min_size=1
 )
+TRAINER = KohyaTrainer()
 TABLES = (KohyaTable(resolution=Size(512, 512)),)
 
 
 @given(sizes=sizes, batch=st.integers(1, 8), ranks=st.integers(1, 4), accum=st.integers(1, 3))
 def test_every_image_is_in_a_batch(sizes, batch, ranks, accum):
-    plan = KohyaRun(tables=TABLES, upscale=True, batch=batch, ranks=ranks, accum=accum).plan(sizes)
+    plan = TrainerRun(trainer=TRAINER, tables=TABLES, upscale=True, batch=batch, ranks=ranks, accum=accum).plan(sizes)
     total = sum(sizes.values())
     assert sum(bucket.samples for bucket in plan.buckets) == total
     assert plan.batches * batch - plan.short == total
@@ -27,7 +28,7 @@ def test_every_image_is_in_a_batch(sizes, batch, ranks, accum):
 
 @given(sizes=sizes, batch=st.integers(2, 8))
 def test_a_suggestion_loses_less(sizes, batch):
-    run = KohyaRun(tables=TABLES, upscale=True, batch=batch)
+    run = TrainerRun(trainer=TRAINER, tables=TABLES, upscale=True, batch=batch)
     now, suggestion = run.plan(sizes), run.suggestion(sizes)
     if suggestion is not None:
         change, plan = suggestion
@@ -36,5 +37,7 @@ def test_a_suggestion_loses_less(sizes, batch):
 
 
 def test_an_image_smaller_than_a_step_is_counted():
-    plan = KohyaRun(tables=TABLES, upscale=False, batch=2).plan(Counter({Size(40, 500): 3, Size(600, 600): 1}))
+    plan = TrainerRun(trainer=TRAINER, tables=TABLES, upscale=False, batch=2).plan(
+        Counter({Size(40, 500): 3, Size(600, 600): 1})
+    )
     assert (plan.unused, plan.batches, plan.short) == (3, 1, 1)

@@ -4,19 +4,41 @@ Rules (kohya-ss/sd-scripts 48d368f): ``make_bucket_resolutions`` of ``library/mo
 and ``adjust_min_max_bucket_reso_by_steps`` of ``library/train_util.py``. The same in lora-scripts fdefba9,
 ``scripts/stable``. There sizes are (width, height); here they are ``Size``. Only sizes are theirs: pixels are
 resized by our one kernel.
+
+Settings are read from a data set configuration (``[[datasets]]`` and their subsets), and from a TOML file with the
+options of its command line, as ``--config_file`` takes it and as lora-scripts saves it. Names and defaults are those
+of ``library/config_util.py`` and ``library/train_util.py``.
 """
 
 from __future__ import annotations
 
 import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
-from latentcache.errors import RecipeError
+from latentcache.errors import RecipeError, UsageError
+from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
 #: Defaults of ``min_bucket_reso``, ``max_bucket_reso`` and ``bucket_reso_steps``, in pixels.
 MIN_SIDE, MAX_SIDE, STEP = 256, 1024, 64
+#: Settings with which sd-scripts takes no cached latents, and no cached text.
+_NO_LATENTS = ("random_crop", "color_aug", "face_crop_aug_range")
+_NO_TEXT = ("shuffle_caption", "caption_dropout_rate", "caption_tag_dropout_rate", "caption_dropout_every_n_epochs",
+            "token_warmup_step", "enable_wildcard")  # fmt: skip
+#: Name in sd-scripts -> its default.
+_SIZES = {
+    "enable_bucket": False,
+    "min_bucket_reso": MIN_SIDE,
+    "max_bucket_reso": MAX_SIDE,
+    "bucket_reso_steps": STEP,
+    "bucket_no_upscale": False,
+}
 
 
 class KohyaTable(Value):
@@ -113,3 +135,148 @@ def letterbox(image: Size, bucket: Size) -> tuple[float, float, float, float]:
         width, height = float(bucket.width), bucket.width / aspect
     left, top = (bucket.width - width) // 2, (bucket.height - height) // 2
     return left, top, left + width, top + height
+
+
+class KohyaTrainer:
+    """sd-scripts and lora-scripts. See :class:`~latentcache.geometry.like.trainer.Trainer`."""
+
+    name = "kohya"
+
+    def tables(self, sizes: SizeOptions) -> Sequence[KohyaTable]:
+        """See ``Trainer``."""
+        if sizes.buckets:
+            return [KohyaTable(resolution=size, step=sizes.step, buckets=False) for size in sizes.buckets]
+        return [
+            KohyaTable(
+                resolution=Size(side, side),
+                min_side=sizes.min_side or MIN_SIDE,
+                max_side=sizes.max_side or MAX_SIDE,
+                step=sizes.step,
+            )
+            for side in sizes.resolutions
+        ]
+
+    def reads(self, path: Path) -> bool:
+        """See ``Trainer``."""
+        return path.suffix == ".toml"
+
+    def settings(self, path: Path) -> TrainerSettings:
+        """See ``Trainer``."""
+        try:
+            value = tomllib.loads(path.read_text("utf-8"))
+        except OSError as error:
+            fix = "give the trainer's TOML file"
+            raise UsageError(f"{path}: {error.strerror}", where=str(path), fix=fix) from error
+        except ValueError as error:
+            what = f"{path} is no TOML file"
+            raise UsageError(what, where=str(path), why=str(error), fix="mend this line") from error
+        try:
+            return _settings(path, list(_subsets(value)))
+        except (TypeError, ValueError, AttributeError) as error:
+            what = f"{path}: a setting has another form"
+            fix = "give it as sd-scripts reads it, for example resolution = 1024"
+            raise UsageError(what, where=str(path), why=str(error), fix=fix) from error
+
+    def batches(self, samples: int, batch: int) -> tuple[int, int, int]:
+        """See ``Trainer``: the last batch is smaller, nothing is dropped."""
+        batches = -(-samples // batch)
+        return batches, batches * batch - samples, 0
+
+    def changes(self, tables: Sequence[KohyaTable], batch: int) -> Iterator[tuple[str, Sequence[KohyaTable], int]]:
+        """See ``Trainer``: a batch of nearly the same size, a coarser step, narrower limits."""
+        for size in range(max(batch // 2, 2), batch * 3 // 2 + 1):
+            yield f"train_batch_size = {size}", tables, size
+        with_buckets = [table for table in tables if table.buckets]
+        if not with_buckets:
+            return
+        first = with_buckets[0]
+        sides = [side for table in with_buckets for side in (table.resolution.height, table.resolution.width)]
+        changes = [("bucket_reso_steps", "step", side) for side in (first.step * 2, first.step * 4)]
+        changes += [("min_bucket_reso", "min_side", side) for side in range(first.min_side, min(sides), first.step)]
+        changes += [("max_bucket_reso", "max_side", side) for side in range(max(sides), first.max_side, first.step)]
+        for name, attribute, side in changes:
+            changed: dict[str, Any] = {attribute: side}
+            try:
+                narrower = [replace(table, **changed) for table in with_buckets]
+            except RecipeError:  # limits that the trainer does not take
+                continue
+            yield f"{name} = {side}", narrower, batch
+
+
+def _subsets(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The settings of each subset, with those of its data set and the general ones; sections of options are one."""
+    if "datasets" not in value:
+        plain = {name: entry for name, entry in value.items() if not isinstance(entry, dict)}
+        for section in value.values():
+            plain |= section if isinstance(section, dict) else {}
+        yield plain
+        return
+    for dataset in value["datasets"]:
+        for subset in dataset.get("subsets") or [{}]:
+            yield {**value.get("general", {}), **dataset, **subset}
+
+
+def _settings(path: Path, subsets: list[Mapping[str, Any]]) -> TrainerSettings:
+    resolutions = tuple(dict.fromkeys(_resolution(path, subset.get("resolution")) for subset in subsets))
+    sizes = dict[str, Any]()
+    for name, default in _SIZES.items():
+        values = {subset.get(name, default) for subset in subsets}
+        if len(values) > 1:
+            raise UsageError(
+                f"{path}: data sets have several values of {name}: {', '.join(map(str, values))}",
+                where=str(path),
+                why="a cache has one table of sizes",
+                fix="build one cache for each, with a configuration of its own",
+            )
+        sizes[name] = type(default)(values.pop())
+    defaults = [name for name in _SIZES if all(name not in subset for subset in subsets)]
+    sides = " and ".join(f"{size.width}x{size.height}" for size in resolutions)
+    words = [f"resolution {sides}"]
+    words += [f"{name} {value}{' (default)' if name in defaults else ''}" for name, value in sizes.items()]
+    return TrainerSettings(
+        words=", ".join(words),
+        options=_options(path, resolutions, sizes)
+        | {"flip": any(subset.get("flip_aug") for subset in subsets) or None},
+        no_latents=_set(subsets, _NO_LATENTS),
+        no_text=_set(subsets, _NO_TEXT) + _trained_text(subsets),
+    )
+
+
+def _options(path: Path, resolutions: tuple[Size, ...], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of ``build`` for the sizes."""
+    if not sizes["enable_bucket"]:
+        return {"buckets": resolutions}
+    oblong = next((size for size in resolutions if size.height != size.width), None)
+    if oblong is not None:
+        raise UsageError(
+            f"{path}: buckets of the area of {oblong.width}x{oblong.height} pixels",
+            why="only resolutions of squares can be built with buckets",
+            fix="give the resolution as one number, or set enable_bucket = false",
+        )
+    return {
+        "resolutions": tuple(size.height for size in resolutions),
+        "min_side": sizes["min_bucket_reso"],
+        "max_side": sizes["max_bucket_reso"],
+        "bucket_step": sizes["bucket_reso_steps"],
+        "upscale": not sizes["bucket_no_upscale"],
+    }
+
+
+def _resolution(path: Path, value: Any) -> Size:
+    sides = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+    if value is None or not 1 <= len(sides) <= 2:
+        fix = "add resolution = 1024, as the trainer needs it"
+        raise UsageError(f"{path}: has no resolution", where=str(path), fix=fix)
+    width, height = int(sides[0]), int(sides[-1])
+    return Size(height, width)
+
+
+def _set(subsets: list[Mapping[str, Any]], names: tuple[str, ...]) -> tuple[str, ...]:
+    found = {name: subset[name] for subset in subsets for name in names if subset.get(name)}
+    return tuple(f"{name} = {str(value).lower()}" for name, value in found.items())
+
+
+def _trained_text(subsets: list[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The text encoder of a LoRA is trained unless only the U-Net is."""
+    trained = any(subset.get("network_train_unet_only") is False for subset in subsets)
+    return ("network_train_unet_only = false",) if trained else ()

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.kohya import KohyaTable, letterbox
-from latentcache.geometry.like.settings import read_settings
+from latentcache.geometry.like.kohya import KohyaTable, KohyaTrainer, letterbox
 from latentcache.geometry.sizes import Size
 
 #: Of ``BucketManager`` at 48d368f: resolution, limits, step, whether images are enlarged, then (width, height) of the
@@ -58,13 +57,13 @@ def test_configurations_of_both_kinds_are_read(tmp_path):
         "[general]\nenable_bucket = true\nflip_aug = true\n[[datasets]]\nresolution = 1024\nbatch_size = 4\n"
         "[[datasets.subsets]]\nimage_dir = 'a'\nrandom_crop = true\n[[datasets]]\nresolution = [512, 512]\n"
     )
-    found = read_settings(plain)
-    assert (found.resolutions, found.enable_bucket, found.min_bucket_reso) == ((Size(768, 512),), False, 320)
+    found = KohyaTrainer().settings(plain)
+    assert found.options == {"buckets": (Size(768, 512),), "flip": None}
+    assert "min_bucket_reso 320," in found.words
     assert found.no_text == ("shuffle_caption = true",)
     assert "max_bucket_reso 1024 (default)" in found.words
-    found = read_settings(datasets)
-    assert found.resolutions == (Size(1024, 1024), Size(512, 512))
-    assert (found.enable_bucket, found.flip_aug) == (True, True)
+    found = KohyaTrainer().settings(datasets)
+    assert (found.options["resolutions"], found.options["flip"]) == ((1024, 512), True)
     assert found.no_latents == ("random_crop = true",)
 
 
@@ -81,9 +80,9 @@ def test_what_is_wrong_in_a_configuration_is_named(tmp_path, text, expected):
     path = tmp_path / "x.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=expected):
-        read_settings(path)
+        KohyaTrainer().settings(path)
 
 
 def test_a_missing_configuration_is_named(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
-        read_settings(tmp_path / "none.toml")
+        KohyaTrainer().settings(tmp_path / "none.toml")

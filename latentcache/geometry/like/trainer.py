@@ -1,0 +1,76 @@
+"""What each trainer has: its buckets, its settings file, and how it counts batches. One module for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from latentcache.geometry.sizes import Size
+from latentcache.value import Value
+
+
+class Table(Protocol):
+    """The buckets of one resolution."""
+
+    def nearest(self, image: Size) -> Size:
+        """The bucket of an image that may be enlarged."""
+        ...
+
+    def within(self, image: Size) -> Size | None:
+        """The bucket of an image that must not be enlarged; None: it is too small."""
+        ...
+
+    def resized(self, image: Size, bucket: Size, *, upscale: bool) -> Size:
+        """Size that an image is resized to before its middle is cut out."""
+        ...
+
+
+class SizeOptions(Value):
+    """Sizes as the options of a build say them, in pixels."""
+
+    resolutions: tuple[int, ...]
+    buckets: tuple[Size, ...]
+    """Instead of resolutions: each image has each of these sizes."""
+    step: int
+    min_side: int | None
+    max_side: int | None
+
+
+class TrainerSettings(Value):
+    """What a trainer's settings file says."""
+
+    words: str
+    """The sizes, with the trainer's names, and which are its defaults."""
+    options: Mapping[str, Any]
+    """Options of ``build`` that say the same: ``resolutions``, ``buckets``, ``min_side``, ``flip``, ..."""
+    no_latents: tuple[str, ...] = ()
+    """Settings, with their values, that forbid cached latents."""
+    no_text: tuple[str, ...] = ()
+    """Settings, with their values, that forbid cached text."""
+
+
+class Trainer(Protocol):
+    """One trainer, as ``build --like`` and ``plan --for`` name it."""
+
+    name: str
+
+    def tables(self, sizes: SizeOptions) -> Sequence[Table]:
+        """Its buckets, for each resolution; raises RecipeError for sizes that it does not take."""
+        ...
+
+    def reads(self, path: Path) -> bool:
+        """True if this is a settings file of this trainer."""
+        ...
+
+    def settings(self, path: Path) -> TrainerSettings:
+        """The settings of a file; raises UsageError with the line or the name of what is wrong."""
+        ...
+
+    def batches(self, samples: int, batch: int) -> tuple[int, int, int]:
+        """Batches of one bucket in an epoch, samples that its last batch lacks, and samples that are dropped."""
+        ...
+
+    def changes(self, tables: Sequence[Any], batch: int) -> Iterator[tuple[str, Sequence[Any], int]]:
+        """Each one setting changed: its words, and the tables and the batch size that follow."""
+        ...
