@@ -1,8 +1,11 @@
 """What another trainer makes of images: its buckets and its steps, computed as it computes them.
 
-sd-scripts (48d368f, ``library/train_util.py`` and ``train_network.py``): an image stands in its bucket as often as it
-is repeated; a bucket has ``ceil(images / batch size)`` batches, the last one smaller; an epoch has ``ceil(batches /
-processes / accumulation)`` steps. Nothing is dropped, and small batches weigh as much as full ones.
+An image stands in its bucket as often as it is repeated.
+
+- sd-scripts (48d368f, ``library/train_util.py`` and ``train_network.py``): a bucket has ``ceil(images / batch size)``
+  batches, the last one smaller. An epoch has ``ceil(batches / processes / accumulation)`` steps.
+- OneTrainer (mgds 3a6994a, ``AspectBatchSorting``): a bucket has ``floor(images / (batch size * processes))`` batches
+  on each process, and drops the other images of this epoch.
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ class TrainerRun(Value):
                     part, whole = kept(size, bucket)
                     cropped += count * (1 - part / whole)
             for bucket, count in sorted(counts.items(), key=lambda entry: -entry[1]):
-                batches, short, dropped = self.trainer.batches(count, self.batch)
+                batches, short, dropped = self.trainer.batches(count, self.batch, self.ranks)
                 buckets.append(
                     TrainerBucket(size=bucket, samples=count, batches=batches, short=short, dropped=dropped)
                 )
@@ -80,7 +83,7 @@ class TrainerRun(Value):
         return TrainerPlan(
             buckets=tuple(buckets),
             batches=batches,
-            steps=-(-batches // (self.ranks * self.accum)),
+            steps=self.trainer.steps(batches, self.ranks, self.accum),
             short=sum(bucket.short for bucket in buckets),
             dropped=sum(bucket.dropped for bucket in buckets),
             unused=unused,

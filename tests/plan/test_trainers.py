@@ -1,4 +1,4 @@
-"""Steps and suggestions for sd-scripts."""
+"""Steps of other trainers, and suggestions for them."""
 
 from collections import Counter
 
@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.geometry.like.kohya import KohyaTable, KohyaTrainer
+from latentcache.geometry.like.onetrainer import OneTrainer, OneTrainerTable
 from latentcache.geometry.sizes import Size
 from latentcache.plan.trainers import TrainerRun
 
@@ -41,3 +42,14 @@ def test_an_image_smaller_than_a_step_is_counted():
         Counter({Size(40, 500): 3, Size(600, 600): 1})
     )
     assert (plan.unused, plan.batches, plan.short) == (3, 1, 1)
+
+
+@given(sizes=sizes, batch=st.integers(1, 8), ranks=st.integers(1, 4), accum=st.integers(1, 3))
+def test_onetrainer_drops_what_fills_no_batch_on_every_rank(sizes, batch, ranks, accum):
+    tables = (OneTrainerTable(resolution=Size(512, 512)),)
+    run = TrainerRun(trainer=OneTrainer(), tables=tables, upscale=True, batch=batch, ranks=ranks, accum=accum)
+    plan = run.plan(sizes)
+    assert plan.batches * batch + plan.dropped == sum(sizes.values())
+    assert all(bucket.dropped < batch * ranks for bucket in plan.buckets)
+    assert plan.steps == plan.batches // ranks // accum
+    assert plan.short == 0

@@ -177,10 +177,14 @@ class KohyaTrainer:
             fix = "give it as sd-scripts reads it, for example resolution = 1024"
             raise UsageError(what, where=str(path), why=str(error), fix=fix) from error
 
-    def batches(self, samples: int, batch: int) -> tuple[int, int, int]:
+    def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
         """See ``Trainer``: the last batch is smaller, nothing is dropped."""
         batches = -(-samples // batch)
         return batches, batches * batch - samples, 0
+
+    def steps(self, batches: int, ranks: int, accum: int) -> int:
+        """See ``Trainer``: the last step of an epoch may have fewer batches."""
+        return -(-batches // (ranks * accum))
 
     def changes(self, tables: Sequence[KohyaTable], batch: int) -> Iterator[tuple[str, Sequence[KohyaTable], int]]:
         """See ``Trainer``: a batch of nearly the same size, a coarser step, narrower limits."""

@@ -67,8 +67,12 @@ class Trainer(Protocol):
         """The settings of a file; raises UsageError with the line or the name of what is wrong."""
         ...
 
-    def batches(self, samples: int, batch: int) -> tuple[int, int, int]:
+    def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
         """Batches of one bucket in an epoch, samples that its last batch lacks, and samples that are dropped."""
+        ...
+
+    def steps(self, batches: int, ranks: int, accum: int) -> int:
+        """Optimizer steps of an epoch, for the batches of all ranks."""
         ...
 
     def changes(self, tables: Sequence[Any], batch: int) -> Iterator[tuple[str, Sequence[Any], int]]:

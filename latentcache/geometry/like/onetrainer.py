@@ -1,0 +1,262 @@
+"""Buckets of OneTrainer.
+
+Rules (Nerogar/mgds 3a6994a): ``AspectBucketing``, ``SingleAspectCalculation`` and ``AspectBatchSorting`` of
+``pipelineModules``. Settings are read from the JSON file that OneTrainer (Nerogar/OneTrainer 23df383) saves, and from
+its file of concepts. Names and defaults are those of ``modules/util/config/TrainConfig.py`` and ``ConceptConfig.py``.
+Only sizes are theirs: pixels are resized by our one kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from latentcache.errors import RecipeError, UsageError
+from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings
+from latentcache.geometry.sizes import Size
+from latentcache.value import Value
+
+_ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
+#: Start of a model type -> its sides are multiples of so many pixels; the others' of 64.
+_STEPS = {"STABLE_DIFFUSION_1": 8, "STABLE_DIFFUSION_2": 8, "PIXART": 16, "SANA": 32}
+#: Model types that take further images or masks as input, which no export holds.
+_MORE_INPUTS = ("INPAINTING", "DEPTH", "FILL")
+#: Settings of a concept's images that change pixels before they are encoded, with their defaults.
+_PIXELS = {
+    "enable_crop_jitter": True,
+    **{
+        f"enable_{how}_{what}": False
+        for what in ("rotate", "brightness", "contrast", "saturation", "hue")
+        for how in ("random", "fixed")
+    },
+    "enable_resolution_override": False,
+    "enable_random_circular_mask_shrink": False,
+    "enable_random_mask_rotate_crop": False,
+}
+#: Settings of a concept's text that draw another caption each time.
+_DRAWN_TEXT = ("enable_tag_shuffling", "tag_dropout_enable", "caps_randomize_enable")
+
+
+class OneTrainerTable(Value):
+    """The buckets of one resolution, in pixels."""
+
+    resolution: Size
+    """The only bucket where aspect bucketing is off; else a bucket has about its area."""
+    step: int = 64
+    buckets: bool = True
+
+    @cached_property
+    def sizes(self) -> tuple[Size, ...]:
+        """All buckets. Of two that are as near to an image the first is taken, so their order is the trainer's."""
+        if not self.buckets:
+            return (self.resolution,)
+        tall = [(1.0, aspect) for aspect in _ASPECTS]
+        scaled = [
+            (
+                height / math.sqrt(height * width) * self.resolution.height,
+                width / math.sqrt(height * width) * self.resolution.height,
+            )
+            for height, width in tall
+        ]
+        scaled += [(width, height) for height, width in scaled]
+        rounded = [
+            (round(height / self.step) * self.step, round(width / self.step) * self.step) for height, width in scaled
+        ]
+        return tuple(Size(height, width) for height, width in list(set(rounded)))
+
+    def nearest(self, image: Size) -> Size:
+        """The bucket of the nearest height / width."""
+        aspect = image.height / image.width
+        return min(self.sizes, key=lambda size: abs(size.height / size.width - aspect))
+
+    def within(self, image: Size) -> Size | None:
+        """Not there: raises RecipeError."""
+        raise RecipeError(
+            "OneTrainer enlarges images that are smaller than their bucket",
+            argument="upscale",
+            value="False",
+            fix="leave --no-upscale out; --min-pixels N rejects small images",
+            fix_python="leave upscale out; min_pixels=N rejects small images",
+        )
+
+    def resized(self, image: Size, bucket: Size, *, upscale: bool) -> Size:
+        """Size that an image is resized to before its middle is cut out."""
+        if image.height / image.width > bucket.height / bucket.width:
+            return Size(round(image.height * (bucket.width / image.width)), bucket.width)
+        return Size(bucket.height, round(image.width * (bucket.height / image.height)))
+
+
+class OneTrainer:
+    """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
+
+    name = "onetrainer"
+
+    def tables(self, sizes: SizeOptions) -> Sequence[OneTrainerTable]:
+        """See ``Trainer``."""
+        if sizes.min_side or sizes.max_side:
+            raise RecipeError(
+                "OneTrainer has no shortest and no longest side of a bucket",
+                argument="min_side" if sizes.min_side else "max_side",
+                value=sizes.min_side or sizes.max_side,
+                fix="leave it out",
+            )
+        if sizes.buckets:
+            return [OneTrainerTable(resolution=size, step=sizes.step, buckets=False) for size in sizes.buckets]
+        return [OneTrainerTable(resolution=Size(side, side), step=sizes.step) for side in sizes.resolutions]
+
+    def reads(self, path: Path) -> bool:
+        """See ``Trainer``: a JSON file with names that OneTrainer alone has."""
+        if path.suffix != ".json":
+            return False
+        try:
+            value = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(value, dict) and bool(
+            value.keys() & {"concept_file_name", "aspect_ratio_bucketing", "training_method"}
+        )
+
+    def settings(self, path: Path) -> TrainerSettings:
+        """See ``Trainer``."""
+        config = read_config(path)
+        try:
+            return _settings(path, config)
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            what = f"{path}: a setting has another form"
+            raise UsageError(what, where=str(path), why=str(error), fix="save it with OneTrainer") from error
+
+    def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
+        """See ``Trainer``: what does not fill a batch on every rank is dropped."""
+        rounds = samples // (batch * ranks)
+        return rounds * ranks, 0, samples - rounds * ranks * batch
+
+    def steps(self, batches: int, ranks: int, accum: int) -> int:
+        """See ``Trainer``: those of the first epoch, because accumulation goes on into the next."""
+        return batches // ranks // accum
+
+    def changes(
+        self, tables: Sequence[OneTrainerTable], batch: int
+    ) -> Iterator[tuple[str, Sequence[OneTrainerTable], int]]:
+        """See ``Trainer``: another batch size, or no buckets."""
+        for size in range(1, batch * 3 // 2 + 1):
+            yield f"batch_size = {size}", tables, size
+        squares = [OneTrainerTable(resolution=table.resolution, step=table.step, buckets=False) for table in tables]
+        yield "aspect_ratio_bucketing = false", squares, batch
+
+
+class TrainingConfig(Value):
+    """OneTrainer's settings, as far as a cache depends on them."""
+
+    values: Mapping[str, Any]
+    """Of the file; what is missing is a default."""
+    concepts: Sequence[Mapping[str, Any]]
+    """Those that are enabled and not for validation."""
+    missing: str = ""
+    """File of concepts that is not there."""
+
+    @property
+    def model(self) -> str:
+        """Type of the model."""
+        return str(self.values.get("model_type", "STABLE_DIFFUSION_15"))
+
+    @property
+    def step(self) -> int:
+        """Sides are multiples of so many pixels."""
+        return next((step for start, step in _STEPS.items() if self.model.startswith(start)), 64)
+
+
+def read_config(path: Path) -> TrainingConfig:
+    """The settings of a file, and its concepts; raises UsageError."""
+    values = _json(path, dict)
+    concepts, missing = values.get("concepts"), ""
+    if concepts is None:
+        name = Path(str(values.get("concept_file_name", "training_concepts/concepts.json")))
+        files = [folder / name for folder in (path.parent, *path.absolute().parents, Path.cwd())]
+        file = next((file for file in files if file.is_file()), None)
+        concepts, missing = ([], str(name)) if file is None else (_json(file, list), "")
+    enabled = [one for one in concepts if one.get("enabled", True) and one.get("type") != "VALIDATION"]
+    return TrainingConfig(values=values, concepts=enabled, missing=missing)
+
+
+def _json(path: Path, kind: type) -> Any:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        fix = "give the JSON file that OneTrainer saves"
+        raise UsageError(f"{path}: {error.strerror}", where=str(path), fix=fix) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON file", where=str(path), why=str(error), fix="mend this line") from error
+    if not isinstance(value, kind):
+        what, fix = f"{path} is no file of OneTrainer", "give the JSON file that OneTrainer saves"
+        raise UsageError(what, where=str(path), fix=fix)
+    return value
+
+
+def _settings(path: Path, config: TrainingConfig) -> TrainerSettings:
+    values, step = config.values, config.step
+    text, has_buckets = str(values.get("resolution", "512")), bool(values.get("aspect_ratio_bucketing", True))
+    options: dict[str, Any] = {"bucket_step": step}
+    if "x" in text and "," not in text and has_buckets:
+        width, height = (round(int(side) / step) * step for side in text.split("x"))
+        options["buckets"] = (Size(height, width),)
+    else:
+        sides = tuple(dict.fromkeys(int(side) for side in text.split(",")))
+        options |= {"resolutions": sides} if has_buckets else {"buckets": tuple(Size(side, side) for side in sides)}
+    images = [concept.get("image", {}) for concept in config.concepts]
+    options["flip"] = any(image.get(f"enable_{how}_flip") for image in images for how in ("random", "fixed")) or None
+    shown = {"resolution": "512", "aspect_ratio_bucketing": True, "model_type": "STABLE_DIFFUSION_15"}
+    words = [
+        f"{name} {values.get(name, value)}{'' if name in values else ' (default)'}" for name, value in shown.items()
+    ]
+    words += [f"sides are multiples of {step}"]
+    words += [f"{config.missing} is not there: no concept was read"] if config.missing else []
+    return TrainerSettings(
+        words=", ".join(words), options=options, no_latents=_no_latents(config), no_text=_no_text(config)
+    )
+
+
+def _no_latents(config: TrainingConfig) -> tuple[str, ...]:
+    found = [] if config.values.get("latent_caching", True) else ["latent_caching = false"]
+    if any(word in config.model for word in _MORE_INPUTS) or config.values.get("custom_conditioning_image"):
+        found.append(f"model_type = {config.model}: it has further inputs")
+    for concept in config.concepts:
+        image = concept.get("image", {})
+        found += [
+            f"concept {_name(concept)}: {name} = true" for name, value in _PIXELS.items() if image.get(name, value)
+        ]
+    return tuple(found)
+
+
+def _no_text(config: TrainingConfig) -> tuple[str, ...]:
+    """Settings with which it encodes text while it trains, or another text than the first caption."""
+    values, found = config.values, list[str]()
+    for part in ("text_encoder", "text_encoder_2", "text_encoder_3")[: _encoders(config.model)]:
+        if values.get(part, {}).get("train", True):
+            found.append(f"{part}.train = true")
+        if values.get(f"{part}_layer_skip"):
+            found.append(f"{part}_layer_skip = {values[f'{part}_layer_skip']}")
+    if values.get("training_method") == "EMBEDDING" or any(
+        one.get("train", True) for one in values.get("additional_embeddings", [])
+    ):
+        found.append("embeddings are trained")
+    for concept in config.concepts:
+        text = concept.get("text", {})
+        found += [f"concept {_name(concept)}: {name} = true" for name in _DRAWN_TEXT if text.get(name)]
+        if text.get("prompt_source", "sample") != "sample":
+            found.append(f"concept {_name(concept)}: prompt_source = {text['prompt_source']}")
+    return tuple(found)
+
+
+def _encoders(model: str) -> int:
+    """Text encoders of a type of model that it can train."""
+    if model in ("STABLE_DIFFUSION_3", "STABLE_DIFFUSION_35"):
+        return 3
+    return 2 if model.startswith(("STABLE_DIFFUSION_XL", "FLUX_DEV", "FLUX_FILL")) else 1
+
+
+def _name(concept: Mapping[str, Any]) -> str:
+    return str(concept.get("name") or concept.get("path", ""))
