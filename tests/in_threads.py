@@ -3,9 +3,9 @@
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from latentcache.pipeline.devices import devices_for
 from latentcache.pipeline.workers import local
-from latentcache.pipeline.workers.process import Question, answer
+from latentcache.pipeline.workers.resources import devices_for
+from latentcache.pipeline.workers.worker import Question, answer
 
 
 def _ask(self, target, /, **arguments):

@@ -26,8 +26,7 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec, Group
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
-from latentcache.identity.content import checksum, content_hash, json_hash
-from latentcache.identity.key import entry_key
+from latentcache.identity.content import checksum, content_hash, entry_key, json_hash
 from latentcache.store.atomic_io import write_json
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items, read_header

@@ -22,7 +22,7 @@ from latentcache.fields.protocol import DescribeContext, Described, FieldKind, F
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.geometry.sizes import Size
-from latentcache.identity.key import CONTENT_SLICE
+from latentcache.identity.content import CONTENT_SLICE
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.sources.inventory import Inventory
 from latentcache.sources.layout import ImageSet

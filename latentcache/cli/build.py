@@ -13,7 +13,7 @@ from latentcache.cli.console import Result, finding_lines, findings
 from latentcache.cli.flags import argument
 from latentcache.cli.progress import BuildProgress, about, shared_entries
 from latentcache.errors import StrictError, count_of
-from latentcache.report.units import human_bytes
+from latentcache.plan.numbers import human_bytes
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildReport, FieldDone

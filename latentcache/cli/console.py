@@ -258,7 +258,7 @@ def findings(rejected: Iterable[Rejected], notes: Iterable[Rejected]) -> list[Fi
 
 def finding_lines(items: Iterable[Finding]) -> Iterator[str]:
     """Findings as text: a line for the notes of one reason; of other categories the first ones, and their number."""
-    from latentcache.report.groups import grouped
+    from latentcache.verify.findings import grouped
 
     for category, groups in groupby(grouped(items), key=lambda group: group[0].category):
         if category == "note":

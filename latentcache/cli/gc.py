@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from latentcache.cli import flags
 from latentcache.cli.console import Result
 from latentcache.cli.flags import option
-from latentcache.report.units import human_bytes
+from latentcache.plan.numbers import human_bytes
 
 if TYPE_CHECKING:
     from latentcache.verify.collect import CollectReport

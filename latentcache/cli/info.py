@@ -9,7 +9,7 @@ from latentcache.cli import flags
 from latentcache.cli.console import Result, repeats_lines, table
 from latentcache.cli.flags import option
 from latentcache.errors import count_of
-from latentcache.report.units import human_bytes
+from latentcache.plan.numbers import human_bytes
 
 HELP = "Show the contents of a cache."
 

@@ -12,7 +12,7 @@ from latentcache.cli.console import SHOWN, Result, finding_lines, findings
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import about, captions_text, field_lines, planned_entries
 from latentcache.errors import LatentcacheError, UsageError, count_of
-from latentcache.report.units import clock, human_bytes
+from latentcache.plan.numbers import clock, human_bytes
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan
@@ -83,7 +83,7 @@ class _Planned(NamedTuple):
 def _plan(settings: BuildSettings, engine: LocalEngine, *, estimate: bool) -> _Planned:
     """List DATA and plan a build; raises the error if DATA cannot be listed."""
     from latentcache.pipeline.build import plan_build
-    from latentcache.report import estimate as cost
+    from latentcache.report.data import estimate as estimated
     from latentcache.report.machine import checked, space
 
     listings: list[Listing] = []
@@ -91,7 +91,7 @@ def _plan(settings: BuildSettings, engine: LocalEngine, *, estimate: bool) -> _P
     try:
         plan = plan_build(settings, listed=listings.append, warned=warnings.append, engine=engine)
         assert plan.listing is not None  # of every build
-        estimates = {name: cost.estimate(plan, name, engine) for name in plan.fields} if estimate else {}
+        estimates = {name: estimated(plan, name, engine) for name in plan.fields} if estimate else {}
         return _Planned(plan.listing, plan, None, "", [checked("space", lambda: space(plan))], estimates, warnings)
     except LatentcacheError as error:
         if not listings:

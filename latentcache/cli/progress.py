@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from latentcache.cli import console
 from latentcache.cli.console import SHOWN, say
 from latentcache.errors import count_of
-from latentcache.report.units import clock, human_bytes
+from latentcache.plan.numbers import clock, human_bytes
 
 if TYPE_CHECKING:
     from latentcache.pipeline.diff import FieldWork
     from latentcache.pipeline.report import BuildPlan
-    from latentcache.pipeline.workers.results import RunResult
+    from latentcache.pipeline.workers.engine import RunResult
 
 _LINE_S = 10.0
 #: Changed settings that are shown.

@@ -17,7 +17,7 @@ from latentcache.cli import flags
 from latentcache.cli.console import SHOWN, Result, finding_lines, say
 from latentcache.cli.flags import option
 from latentcache.errors import UsageError, count_of
-from latentcache.report.units import human_bytes
+from latentcache.plan.numbers import human_bytes
 
 if TYPE_CHECKING:
     from latentcache.verify.findings import VerifyReport
@@ -57,11 +57,10 @@ def verify(
         from latentcache.pipeline import reencode as again
     from latentcache.export.folder import is_export
     from latentcache.plan.numbers import tolerated
-    from latentcache.verify.fixes import Commands
-    from latentcache.verify.outside import limited_memory
-    from latentcache.verify.selection import Depth, parse_selection
+    from latentcache.verify.entries import Depth, parse_selection
+    from latentcache.verify.findings import Commands
     from latentcache.verify.sources import described_now
-    from latentcache.verify.verify import check_cache
+    from latentcache.verify.verify import check_cache, limited_memory
 
     if is_export(cache):
         return _of_export(cache, data)

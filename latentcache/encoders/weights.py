@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EncoderError, UnsupportedModelError, keyword, option
 from latentcache.fields.dtypes import as_floats
-from latentcache.identity.content import canonical_json, json_hash
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import StatMemo, canonical_json, json_hash
 from latentcache.sources.known import racy
 
 _CHUNK_BYTES = 4 << 20

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from latentcache.errors import RecipeError, UsageError, count_of, keyword, option
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.placement import FOCUS_STEPS
-from latentcache.identity.key import MAX_DIM
+from latentcache.identity.content import MAX_DIM
 from latentcache.value import Value
 
 #: Column of samples, (S, 3) uint32: frames of a video, and its frames per second as numerator and denominator; zeros

@@ -50,8 +50,7 @@ from latentcache.geometry.like.trainer import SizeOptions, Table
 from latentcache.geometry.like.trainers import TRAINERS, trainer_of
 from latentcache.geometry.placement import CROPS, Placement, enlarged, place_in, unusable
 from latentcache.geometry.sizes import Size, latent_size
-from latentcache.identity.content import checksum
-from latentcache.identity.key import MAX_DIM
+from latentcache.identity.content import MAX_DIM, checksum
 from latentcache.value import Value
 
 #: Stored crops of an image if they are random and no number is given; more than half of 256 leave none for flips.

@@ -22,8 +22,15 @@ from latentcache.errors import RecipeError, UnsupportedModelError
 from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.dtypes import is_finite
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.identity.content import HASH_BYTES, content_hash, json_hash
-from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES, RECIPE_BYTES, entry_key
+from latentcache.identity.content import (
+    CONTENT_SLICE,
+    HASH_BYTES,
+    KEY_BYTES,
+    RECIPE_BYTES,
+    content_hash,
+    entry_key,
+    json_hash,
+)
 from latentcache.value import Value, parsed
 
 Array = NDArray[Any]

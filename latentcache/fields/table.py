@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from latentcache.fields.strings import Strings
 from latentcache.value import Value
 
-#: Width of the stat column: size, mtime_ns, ctime_ns, inode, device, seen_ns (see ``identity.stat``).
+#: Width of the stat column: size, mtime_ns, ctime_ns, inode, device, seen_ns (see ``StatMemo``).
 STAT_WIDTH = 6
 #: Prefix of the columns that a metadata table of DATA has beside file names and captions; see :func:`table_column`.
 OF_TABLE = "table."

@@ -1,1 +1,1 @@
-"""Content hashes, weight fingerprints, keys and the memo of source stats."""
+"""Content hashes, keys, named noise and the memo of source stats."""

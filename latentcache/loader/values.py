@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.identity.noise import gaussian
+from latentcache.identity.content import gaussian
 from latentcache.loader.samples import Draw
 from latentcache.store.gather import Scaling, scaling
 

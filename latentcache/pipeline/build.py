@@ -26,18 +26,15 @@ from latentcache.fields.protocol import DescribeContext, Described, FieldKind, J
 from latentcache.fields.registry import field_kinds, load
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.pipeline import preflight
-from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejected_before
-from latentcache.pipeline.duplicates import with_equal_files
-from latentcache.pipeline.existing import Existing, kind_of, read_existing, write_state
-from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejected_before, with_equal_files
+from latentcache.pipeline.preflight import Existing, kind_of, read_existing, write_state
 from latentcache.pipeline.publish import publish
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.pipeline.workers.engine import Task
+from latentcache.pipeline.workers.engine import EventLog, ReadColumns, RunResult, Task
 from latentcache.pipeline.workers.local import LocalEngine
-from latentcache.pipeline.workers.memory import rare_gc
-from latentcache.pipeline.workers.results import EventLog, ReadColumns, RunResult
-from latentcache.pipeline.workers.scheduler import Run
+from latentcache.pipeline.workers.resources import rare_gc
+from latentcache.pipeline.workers.scheduler import Run, StopSignal
 from latentcache.sources.known import with_contents, writable
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import Listing, scan

@@ -3,14 +3,19 @@
 Decides which inputs are read. Items whose key is committed are cached. Items of equal keys are made once. Inputs that
 an earlier build rejected are skipped until their bytes change. Cost: numpy columns only. A Python object exists per
 input that is to be read, and only while it is handed to a worker.
+
+Unread images that agree in size and in their first bytes are hashed before, so that a plan counts entries and not
+images. This costs one short read of each image whose size another image has. Rows of parquet files are left out:
+their sizes are known only after decompression, so finding equal rows would read all data twice.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,15 +24,15 @@ from numpy.typing import NDArray
 from latentcache.fields.dtypes import DTYPES
 from latentcache.fields.protocol import Described, FieldKind, FieldPlan, FieldRecipe, Job, Output
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.identity.content import HASH_BYTES
-from latentcache.identity.key import RECIPE_BYTES
+from latentcache.identity.content import HASH_BYTES, RECIPE_BYTES
 from latentcache.plan.documents import spread
 from latentcache.plan.shuffle import shuffled
-from latentcache.sources.known import match_names
+from latentcache.sources.known import match_names, with_hashes
+from latentcache.sources.places import Place, is_read_by_workers, open_image, read_each, read_head, sizes
 from latentcache.store.catalog import Catalog
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.workers.results import RunResult
+    from latentcache.pipeline.workers.engine import RunResult
     from latentcache.sources.scan import Listing
     from latentcache.store.snapshot import FieldRows
 
@@ -363,3 +368,48 @@ def _ordered(items: NDArray[np.intp], plan: FieldPlan, samples: SampleTable, kin
     new = np.diff(sample, prepend=-1) != 0
     group = plan.group[items[new]][np.cumsum(new) - 1]
     return items[np.argsort(group, kind="stable")]
+
+
+_PRIME = np.uint64(0x9E37_79B9_7F4A_7C15)
+
+
+def with_equal_files(
+    samples: SampleTable,
+    name: str,
+    root: Path,
+    heads: NDArray[np.uint64] | None = None,
+    *,
+    stopping: Callable[[], bool] = bool,
+) -> SampleTable:
+    """The table with the contents of unread images that are equal to another one, as far as their heads show.
+
+    ``heads``: (S,) hashes of their first bytes, 0 where it is not known.
+    """
+    if not is_read_by_workers(samples, name):
+        return samples
+
+    held, size = samples.inputs[name], sizes(samples, np.arange(len(samples)), name)
+    unread: NDArray[np.bool_] = np.asarray(~np.asarray(held.content).any(axis=1))
+    rows = np.flatnonzero((np.asarray(held.file) >= 0) & (size > 0))
+    rows = rows[_shared(size[rows], unread[rows])]
+
+    def head(place: Place) -> int:
+        with open_image(root, place) as file:
+            return read_head(file)[0]
+
+    # An unreadable image gets its reason from the worker that encodes it.
+    marks = np.zeros(len(rows), dtype=np.uint64) if heads is None else heads[rows]
+    unknown = np.flatnonzero(marks == 0)
+    for at, answer in read_each(head, samples, rows[unknown], name, stopping):
+        marks[unknown[at]] = answer if isinstance(answer, int) else 0
+    rows, marks = rows[marks > 0], marks[marks > 0]
+    rows = rows[_shared(size[rows] * _PRIME ^ marks, unread[rows])]
+    return with_hashes(root, samples, name, rows[unread[rows]], stopping)[0]
+
+
+def _shared(marks: NDArray[np.uint64], unread: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Positions of marks that occur more than once, at least once unread."""
+    near = np.flatnonzero(np.isin(marks, marks[unread]))
+    _, which, counts = np.unique(marks[near], return_inverse=True, return_counts=True)
+    shared: NDArray[np.intp] = near[counts[which.reshape(-1)] > 1]
+    return shared

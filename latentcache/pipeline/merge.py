@@ -31,8 +31,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, join_tables
 from latentcache.identity.content import HASH_BYTES
 from latentcache.pipeline.diff import SLICE, FieldWork, field_work
-from latentcache.pipeline.existing import kind_of
-from latentcache.pipeline.preflight import check_out, free_bytes, locked
+from latentcache.pipeline.preflight import check_out, free_bytes, kind_of, locked
 from latentcache.pipeline.publish import publish
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
 from latentcache.plan.numbers import several

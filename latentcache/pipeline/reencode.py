@@ -24,7 +24,7 @@ from latentcache.fields.protocol import (
     ProducerContext,
 )
 from latentcache.fields.registry import load
-from latentcache.pipeline.existing import kind_of
+from latentcache.pipeline.preflight import kind_of
 from latentcache.pipeline.settings import MAX_PIXELS
 from latentcache.pipeline.workers.batching import attempt, read_inputs, too_large
 from latentcache.sources.options import SourceOptions

@@ -18,8 +18,7 @@ from latentcache.plan.numbers import tolerated
 from latentcache.value import Value
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.workers.engine import Task
-    from latentcache.pipeline.workers.results import RunResult
+    from latentcache.pipeline.workers.engine import RunResult, Task
     from latentcache.sources.scan import Listing
     from latentcache.store.snapshot import FieldRows
 

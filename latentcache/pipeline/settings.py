@@ -13,7 +13,7 @@ from typing import Any
 from latentcache.errors import UsageError
 from latentcache.fields.registry import settings_of
 from latentcache.fields.settings import checked, setting
-from latentcache.pipeline.devices import devices_for
+from latentcache.pipeline.workers.resources import devices_for
 from latentcache.plan.numbers import duration, tolerated
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.part import Part

@@ -17,7 +17,7 @@ import numpy as np
 from latentcache.errors import CacheFormatError, RecipeError
 from latentcache.fields.dtypes import DTYPES
 from latentcache.fields.registry import field_kind, field_kinds
-from latentcache.pipeline.existing import read_state
+from latentcache.pipeline.preflight import read_state
 from latentcache.plan.samples import times_counted
 from latentcache.store.garbage import disk_bytes, stored_catalog, stored_entries
 from latentcache.store.lock import builder_name

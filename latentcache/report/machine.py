@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from latentcache.encoders.versions import cuda_count, cuda_version, installed
 from latentcache.errors import DeviceError, LatentcacheError, count_of
-from latentcache.pipeline.devices import devices_for
 from latentcache.pipeline.preflight import check_space, free_bytes
-from latentcache.pipeline.workers.memory import cpu_count, host_memory
-from latentcache.report.units import human_bytes
+from latentcache.pipeline.workers.resources import cpu_count, devices_for, host_memory
+from latentcache.plan.numbers import human_bytes
 from latentcache.store.gather import reader_kind
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Input, Rejected
-from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import HASH_BYTES, StatMemo, content_hash
 from latentcache.sources.causes import Findings, fault, unused_lines
 from latentcache.sources.columns import CAPTION_COLUMNS
 from latentcache.sources.formats.files import read_source, shown

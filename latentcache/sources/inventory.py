@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import SourceError, count_of
 from latentcache.fields.table import Rejected
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import Notes, cause_of, rejected
 from latentcache.sources.formats.files import kind_of
 

@@ -1,7 +1,7 @@
 """Values of the last snapshot for the same files: matched by name, believed if the stat memo is trusted.
 
 All in columns: about 1 us per file. A file is trusted if size, times, inode and device are those of its memo. A file
-that was written within two seconds of being hashed is not trusted (``identity.stat``).
+that was written within two seconds of being hashed is not trusted (``StatMemo``).
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
-from latentcache.identity import stat as stat_rule
-from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import HASH_BYTES, RACY_NS, StatMemo, content_hash
 from latentcache.sources.places import Place, read_each, read_image
 
 _SLICE = 1 << 14
@@ -72,7 +70,7 @@ def _hashes(names: Strings, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
 def racy(memos: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """(n,) True for memos (n, 6) of files that may have changed unseen since they were hashed."""
     times = memos.view(np.int64)
-    young: NDArray[np.bool_] = times[:, 5] - np.maximum(times[:, 1], times[:, 2]) < stat_rule.RACY_NS
+    young: NDArray[np.bool_] = times[:, 5] - np.maximum(times[:, 1], times[:, 2]) < RACY_NS
     return young
 
 

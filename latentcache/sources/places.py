@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import SampleTable
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import cause_of, fault
 from latentcache.sources.formats.files import open_source, read_source
 from latentcache.sources.formats.rows import close_tables, read_row

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import UnusableSampleError
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import Notes, as_rejected, fault
 from latentcache.sources.formats.files import MAX_SOURCE_BYTES, open_source, stat_source
 from latentcache.sources.formats.rows import opened

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.fields.protocol import FieldKind
-from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES
+from latentcache.identity.content import CONTENT_SLICE, KEY_BYTES
 from latentcache.store.atomic_io import make_folder, opened, unreadable, writing
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index, read_entry

@@ -23,8 +23,7 @@ from safetensors.numpy import load, save
 from latentcache.errors import CorruptEntryError
 from latentcache.fields.dtypes import DTYPES, numpy_dtype
 from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec
-from latentcache.identity.content import HASH_BYTES, checksum, content_hash
-from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES
+from latentcache.identity.content import CONTENT_SLICE, HASH_BYTES, KEY_BYTES, checksum, content_hash
 from latentcache.store.atomic_io import Buffer
 from latentcache.store.paths import FORMAT_VERSION, other_format
 

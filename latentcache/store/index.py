@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
-from latentcache.identity.content import HASH_BYTES, checksum
-from latentcache.identity.key import CONTENT_SLICE, KEY_BYTES
+from latentcache.identity.content import CONTENT_SLICE, HASH_BYTES, KEY_BYTES, checksum
 from latentcache.store.atomic_io import open_file, opened, unreadable
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import EntryHeader, read_header

@@ -24,8 +24,7 @@ from latentcache.fields.protocol import FieldKind, FieldPlan, FieldRecipe, Field
 from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
-from latentcache.identity.content import canonical_json, checksum
-from latentcache.identity.key import CONTENT_SLICE, equal_hashes
+from latentcache.identity.content import CONTENT_SLICE, canonical_json, checksum, equal_hashes
 from latentcache.store.atomic_io import read_file, read_json, unreadable
 from latentcache.store.columns import ColumnFile
 from latentcache.store.lock import Lease, builder_name

@@ -21,8 +21,7 @@ from latentcache.fields.clips import focus_of
 from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, Rejected, SampleTable, table_values
-from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.identity.key import equal_hashes
+from latentcache.identity.content import HASH_BYTES, content_hash, equal_hashes
 from latentcache.sources.causes import hint_for
 from latentcache.sources.known import hash_rows, match_names
 from latentcache.sources.layout import above

@@ -1,4 +1,4 @@
-"""Collect what a check finds: one category per sample, counts, and one finding per cause.
+"""Collect what a check finds: one category per sample, counts, one finding per cause, and the command that mends it.
 
 Findings are kept in columns until the report is made. A cause that hits more than ``EACH`` samples becomes one
 finding with a count and the first names. So a touched file of ten million records costs one array.
@@ -7,8 +7,10 @@ finding with a count and the first names. So a touched file of ten million recor
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -280,3 +282,76 @@ def path_json(name: str) -> dict[str, Any]:
 def _text(value: str) -> str:
     """A text that JSON can carry: bytes that are not UTF-8 become replacement characters."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+class Commands(Value):
+    """Makes commands for one cache from the words of the command line that its check was given."""
+
+    common: str = ""
+    """Flags that every later command needs too: ``--field package.module:Kind``."""
+    recipe: str = ""
+    """Recipe flags as given."""
+    run: str = ""
+    """Flags of a run: ``--device cpu``."""
+    allow_failed: str | None = None
+    """``--allow-failed`` as given; None: as the snapshot has it. The parts below are those of the check."""
+    cache: Path = Path()
+    root: Path | None = None
+    """The data; None: not looked for."""
+    data: str = ""
+    """``--data`` as given."""
+    reencode: str = ""
+    """Flags that draw the same samples again."""
+
+    def __call__(self, finding: Finding) -> Finding:
+        """The finding with its command; a finding that needs none stays as it is."""
+        needed = finding.category in PROBLEMS and not finding.fix
+        return replace(finding, fix=self._command(finding)) if needed else finding
+
+    def _command(self, finding: Finding) -> str:
+        again = self.reencode, self.common, self.recipe
+        build = self.build()
+        match finding.category, finding.reason:
+            case "unverifiable", "permission":
+                place = self.cache if finding.file or self.root is None else self.root
+                return f"chmod -R u+rX {shlex.quote(str(place))}"
+            case "unverifiable", "not-encoded":
+                return self._verify(*again, "--device cpu")
+            case "unverifiable", _:
+                return self._verify(self.common)
+            case "drift", _:
+                return f"{self._verify(*again, self.run, '--repair --yes')}; {build}"
+            case "corrupt", _:
+                return f"{self._verify(self.common, '--repair --yes')}; {build}"
+        return build
+
+    def build(self) -> str:
+        """The build that makes the cache true for its data."""
+        root = "DATA" if self.root is None else shlex.quote(str(self.root))
+        allowed = f"--allow-failed {shlex.quote(self.allow_failed)}" if self.allow_failed not in (None, "0") else ""
+        flags = allowed, self.common, self.recipe, self.run
+        return _joined("latentcache build", root, "--out", shlex.quote(str(self.cache)), *flags)
+
+    def _verify(self, *flags: str) -> str:
+        return _joined("latentcache verify", shlex.quote(str(self.cache)), self.data, *flags)
+
+
+def _joined(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def grouped(findings: Iterable[Finding]) -> Iterator[tuple[Finding, ...]]:
+    """Yield the findings of one category and reason together, each file or record once with all its fields."""
+    groups = dict[tuple[str, str], dict[tuple[object, ...], Finding]]()
+    for finding in findings:
+        group = groups.setdefault((finding.category, finding.reason), {})
+        label = (finding.path, finding.line, finding.file, finding.key)
+        before = group.get(label)
+        if before is not None:
+            names = {*(before.field or before.target).split(", "), finding.field or finding.target}
+            finding = replace(before, field=", ".join(sorted(filter(None, names))))
+        group[label] = finding
+    rejected = {reason for category, reason in groups if category == "quarantined"}
+    for (category, reason), group in groups.items():
+        if category != "note" or reason not in rejected:  # said of the rejected samples already
+            yield tuple(group.values())

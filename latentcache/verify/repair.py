@@ -26,9 +26,8 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.publish import kept_rows, publish_replacement
 from latentcache.store.snapshot import removed_entries
 from latentcache.value import Value
-from latentcache.verify.entries import Check, View, positions
+from latentcache.verify.entries import Check, Depth, View, positions
 from latentcache.verify.findings import VerifyReport
-from latentcache.verify.selection import Depth
 from latentcache.verify.verify import check_cache
 
 

@@ -31,9 +31,8 @@ from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
 from latentcache.store.snapshot import Snapshot
 from latentcache.verify.compare import Compared, State, compare
-from latentcache.verify.entries import Check, View
+from latentcache.verify.entries import Check, Depth, View
 from latentcache.verify.findings import Findings, RecipeChange
-from latentcache.verify.selection import Depth
 
 
 def find_data(cache: Path, source: Mapping[str, Any], data: Path | None) -> Path:

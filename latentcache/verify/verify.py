@@ -3,15 +3,22 @@
 ``fast`` reads manifest, columns and shard indexes, stats every source, and hashes sources whose stat differs.
 ``full`` also reads every payload and every source; ``sample`` does so for a part. Only encoding again needs a model,
 which the caller brings. The same checks run for every kind of field.
+
+Through an untrusted cache no file outside its folder is opened: links, special files and too large files are errors,
+before a byte is parsed. The command limits its own memory. Nothing guards against changes during the check.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
+import resource
 import shlex
+import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import make_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,11 +35,8 @@ from latentcache.plan.numbers import whole
 from latentcache.store.garbage import intact_snapshots, shard_use
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import Snapshot, load_manifest, open_leased
-from latentcache.verify.entries import Check, check_entries
-from latentcache.verify.findings import PROBLEMS, VerifyReport
-from latentcache.verify.fixes import Commands
-from latentcache.verify.outside import check_outside
-from latentcache.verify.selection import Chosen, Depth, choose, confidence, parse_selection
+from latentcache.verify.entries import Check, Chosen, Depth, check_entries, choose, confidence, parse_selection
+from latentcache.verify.findings import PROBLEMS, Commands, VerifyReport
 from latentcache.verify.sources import (
     check_plans,
     check_recipes,
@@ -44,7 +48,7 @@ from latentcache.verify.sources import (
 
 if TYPE_CHECKING:
     from latentcache.verify.compare import Compared
-    from latentcache.verify.drift import Reencode
+    from latentcache.verify.payloads import Reencode
 
 #: Types of arguments of :func:`verify_cache`.
 _TYPES: Any = make_dataclass(
@@ -122,7 +126,7 @@ def check_cache(
     changes = check_recipes(check, described)
     again = None
     if reencode is not None and root is not None:
-        from latentcache.verify.drift import reencode_samples
+        from latentcache.verify.payloads import reencode_samples
 
         fine, draw = looked & ~check.findings.of(*PROBLEMS), (depth.reencode, depth.seed)
         again = reencode_samples(check, reencode, described, root, fine, *draw)
@@ -238,3 +242,48 @@ def _stated(check: Check, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_
         read = sum(int(entries.sum()) for entries in chosen.entries.values())
         return confidence(read, sum(map(len, check.views.values())), "entries")
     return confidence(int(looked.sum()), len(looked))
+
+
+#: Largest sizes by name, bytes; everything else but shards has ``_MOST``.
+_LIMITS = {"CURRENT": 64, "BUILDING": 1 << 20, "builder.lock": 1 << 16, "manifest.json": 1 << 26}
+_MOST = 1 << 32
+_FOLDERS_DEEP = 4
+#: Memory beyond what columns and indexes need.
+_MEMORY_BYTES = 2 << 30
+
+
+def check_outside(root: Path) -> None:
+    """See that a folder holds only folders and regular files of sizes that a cache has."""
+    for path in (Path(folder, name) for folder, *names in os.walk(root) for name in itertools.chain(*names)):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            raise _foreign(path, f"it is a link to {path.readlink()}")
+        if stat.S_ISREG(status.st_mode):
+            most = _LIMITS.get(path.name, _MOST)
+            if status.st_size > most and path.name != "data.mdb":
+                raise _foreign(path, f"it has {status.st_size:,} bytes, at most {most:,} are expected")
+        elif not stat.S_ISDIR(status.st_mode) or len(path.relative_to(root).parts) >= _FOLDERS_DEEP:
+            raise _foreign(path, "it is neither a file nor a folder of a cache")
+
+
+@contextmanager
+def limited_memory(root: Path) -> Iterator[None]:
+    """Let this process take no more memory than an honest cache of this size needs, while the block runs."""
+    columns = [*root.glob("snapshots/*/*"), *root.glob("shards/*/index.safetensors")]
+    taken = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+    most = taken + _MEMORY_BYTES + 8 * sum(path.lstat().st_size for path in columns)
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
+
+
+def _foreign(path: Path, why: str) -> CacheDamagedError:
+    return CacheDamagedError(
+        "this cache holds something that no cache should",
+        where=str(path),
+        why=why,
+        fix="do not use it; ask its maker for a copy made with `cp -rL` or `tar`",
+    )

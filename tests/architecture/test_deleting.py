@@ -14,7 +14,7 @@ ALLOWED = {
     ("latentcache/cli/gc.py", "Delete the contents of quarantine/ as well."): "data of the cache",
     ("latentcache/cli/verify.py", "Remove corrupt entries after a full check; a build makes them again."): "entries",
     ("latentcache/cli/verify.py", "Remove them?"): "entries of the cache",
-    ("latentcache/pipeline/existing.py", "a build that ignored the field would remove it from the cache"): "a field",
+    ("latentcache/pipeline/preflight.py", "a build that ignored the field would remove it from the cache"): "a field",
     (
         "latentcache/store/lock.py",
         "it names another owner of the open shards; never delete builder.lock",

@@ -4,7 +4,7 @@ from damaged import damage_payload
 from small_cache import SMALL, as_nobody, draw_four
 
 from latentcache.cli.app import main
-from latentcache.pipeline.existing import write_state
+from latentcache.pipeline.preflight import write_state
 from latentcache.sources.options import SourceOptions
 from latentcache.store.paths import CachePaths
 

@@ -55,7 +55,7 @@ def test_findings_and_strictness(run, data):
 
 
 def test_records(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
+    monkeypatch.setattr("latentcache.sources.known.RACY_NS", 0)
     lines = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 2
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     value = run("inspect", tmp_path / "a.jsonl", "--tokenizer", "stub", "--json").json

@@ -10,7 +10,7 @@ from small_cache import SMALL, draw
 
 from latentcache.cli import progress
 from latentcache.cli.progress import BuildProgress
-from latentcache.pipeline.workers.results import RunResult
+from latentcache.pipeline.workers.engine import RunResult
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ def test_a_record_that_two_data_sets_reject_counts_once(run, tmp_path, monkeypat
     info = {"one": {"file_name": "a.json"}, "two": {"file_name": "a.json", "columns": columns}}
     (data / "dataset_info.json").write_text(json.dumps(info))
     for racy in (1 << 62, 0):
-        monkeypatch.setattr("latentcache.identity.stat.RACY_NS", racy)
+        monkeypatch.setattr("latentcache.sources.known.RACY_NS", racy)
         built = run("build", data, "--tokenizer", "stub", "--json").json["counts"]
         looked = run("inspect", data, "--json").json["counts"]
         checked = run("verify", f"{data}.latentcache", "--json").json

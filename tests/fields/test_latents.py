@@ -23,7 +23,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
 from latentcache.geometry.placement import unusable
 from latentcache.geometry.sizes import Size
-from latentcache.identity.key import entry_key
+from latentcache.identity.content import entry_key
 
 KIND = Latents()
 SPEC = EncoderSpec(family="AutoencoderKL", fingerprint="00" * 16, config="11" * 16, channels=4, factor=8, multiple=8)

@@ -12,8 +12,7 @@ from latentcache.fields.latents import LatentsSettings
 from latentcache.fields.protocol import DescribeContext
 from latentcache.fields.registry import field_kind, load
 from latentcache.geometry.sizes import Size
-from latentcache.identity.content import content_hash
-from latentcache.identity.key import entry_key
+from latentcache.identity.content import content_hash, entry_key
 from latentcache.pipeline.settings import BuildSettings
 
 FIELD = "latents"

@@ -28,8 +28,8 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
 from latentcache.verify.collect import collect
+from latentcache.verify.entries import Depth
 from latentcache.verify.repair import repair_cache
-from latentcache.verify.selection import Depth
 from latentcache.verify.verify import verify_cache
 
 NAMES = [f"{stem}.png" for stem in ("a", "b", "dir/c", "ü")]

@@ -71,7 +71,7 @@ def remember_names(kind, monkeypatch):
 
 def test_an_up_to_date_build_loads_no_encoder(kind, few, monkeypatch):
     data, cache = few
-    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
+    monkeypatch.setattr("latentcache.sources.known.RACY_NS", 0)
     words = ("build", data, "--out", cache, *kind.words, "--json")
     first = look(*words).json["snapshot"]  # its files are now old enough to be trusted
     monkeypatch.setattr("latentcache.pipeline.build.Run", None)

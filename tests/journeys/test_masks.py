@@ -84,7 +84,7 @@ def batch_of(data, *, size=6, **more):
 
 
 def test_image_mask_and_control_are_encoded_separately(data, monkeypatch):
-    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
+    monkeypatch.setattr("latentcache.sources.known.RACY_NS", 0)
     assert encoded(build(data, *STUB)) == {"latents": 6, "mask": 6, "control": 6}
     monkeypatch.setattr("latentcache.pipeline.build.Run", None)
     assert encoded(build(data)) == {"latents": 0, "mask": 0, "control": 0}, "no file is read again"
@@ -190,7 +190,7 @@ def test_bad_masks_and_control_images_cost_only_their_own_field(data, monkeypatc
     (data / "0-condlabel.png").unlink()
     (data / "1-condlabel.png").write_bytes((data / "1-condlabel.png").read_bytes()[:-40])
     (data / "2-masklabel.png").write_text("<html>")
-    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
+    monkeypatch.setattr("latentcache.sources.known.RACY_NS", 0)
     done = build(data, *STUB, code=1)
     bad = {one["path"]: one for one in done["items"] if one["category"] == "quarantined"}
     assert {path: (one["field"], one["reason"]) for path, one in bad.items()} == {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_caches import documents, images, latents_of, opened, texts
 
 from latentcache.errors import UsageError
-from latentcache.identity.noise import gaussian
+from latentcache.identity.content import gaussian
 from latentcache.loader.values import Affine, posterior, without_team
 from latentcache.store import gather
 

@@ -27,7 +27,7 @@ def case(request):
 @pytest.fixture
 def trusted(monkeypatch):
     """Trust every stat memo at once, whatever the age of its file."""
-    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
+    monkeypatch.setattr("latentcache.sources.known.RACY_NS", 0)
 
 
 @pytest.fixture

@@ -1,12 +1,16 @@
 import numpy as np
 import pytest
+from made_archives import as_parquet, as_saved, as_tars, some_images
+from small_cache import draw
 
 from latentcache.fields.protocol import DescribeContext
 from latentcache.fields.registry import field_kind, load
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
-from latentcache.pipeline.diff import field_work, rejected_before
+from latentcache.pipeline.diff import field_work, rejected_before, with_equal_files
 from latentcache.pipeline.publish import select_samples
+from latentcache.sources import known
+from latentcache.sources.scan import scan
 
 KIND = field_kind("latents")
 
@@ -106,3 +110,57 @@ def test_removed_samples_remove_their_files():
     assert list(samples.names) == list(samples.files.names) == ["00000.png", "00002.png"]
     assert samples.inputs["image"].file.tolist() == [0, 1]
     assert np.array_equal(samples.inputs["image"].content, contents([1, 3]))
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    for number in range(3):
+        draw(folder / f"p{number}.bmp", (16, 16), seed=number)  # equal sizes in bytes
+    (folder / "q.bmp").write_bytes((folder / "p0.bmp").read_bytes())
+    draw(folder / "r.bmp", (32, 16), seed=9)
+    return folder
+
+
+def found(folder, samples=None):
+    samples = scan(folder).samples if samples is None else samples
+    table = with_equal_files(samples, "image", folder)
+    known = table.inputs["image"].content.any(axis=1)
+    return table, [name for name, there in zip(table.names, known.tolist(), strict=True) if there]
+
+
+def test_only_files_of_equal_heads_are_hashed(data, monkeypatch):
+    whole = []
+    read = known.read_image
+    monkeypatch.setattr(known, "read_image", lambda root, at: whole.append(at["path"]) or read(root, at))
+    table, names = found(data)
+    assert names == sorted(whole) == ["p0.bmp", "q.bmp"]
+    content = table.inputs["image"].content
+    assert content[0].tobytes() == content[3].tobytes()
+    assert table.files.stat[0].all(), "with the memo of the read"
+
+
+def test_a_new_file_is_compared_with_known_ones(data):
+    table, _ = found(data)
+    content = np.array(table.inputs["image"].content)
+    content[3] = 0
+    table.inputs["image"].content[:] = content
+    again, names = found(data, table)
+    assert names == ["p0.bmp", "q.bmp"]
+    assert again.inputs["image"].content[3].tobytes() == content[0].tobytes()
+
+
+def test_unreadable_files_are_left_alone(data):
+    samples = scan(data).samples
+    (data / "p0.bmp").unlink()
+    assert found(data, samples)[1] == []
+
+
+@pytest.mark.parametrize(("form", "equal"), [(as_tars, 2), (as_saved, 2), (as_parquet, 0)])
+def test_equal_images_of_archives_are_found_unless_they_are_compressed(tmp_path, form, equal):
+    images = some_images(4)
+    form(tmp_path, {**images, "again": (next(iter(images.values()))[0], "")})
+    samples = scan(tmp_path).samples
+    read = found(tmp_path, samples)[0].inputs["image"].content
+    assert int(read.any(axis=1).sum()) == equal
+    assert len(np.unique(read, axis=0)) == 1 + bool(equal)

@@ -87,7 +87,7 @@ def test_recipes_that_differ_are_rejected_by_field(tmp_path):
 
 
 def test_parts_of_a_kind_that_is_not_installed_are_rejected(parts, tmp_path, monkeypatch):
-    monkeypatch.setattr("latentcache.pipeline.existing.field_kind", {}.get)
+    monkeypatch.setattr("latentcache.pipeline.preflight.field_kind", {}.get)
     with pytest.raises(UsageError, match="not installed"):
         merge_caches(parts, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()

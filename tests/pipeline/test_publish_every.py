@@ -10,7 +10,7 @@ from small_builds import CASES, arrays_of, built, draw, png_with_text, reasons
 from latentcache.errors import CacheNotFoundError, UsageError
 from latentcache.fields.registry import field_kind
 from latentcache.pipeline import build
-from latentcache.pipeline.existing import write_state
+from latentcache.pipeline.preflight import write_state
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.store.atomic_io import read_json
 from latentcache.store.lock import builder_lock

@@ -16,10 +16,10 @@ from latentcache.store.snapshot import open_snapshot
 BUILD = """
 import sys
 from pathlib import Path
-from latentcache.identity import stat
+from latentcache.sources import known
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings
-stat.RACY_NS = 0  # as ``trusted``
+known.RACY_NS = 0  # as ``trusted``
 settings = {"model": sys.argv[2], "resolutions": (64,), "compute_dtype": "float32"}
 report = build_cache(BuildSettings(data=Path(sys.argv[1]), device="cpu", fields={"latents": settings}))
 print(report.cache, report.encoded, report.fields["latents"].restarts, "torch" in sys.modules)

@@ -19,7 +19,7 @@ from latentcache.errors import (
 )
 from latentcache.pipeline import preflight
 from latentcache.pipeline.build import build_cache
-from latentcache.pipeline.existing import read_existing
+from latentcache.pipeline.preflight import read_existing
 from latentcache.store.atomic_io import write_json
 from latentcache.store.paths import CachePaths
 

@@ -35,7 +35,7 @@ def test_a_field_without_its_kind_or_input_is_rejected(data, tmp_path, monkeypat
     built(LATENTS, data, fields=LATENTS.fields() | EDGES.fields())
     kinds = dict(field_kinds())
     del kinds["edge_map"]
-    monkeypatch.setattr("latentcache.pipeline.existing.field_kind", kinds.get)
+    monkeypatch.setattr("latentcache.pipeline.preflight.field_kind", kinds.get)
     with pytest.raises(UsageError, match="edge_map"):
         built(LATENTS, data, fields={})
 

@@ -10,7 +10,7 @@ import pytest
 
 from latentcache.errors import SourceError
 from latentcache.fields.table import Rejected
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import Notes, in_order
 from latentcache.sources.inventory import Inventory, count_unused
 

@@ -11,8 +11,7 @@ from latentcache.fields import registry
 from latentcache.fields.protocol import FieldKind, FieldSpec, Group
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
-from latentcache.identity.content import content_hash
-from latentcache.identity.key import entry_key
+from latentcache.identity.content import content_hash, entry_key
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items

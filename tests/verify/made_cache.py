@@ -22,7 +22,7 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
 from latentcache.store.snapshot import current_or_none, open_snapshot
-from latentcache.verify.selection import Depth
+from latentcache.verify.entries import Depth
 
 FULL = Depth(full=True)
 DEPTHS = pytest.mark.parametrize("depth", [Depth(), FULL], ids=["fast", "full"])

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latentcache.fields.table import Rejected
-from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import content_hash
+from latentcache.sources import known
 from latentcache.sources.causes import fault
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
@@ -25,7 +25,7 @@ OK, TOUCHED, MOVED, CAPTION, CHANGED, REMOVED, UNREADABLE, NOT_CHECKED, *_ = Sta
 
 @pytest.fixture(autouse=True)
 def _trusting(monkeypatch):
-    monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # trust every file at once
+    monkeypatch.setattr(known, "RACY_NS", 0)  # trust every file at once
 
 
 def states(found):

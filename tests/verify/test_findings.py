@@ -1,5 +1,6 @@
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
-from latentcache.verify.findings import CATEGORIES, EACH, Finding, Findings, VerifyReport
+from latentcache.verify.findings import CATEGORIES, EACH, Commands, Finding, Findings, VerifyReport
 
 KEYS = np.arange(320, dtype=np.uint64).view(np.uint8)[: 10 * 32].reshape(10, 32)
 
@@ -104,3 +105,28 @@ def test_exit_codes(counts, code):
     report = VerifyReport(mode="fast", snapshot=1, counts=every_one | counts, findings=(), samples=9)
     assert report.exit_code(1) == code
     assert replace(report, counts=every_one).as_json()["items"] == []
+
+
+BUILD = "latentcache build '/d a' --out /c --allow-failed 2% --field m:K --model M --device cpu"
+AGAIN = "latentcache verify /c --reencode 9 --field m:K --model M --device cpu"
+REPAIR = "latentcache verify /c --data x --field m:K --repair --yes"
+
+
+@pytest.mark.parametrize(
+    ("category", "reason", "data", "expected"),
+    [
+        ("stale", "source-changed", "", BUILD),
+        ("missing", "not-built", "", BUILD),
+        ("corrupt", "payload", "--data x", f"{REPAIR}; {BUILD}"),
+        ("unverifiable", "permission", "", "chmod -R u+rX '/d a'"),
+        ("unverifiable", "io-error", "", "latentcache verify /c --field m:K"),
+        ("unverifiable", "not-encoded", "", AGAIN),
+        ("drift", "x", "", f"{AGAIN} --repair --yes; {BUILD}"),
+        ("touched", "stat-changed", "", ""),
+        ("quarantined", "empty", "", ""),
+    ],
+)
+def test_every_category_has_the_command_that_mends_it(category, reason, data, expected):
+    words = {"common": "--field m:K", "recipe": "--model M", "run": "--device cpu", "allow_failed": "2%"}
+    fixes = Commands(**words, cache=Path("/c"), root=Path("/d a"), data=data, reencode="--reencode 9")
+    assert fixes(Finding(category=category, reason=reason)).fix == expected

@@ -8,7 +8,7 @@ from made_cache import DEPTHS, FULL, counts, make
 
 from latentcache.errors import SourceNotFoundError
 from latentcache.store.lock import builder_lock
-from latentcache.verify.selection import Depth
+from latentcache.verify.entries import Depth
 from latentcache.verify.verify import check_cache, verify_cache
 
 

@@ -6,6 +6,11 @@ the lock of the cache. The lock is held until the last worker has ended. Threads
 build never waits for a worker. Another one reads its stderr and keeps the end of it. Cost: 0.3 s of one core for a
 process, nothing for a thread.
 
+A worker reports each step (stage and jobs) before it begins. A report is in the system's hands once it is sent, so it
+outlives the worker. The watchdog decides by progress, not by clocks. A look counts for one second at most, so a build
+that was itself stopped or asleep accuses no worker. Waiting for a disk or for memory is not a step and has no
+deadline.
+
 A process that has ended a field in order waits for the next field, or for a question. So torch is imported once.
 """
 
@@ -29,28 +34,109 @@ from pathlib import Path
 from typing import Any
 
 from latentcache import failpoint
-from latentcache.errors import WorkerError
+from latentcache.errors import UsageError, WorkerError
 from latentcache.fields.protocol import FieldKind
 from latentcache.fields.registry import field_kinds
-from latentcache.pipeline.devices import Device, devices_for
-from latentcache.pipeline.workers.engine import Capacity, Ended, Post, Stop, Task, Work
-from latentcache.pipeline.workers.memory import (
+from latentcache.pipeline.workers.engine import (
+    IDLE,
+    OPENING,
+    PREPARING,
+    Beat,
+    Capacity,
+    Ended,
+    Post,
+    Step,
+    Stop,
+    Task,
+    Work,
+)
+from latentcache.pipeline.workers.resources import (
     BASE_BYTES,
+    Device,
     default_budget,
     default_threads,
     default_workers,
+    devices_for,
     host_memory,
     limit_memory,
 )
-from latentcache.pipeline.workers.process import Answer, Question, run_loop
-from latentcache.pipeline.workers.watchdog import IDLE, OPENING, VARIABLE, Beat, Step, Watchdog, deadline_s
-from latentcache.pipeline.workers.worker import WorkerLoop
+from latentcache.pipeline.workers.worker import Answer, Question, WorkerLoop, run_loop
 from latentcache.store.index import load_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 
+#: Seconds without progress after which a worker is killed; a 100-megapixel PNG takes 8 s, loading a model minutes.
+DEADLINE_S = 120.0
+VARIABLE = "LATENTCACHE_WORKER_DEADLINE"
+#: Deadlines that opening an encoder may take; items of a batch that count as one more deadline on an accelerator.
+_OPENING, _BATCH = 10, 8
+#: Seconds of the time between two looks that count.
+_MOST_S = 1.0
+
+
+def deadline_s() -> float:
+    """Seconds without progress: :data:`DEADLINE_S`, or the value of :data:`VARIABLE`."""
+    text = os.environ.get(VARIABLE, "")
+    try:
+        seconds = float(text) if text else DEADLINE_S
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise UsageError(f"{VARIABLE}={text}: not a positive number of seconds", fix=f"unset {VARIABLE}")
+    return seconds
+
+
+class Watchdog:
+    """Looks at one worker again and again; ``on_cpu`` a batch takes as long as its items together.
+
+    One thread takes its reports, and another one looks.
+    """
+
+    def __init__(self, deadline: float, *, on_cpu: bool) -> None:
+        self._deadline, self._on_cpu = deadline, on_cpu
+        self._has_beaten, self._is_silent = False, False
+        self._silent_s = 0.0
+        self._steps: dict[int, tuple[Step, list[float]]] = {}
+        """By thread: its step, and the seconds since it began."""
+
+    def report(self, report: Step | Beat) -> None:
+        """Take what a worker reports."""
+        if isinstance(report, Beat):
+            self._has_beaten, self._is_silent = True, False
+        elif report.stage == IDLE:
+            self._steps.pop(report.thread, None)
+        else:
+            self._steps[report.thread] = (report, [0.0])
+
+    @property
+    def begun(self) -> dict[int, int]:
+        """Number -> stage of the jobs that are in work."""
+        return {job: step.stage for step, _ in list(self._steps.values()) for job in step.jobs}
+
+    def stuck(self, elapsed: float) -> str:
+        """Return the reason to kill the worker, or an empty one. Call it more often than once a second."""
+        elapsed = min(elapsed, _MOST_S)
+        self._silent_s = self._silent_s + elapsed if self._is_silent else 0.0
+        self._is_silent = True
+        # Before the first beat it is being started.
+        if self._silent_s > self._deadline * (1 if self._has_beaten else _OPENING):
+            return f"has shown no sign of life for {self._silent_s:.0f} s"
+        late = ""
+        for step, age in list(self._steps.values()):
+            age[0] += elapsed
+            if age[0] > self._allowed(step):
+                late = f"has not moved for {age[0]:.0f} s"
+        return late
+
+    def _allowed(self, step: Step) -> float:
+        if step.stage == OPENING:
+            return _OPENING * self._deadline
+        count = len(step.jobs)
+        return self._deadline * max(count if self._on_cpu or step.stage == PREPARING else 1 + count / _BATCH, 1)
+
+
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from latentcache.pipeline.workers.process import main; main()"
+    "from latentcache.pipeline.workers.worker import main; main()"
 )
 _DEBUG = "LATENTCACHE_DEBUG"
 _TAIL_BYTES = 2000

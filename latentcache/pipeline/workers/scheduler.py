@@ -14,26 +14,38 @@ from __future__ import annotations
 
 import math
 import queue
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
-from latentcache.errors import DeviceError, DeviceMemoryError, LatentcacheError, StoreError, WorkerError
+from latentcache.errors import (
+    DeviceError,
+    DeviceMemoryError,
+    InterruptedBuildError,
+    LatentcacheError,
+    StoreError,
+    WorkerError,
+)
 from latentcache.fields.protocol import Failure, Job
 from latentcache.fields.registry import field_kinds
-from latentcache.identity.key import KEY_BYTES
-from latentcache.pipeline.interrupt import StopSignal
+from latentcache.identity.content import KEY_BYTES
 from latentcache.pipeline.workers.batching import cut
 from latentcache.pipeline.workers.engine import (
+    ENCODING,
     Committed,
     Encoded,
     Ended,
     Engine,
     Opened,
+    RunResult,
     Stop,
     Task,
     Warned,
@@ -41,8 +53,6 @@ from latentcache.pipeline.workers.engine import (
     Worker,
     key_list,
 )
-from latentcache.pipeline.workers.results import RunResult
-from latentcache.pipeline.workers.watchdog import ENCODING
 
 #: Seconds between two looks at signals and resting devices.
 _TICK_S = 0.1
@@ -432,3 +442,69 @@ class Run:
 
     def _on(self, worker: _Worker) -> str:
         return f" on {worker.slot.label}" if len(self._slots) > 1 else ""
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Seconds that running batches may still take after a stop request; a container is killed after 10.
+PATIENCE_S = 5.0
+
+
+class StopSignal:
+    """Context manager that turns SIGINT and SIGTERM into a flag; a second signal ends a build without waiting.
+
+    While a build is planning, nothing is open, and the first signal raises at once. Outside the main thread only
+    :meth:`request` sets the flag.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.patience_s = PATIENCE_S
+        """Seconds that running batches may take; none after a second signal."""
+        self.orderly = False
+        """Set while work is running: a signal only raises the flag then."""
+        self._before: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """True if the build was asked to end."""
+        return self.number != 0
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def request(self, number: int = signal.SIGINT) -> None:
+        """Ask the build to end, as a signal would."""
+        self.patience_s = 0.0 if self.requested else PATIENCE_S
+        self.number = number
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """A block in which a signal only raises the flag; the build ends when the block does.
+
+        An exception out of a handler could leave a lock of a thread pool held, and the build would hang in it.
+        """
+        before, self.orderly = self.orderly, True
+        try:
+            yield
+        finally:
+            self.orderly = before
+        if self.requested and not before:
+            raise self.error()
+
+    def error(self) -> InterruptedBuildError:
+        """The error that the build ends with, once it is requested."""
+        name = signal.Signals(self.number).name
+        return InterruptedBuildError(
+            f"interrupted by {name}", why="all committed work is kept", signal_number=self.number
+        )
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.request(number)
+        if not self.orderly:
+            raise self.error()

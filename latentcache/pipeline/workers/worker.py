@@ -1,23 +1,30 @@
-"""One worker: reads, encodes and commits the units it is given."""
+"""One worker: reads, encodes and commits the units it is given; and the process around it.
+
+The process ignores SIGINT and SIGTERM: signals to the whole group are left to the build. If the build is gone, it
+commits its finished work and ends within :data:`LAST_S`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import queue
+import signal
 import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from latentcache.failpoint import failpoint
+from latentcache.failpoint import VARIABLE, arm, failpoint
 from latentcache.fields.protocol import Failure, Made, Prepared, Producer, ProducerContext
 from latentcache.fields.registry import field_kinds, load
 from latentcache.pipeline.workers.batching import (
@@ -31,9 +38,25 @@ from latentcache.pipeline.workers.batching import (
     num_bytes,
     read_inputs,
 )
-from latentcache.pipeline.workers.engine import Encoded, Opened, Post, Task, Warned, Work, key_list
-from latentcache.pipeline.workers.memory import ByteBudget
-from latentcache.pipeline.workers.watchdog import ENCODING, IDLE, OPENING, PREPARING, Step
+from latentcache.pipeline.workers.engine import (
+    ENCODING,
+    IDLE,
+    OPENING,
+    PREPARING,
+    Beat,
+    Encoded,
+    Ended,
+    Opened,
+    Post,
+    Step,
+    Stop,
+    Task,
+    Warned,
+    Work,
+    key_list,
+    portable,
+)
+from latentcache.pipeline.workers.resources import ByteBudget, rare_gc
 from latentcache.pipeline.workers.writer import WriterThread
 from latentcache.store.catalog import open_lookup
 from latentcache.store.entry import Item, NewEntry, pack_items
@@ -379,3 +402,117 @@ class WorkerLoop:
         finally:
             if producer is not None:
                 producer.close()
+
+
+#: Seconds that a worker process may outlive its build.
+LAST_S = 8
+#: Seconds between two heartbeats.
+BEAT_S = 0.5
+
+
+class Question(NamedTuple):
+    """To a worker process: call ``module:function``."""
+
+    target: str
+    device: str
+    arguments: Mapping[str, Any]
+
+
+class Answer(NamedTuple):
+    """From a worker process: what the function returned or raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+def answer(question: Question) -> Answer:
+    """Call the function; ``device`` is added if the function takes it."""
+    try:
+        function, arguments = load(question.target), question.arguments
+        if "device" in inspect.signature(function).parameters:
+            arguments = {"device": question.device, **arguments}
+        return Answer(value=function(**arguments))
+    except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
+        return Answer(error=portable(error))
+
+
+def run_loop(loop: WorkerLoop) -> None:
+    """Do the work of one field and say how it ended."""
+    try:
+        loop.run()
+    except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
+        loop.post(Ended(error=portable(error), waits=dict(loop.waits)))
+    else:
+        loop.post(Ended(waits=dict(loop.waits)))
+
+
+class _Server:
+    """The process: its connection, and the field in work."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._loop: WorkerLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def send(self, message: Any) -> None:
+        """Send a message, from any thread; nothing happens if the build is gone."""
+        with self._sending, suppress(OSError):
+            self._connection.send(message)
+
+    def serve(self) -> None:
+        """Take messages until the build is gone; a field is made in a thread of its own."""
+        threading.Thread(target=self._watch, name="build-watch", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        with suppress(EOFError, OSError):
+            while True:
+                self._take(self._connection.recv())
+        self._end()
+
+    def _take(self, message: Question | Task | Work | Stop) -> None:
+        try:
+            match message:
+                case Question():
+                    self.send(answer(message))
+                case Task():
+                    self._loop = WorkerLoop(message, self.send)
+                    self._thread = threading.Thread(target=run_loop, args=(self._loop,))
+                    self._thread.start()
+                case Work() if self._loop is not None:
+                    self._loop.feed(message)
+                case Stop() if self._loop is not None:
+                    self._loop.stop()
+        except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
+            self.send(Ended(error=portable(error)))
+
+    def _beat(self) -> None:
+        while True:
+            self.send(Beat())
+            time.sleep(BEAT_S)
+
+    def _watch(self) -> None:
+        """See that the build is gone: a fork of it may hold its end of the connection open."""
+        build = os.getppid()
+        while os.getppid() == build:
+            time.sleep(BEAT_S)
+        self._end()
+
+    def _end(self) -> None:
+        """Commit finished work and leave."""
+        signal.alarm(LAST_S)
+        if self._loop is not None and self._thread is not None and self._thread.is_alive():
+            self._loop.stop()
+            self._loop.budget.close()
+            self._thread.join()
+        os._exit(0)
+
+
+def main() -> None:
+    """A worker process: ``sys.argv`` has the import path, the connection and the build's process id."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
+    arm(os.environ.get(VARIABLE), build=int(sys.argv[3]))
+    with rare_gc():  # an import of torch and diffusers takes a fifth longer with them
+        _Server(Connection(int(sys.argv[2]))).serve()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from latentcache.errors import UnusableSampleError
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import cause_of, fault
 
 #: Larger files are rejected before they are read: 100 megapixels of 16-bit RGBA have 800 MB.

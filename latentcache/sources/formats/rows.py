@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import fault, sniff_cause
 from latentcache.sources.formats import PARQUET
 from latentcache.sources.formats.files import stat_source

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NoReturn
 import xxhash
 
 from latentcache.errors import SourceError, UnusableSampleError
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import fault
 from latentcache.sources.formats.files import MAX_SOURCE_BYTES, check_not_packed, read_source, shown
 

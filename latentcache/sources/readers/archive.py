@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.identity.content import content_hash
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import StatMemo, content_hash
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import Findings, Notes, fault, rejected, unused_lines
 from latentcache.sources.columns import CAPTION_COLUMNS, choose_column, named

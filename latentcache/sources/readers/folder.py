@@ -22,8 +22,7 @@ from latentcache.fields.captions import further_captions
 from latentcache.fields.clips import FOCUS
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, STAT_WIDTH, Files, Input, Rejected, SampleTable, table_column
-from latentcache.identity.content import HASH_BYTES
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import HASH_BYTES, StatMemo
 from latentcache.sources.captions import CaptionFiles
 from latentcache.sources.causes import Findings, counted, in_order, rejected
 from latentcache.sources.formats import TAR

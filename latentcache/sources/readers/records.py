@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, count_of
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
-from latentcache.identity.content import HASH_BYTES
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import HASH_BYTES, StatMemo
 from latentcache.sources.causes import as_rejected, in_order
 from latentcache.sources.causes import rejected as note
 from latentcache.sources.formats.files import stat_source

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latentcache.errors import TableError, UnusableSampleError
-from latentcache.identity.content import content_hash
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import StatMemo, content_hash
 from latentcache.sources.captions import caption_fault, captions_in
 from latentcache.sources.causes import Findings, Notes, fault, rejected, unused_lines
 from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS, FOCUS_COLUMNS, choose_column, named

@@ -244,7 +244,7 @@ def test_weights_are_hashed_once_while_their_stat_is_the_same(copied, monkeypatc
     model, hashed = copied(), []
     real = weights.fingerprint
     monkeypatch.setattr(weights, "fingerprint", lambda *args: hashed.append(1) or real(*args))
-    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)  # trusted at once
+    monkeypatch.setattr("latentcache.sources.known.RACY_NS", 0)  # trusted at once
     first, _ = described({"model": str(model.folder)})
     second, _ = described(cached=as_cached(first))
     assert (len(hashed), second.recipe) == (1, first.recipe)

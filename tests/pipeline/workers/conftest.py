@@ -12,12 +12,10 @@ import pytest
 from latentcache.fields import registry
 from latentcache.fields.protocol import Job, Output
 from latentcache.identity.content import content_hash
-from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.workers import watchdog
-from latentcache.pipeline.workers.engine import Task
+from latentcache.pipeline.workers import local
+from latentcache.pipeline.workers.engine import RunResult, Task
 from latentcache.pipeline.workers.local import LocalEngine
-from latentcache.pipeline.workers.results import RunResult
-from latentcache.pipeline.workers.scheduler import Run
+from latentcache.pipeline.workers.scheduler import Run, StopSignal
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
 
@@ -119,7 +117,7 @@ def words(tmp_path) -> Toy:
 
 @pytest.fixture
 def short_deadline(monkeypatch):
-    monkeypatch.setenv(watchdog.VARIABLE, "1")
+    monkeypatch.setenv(local.VARIABLE, "1")
 
 
 @pytest.fixture

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
 from latentcache import failpoint
-from latentcache.errors import DeviceError, DiskFullError, EncoderError, WorkerError
+from latentcache.errors import DeviceError, DiskFullError, EncoderError, InterruptedBuildError, WorkerError
 from latentcache.identity.content import content_hash
+from latentcache.pipeline.workers.engine import EventLog
 from latentcache.pipeline.workers.local import LocalEngine, worker_count
-from latentcache.pipeline.workers.memory import BASE_BYTES
-from latentcache.pipeline.workers.results import EventLog
-from latentcache.pipeline.workers.scheduler import Run
+from latentcache.pipeline.workers.resources import BASE_BYTES
+from latentcache.pipeline.workers.scheduler import Run, StopSignal
 from latentcache.store.catalog import load_catalog
 from latentcache.store.index import load_index
 from tests.pipeline.workers import toy_kinds
@@ -81,7 +83,7 @@ def test_the_limit_of_workers_follows_that_of_the_container(words, monkeypatch):
     """Inputs get a quarter of the container's memory, divided among workers."""
     limits = []
     monkeypatch.setattr("latentcache.pipeline.workers.local.limit_memory", lambda pid, size: limits.append(size))
-    monkeypatch.setattr("latentcache.pipeline.workers.memory.host_memory", lambda: 2 << 30)
+    monkeypatch.setattr("latentcache.pipeline.workers.resources.host_memory", lambda: 2 << 30)
     assert words.run(TEXTS, workers=2).failed == []
     assert set(limits) == {BASE_BYTES + (2 << 30) // 4 // 2}
 
@@ -257,7 +259,7 @@ def test_jobs_start_when_memory_is_free(words):
 
 
 def test_worker_counts(toy, monkeypatch):
-    monkeypatch.setattr("latentcache.pipeline.workers.memory.cpu_count", lambda: 8)
+    monkeypatch.setattr("latentcache.pipeline.workers.resources.cpu_count", lambda: 8)
     default = toy.task(device="auto", workers=None)
     assert worker_count(default, toy.kind, 100) == 0
     assert worker_count(default, toy.kind, 1 << 14) == (4 if toy.name == "words" else 0)
@@ -286,3 +288,26 @@ def test_values_that_the_kind_rejects_are_not_stored(squares, monkeypatch):
     assert (sample, failure.reason, failure.content) == (1, "non-finite", content_hash(b"bad"))
     assert "--compute-dtype float32" in failure.hint
     assert len(squares.stored()) == 4
+
+
+def test_a_second_signal_ends_the_grace_period():
+    with StopSignal() as stop:
+        stop.orderly = True
+        os.kill(os.getpid(), signal.SIGINT)
+        assert (stop.requested, stop.error().exit_code) == (True, 130)
+        assert stop.patience_s > 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (stop.patience_s, stop.error().exit_code) == (0.0, 143)
+
+
+def test_a_deferred_block_ends_before_the_error():
+    done = []
+
+    def work(stop):
+        with stop.deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append(1)
+
+    with StopSignal() as stop, pytest.raises(InterruptedBuildError):
+        work(stop)
+    assert done == [1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from latentcache.errors import UnusableSampleError
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.content import StatMemo
 from latentcache.sources.formats import files
 from latentcache.sources.formats.files import read_source, stat_source
 

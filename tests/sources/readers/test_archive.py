@@ -7,14 +7,14 @@ import pyarrow.parquet as pq
 import pytest
 from made_archives import as_tars, png, some_images, write_tar
 
-from latentcache.identity import stat as stat_rule
+from latentcache.sources import known
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.readers import archive
 from latentcache.sources.scan import scan
 
 
 def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
-    monkeypatch.setattr(stat_rule, "RACY_NS", 0)
+    monkeypatch.setattr(known, "RACY_NS", 0)
     images = some_images(6)
     as_tars(tmp_path, images, each=3)
     first = scan(tmp_path, hash_all=True)

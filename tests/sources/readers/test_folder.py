@@ -9,8 +9,8 @@ import pytest
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
 from latentcache.fields.table import Rejected
-from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import content_hash
+from latentcache.sources import known
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.part import Part
 from latentcache.sources.scan import Listing, scan
@@ -49,7 +49,7 @@ def reasons(items):
 
 @pytest.fixture
 def trusting(monkeypatch):
-    monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # trust every file at once
+    monkeypatch.setattr(known, "RACY_NS", 0)  # trust every file at once
 
 
 def test_a_lost_caption_file_that_is_not_used_leaves_its_image(tmp_path):
@@ -249,7 +249,7 @@ def test_files_that_may_have_changed_are_forgotten(tmp_path, trusting, monkeypat
     assert contents(found) == [content_hash(b"x"), bytes(16), content_hash(b"q"), bytes(16)]
     assert found.samples.columns["original_size"].tolist() == [[1, 2], [0, 0], [0, 0], [0, 0]]
     assert found.hashed == 2, "a.jpg and b.jpg have the size that they had"
-    monkeypatch.setattr(stat_rule, "RACY_NS", 1 << 62)  # all files are too young
+    monkeypatch.setattr(known, "RACY_NS", 1 << 62)  # all files are too young
     assert scan(tmp_path, IMAGES, first.samples).hashed == 2
 
 

@@ -12,9 +12,8 @@ import xxhash
 
 from latentcache.errors import SourceError, UnusableSampleError
 from latentcache.fields.table import Rejected
-from latentcache.identity import stat as stat_rule
 from latentcache.pipeline.report import quarantined
-from latentcache.sources import record_file
+from latentcache.sources import known, record_file
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.record_file import RecordReader
 from latentcache.sources.records import Way
@@ -25,7 +24,7 @@ RECORDS = SourceOptions(kind="records")
 
 @pytest.fixture(autouse=True)
 def _trusting(monkeypatch):
-    monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # trust every file at once
+    monkeypatch.setattr(known, "RACY_NS", 0)  # trust every file at once
 
 
 def write(path, *texts):

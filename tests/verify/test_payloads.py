@@ -3,9 +3,9 @@ import pytest
 from made_cache import make
 
 from latentcache.fields.protocol import Difference, Failure, Made
-from latentcache.verify.fixes import Commands
+from latentcache.verify.entries import Depth
+from latentcache.verify.findings import Commands
 from latentcache.verify.repair import repair_cache
-from latentcache.verify.selection import Depth
 from latentcache.verify.verify import check_cache, verify_cache
 
 

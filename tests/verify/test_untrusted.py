@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
-from latentcache.verify.selection import Depth, parse_selection
+from latentcache.verify.entries import Depth, parse_selection
 from latentcache.verify.verify import check_cache
 
 FULL = Depth(full=True, untrusted=True)
@@ -56,8 +56,8 @@ def test_a_crafted_snapshot_is_an_error_without_a_traceback(case):
 
 def test_the_memory_of_the_command_has_a_limit(case):
     code = (
-        "import sys; from pathlib import Path; from latentcache.verify import outside\n"
-        "with outside.limited_memory(Path(sys.argv[1])): bytearray(3 << 30)"
+        "import sys; from pathlib import Path; from latentcache.verify.verify import limited_memory\n"
+        "with limited_memory(Path(sys.argv[1])): bytearray(3 << 30)"
     )
     done = subprocess.run([sys.executable, "-c", code, case.cache], check=False, capture_output=True, text=True)
     assert done.stderr.strip().endswith("MemoryError")
