@@ -18,7 +18,7 @@ from latentcache.value import Value
 
 Array = NDArray[Any]
 #: Fields of a cache.
-LATENTS, TEXT, POOLED = "latents", "prompt_embeds", "pooled_prompt_embeds"
+LATENTS, TEXT, POOLED, IDS = "latents", "prompt_embeds", "pooled_prompt_embeds", "prompt_ids"
 
 
 class Latent(Value, eq=False):
@@ -45,8 +45,6 @@ class Sample(Value, eq=False):
     latents: Sequence[Latent] = ()
     text: Mapping[str, Array] = field(default_factory=dict)
     """Field of the cache -> its item."""
-    tokens: Sequence[int] = ()
-    """Tokens of the caption for each tokenizer of the sequence; 0: unknown."""
 
     @property
     def stem(self) -> str:

@@ -20,7 +20,7 @@ import torch
 
 from latentcache.errors import UsageError, count_of
 from latentcache.export.folder import File, Folder, check_room, is_export, link
-from latentcache.export.format import LATENTS, POOLED, TEXT, Content, Format, Latent, Request, Sample
+from latentcache.export.format import IDS, LATENTS, POOLED, TEXT, Content, Format, Latent, Request, Sample
 from latentcache.export.kohya import Kohya
 from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 #: By ``--to``.
 TRAINER_FORMATS: Mapping[str, Callable[[Request], Format]] = {"kohya": Kohya}
 #: Value of ``--fields`` -> fields of the cache.
-FIELDS = {"latents": (LATENTS,), "text": (TEXT, POOLED), "all": (LATENTS, TEXT, POOLED)}
+FIELDS = {"latents": (LATENTS,), "text": (TEXT, POOLED, IDS), "all": (LATENTS, TEXT, POOLED, IDS)}
 #: Bytes of a file of arrays beside the values: headers of its members and of the zip.
 _AROUND = 2048
 
@@ -285,16 +285,12 @@ class ImageExport:
     def _sample(self, number: int, *, values: bool = True) -> Sample:
         """A sample, with its latents and its text if ``values``."""
         samples, texts, latents = self._snapshot.samples, dict[str, Any](), list[Latent]()
-        tokens = list[int]()
         if values:
             latents = [self._latent(*rows) for rows in self._rows.get(LATENTS, {}).get(number, ())]
-            for name in (TEXT, POOLED):
-                if name in self._wanted:
+            for name in self._wanted:
+                if name != LATENTS:
                     item = self._entries.read(name, int(self._rows[name][number][0][0]))
                     texts[name] = _floats(item, self._snapshot.fields[name].spec.dtype)
-            if TEXT in self._wanted:
-                row, columns = int(self._rows[TEXT][number][0][0]), self._snapshot.fields[TEXT].columns
-                tokens = columns["tokens"][np.array([row])][0].tolist() if "tokens" in columns else []
         return Sample(
             name=samples.names[number],
             target=self._target(number),
@@ -302,7 +298,6 @@ class ImageExport:
             caption=self._caption(number),
             latents=latents,
             text=texts,
-            tokens=tokens,
         )
 
     def _latent(self, *rows: int) -> Latent:
@@ -423,8 +418,10 @@ def _by_sample(sample: Any, rows: Any) -> dict[int, list[list[int]]]:
 
 
 def _floats(stored: Any, dtype: str) -> Any:
-    """Float32 values of an item as it is stored."""
+    """Float32 values of an item as it is stored; whole numbers stay what they are."""
     array = np.asarray(stored)
+    if dtype == "int32":
+        return array
     if dtype == "bfloat16":
         return torch.from_numpy(array.view(np.uint16).astype(np.int32) << 16).view(torch.float32).numpy()
     return array.astype(np.float32)

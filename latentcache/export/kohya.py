@@ -23,7 +23,7 @@ from typing import cast
 import numpy as np
 
 from latentcache.errors import UsageError
-from latentcache.export.format import LATENTS, POOLED, TEXT, Array, Content, Latent, Request, Sample, npz
+from latentcache.export.format import IDS, LATENTS, POOLED, TEXT, Array, Content, Latent, Request, Sample, npz
 from latentcache.fields.latents import LatentsRecipe
 from latentcache.geometry.like.kohya import KohyaTable, letterbox
 from latentcache.geometry.sizes import Size
@@ -50,6 +50,8 @@ class Architecture(Value):
     """At the end of the name of a file of text; empty: its text is not exported."""
     pipeline: str = ""
     """Pipeline of diffusers whose embeddings are its text."""
+    has_ids: bool = False
+    """True if its files of text hold attention masks or ids."""
     no_text: str = "its files hold token ids too, which the cache does not hold"
 
 
@@ -80,6 +82,7 @@ ARCHITECTURES = {
             scale=1.5305,
             shift=0.0609,
             text="_sd3_te",
+            has_ids=True,
             pipeline="StableDiffusion3Pipeline",
         ),
         Architecture(
@@ -90,6 +93,7 @@ ARCHITECTURES = {
             shift=0.1159,
             is_scaled=True,
             text="_flux_te",
+            has_ids=True,
             pipeline="FluxPipeline",
         ),
         Architecture(name="lumina", suffix="_lumina", channels=16, scale=0.3611, shift=0.1159, is_scaled=True),
@@ -151,6 +155,11 @@ class Kohya:
                 f"prompt_embeds: a {getattr(recipe, 'pipeline', 'plug-in')} made the text of the cache",
                 why=f"{self._architecture.name} takes that of a {self._architecture.pipeline}",
                 fix="build the text with the pipeline of the model that you train: --text-encoder PIPELINE",
+            )
+        if TEXT in content.wanted and self._architecture.has_ids and IDS not in content.wanted:
+            raise UsageError(
+                "prompt_ids: the cache holds none, and files of text need their attention masks",
+                fix="run the same `latentcache build` with --prompt-ids: only token ids are made",
             )
 
     def target(self, name: str, repeats: int) -> str:
@@ -253,7 +262,7 @@ def _flux_text(sample: Sample) -> bytes:
             "l_pooled": sample.text[POOLED],
             "t5_out": sequence,
             "txt_ids": np.zeros((len(sequence), 3), np.float32),
-            "t5_attn_mask": _mask(sample, 0, len(sequence)),
+            "t5_attn_mask": sample.text[IDS][1, _CLIP_TOKENS:].astype(np.int64),
             "apply_t5_attn_mask": np.array(False),
         }
     )
@@ -262,29 +271,19 @@ def _flux_text(sample: Sample) -> bytes:
 def _sd3_text(sample: Sample) -> bytes:
     """Both encoders of CLIP side by side, then T5, all without attention masks; and the masks."""
     sequence, pooled = sample.text[TEXT], sample.text[POOLED]
+    masks = np.split(sample.text[IDS][1].astype(np.int64), [_CLIP_TOKENS, 2 * _CLIP_TOKENS])
     return npz(
         {
             "lg_out": sequence[:_CLIP_TOKENS, : len(pooled)],
             "lg_pooled": pooled,
             "t5_out": sequence[_CLIP_TOKENS:],
-            "clip_l_attn_mask": _mask(sample, 0, _CLIP_TOKENS),
-            "clip_g_attn_mask": _mask(sample, 1, _CLIP_TOKENS),
-            "t5_attn_mask": _mask(sample, 2, len(sequence) - _CLIP_TOKENS),
+            "clip_l_attn_mask": masks[0],
+            "clip_g_attn_mask": masks[1],
+            "t5_attn_mask": masks[2],
             "apply_lg_attn_mask": np.array(False),
             "apply_t5_attn_mask": np.array(False),
         }
     )
-
-
-def _mask(sample: Sample, tokenizer: int, length: int) -> Array:
-    """(length,) int64: 1 for a token of the caption, 0 for padding."""
-    if not any(sample.tokens):
-        raise UsageError(
-            "prompt_embeds: was built before tokens were counted",
-            where=sample.name,
-            fix="build the text in a new cache; the latents can stay: --fields latents",
-        )
-    return (np.arange(length) < sample.tokens[tokenizer]).astype(np.int64)
 
 
 def _architecture(recipe: LatentsRecipe, name: str | None) -> Architecture:

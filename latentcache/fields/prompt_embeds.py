@@ -45,8 +45,6 @@ _FIXED_COST = 32
 #: Variant numbers of the prompts of a field.
 EMPTY_VARIANT, NEGATIVE_VARIANT = 255, 254
 _BLOCK = 1 << 14
-#: Tokenizers of a pipeline at most: Stable Diffusion 3 has three.
-MOST_TOKENIZERS = 3
 
 
 class PromptRecipe(FieldRecipe):
@@ -95,7 +93,7 @@ class PromptRecipe(FieldRecipe):
     @property
     def is_sequence(self) -> bool:
         """True for one vector per token."""
-        return self.output == "prompt_embeds"
+        return self.output != "pooled_prompt_embeds"
 
     @property
     def spec(self) -> FieldSpec:
@@ -152,6 +150,9 @@ class PromptSettings(Settings):
         metavar="N|TEXT",
     )
     tag_separator: str | None = setting("Text between two tags [default: ,]", metavar="TEXT")
+    prompt_ids: bool | None = setting(
+        "Store token ids and attention masks of captions as well [default: with --like]"
+    )
     empty_prompt: bool | None = setting("Store the empty prompt, which read(caption_dropout=) serves.")
     negative_prompt: str | None = setting("Store this prompt as well, for cache.prompt().", metavar="TEXT")
     compute_dtype: str | None = setting("Precision [default: auto]", choices=("auto", *FLOATS), asks=False)
@@ -167,8 +168,7 @@ class PromptEmbeds(FieldKind):
     settings: type[Any] = PromptSettings
     recipe = PromptRecipe
     packing = "block"
-    #: ``tokens``: those of the text for each tokenizer of the field, which gives the attention mask of each.
-    columns = {"cut": ("<u4", ()), "tokens": ("<u2", (MOST_TOKENIZERS,))}  # noqa: RUF012 - never written
+    columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"cut": ("<u4", ())}
     work = WorkSize(unit_cost=1 << 18, unit_jobs=512, batch_cost=1 << 16, batch_items=128)
     encoder = "text encoder"
     describer = "latentcache.encoders.prompt.describe:describe_sequence"

@@ -103,6 +103,23 @@ def test_loss_from_the_cache_equals_loss_without_it(name, tmp_path):
         )
 
 
+def test_prompt_ids_are_added_to_a_cache_and_served(pipeline, data, tmp_path):
+    pipe, folder = pipeline
+    words = ("--model", folder, *SMALL)
+    build(data, tmp_path / "cache", *words)
+    _, made = build(data, tmp_path / "cache", *words, "--prompt-ids")
+    assert made == dict.fromkeys(FIELDS, 0) | {"prompt_ids": 5}
+    assert build(data, tmp_path / "cache", *words)[1] == dict.fromkeys([*FIELDS, "prompt_ids"], 0), "it stays"
+    assert look("verify", tmp_path / "cache", "--data", data).status == 0
+    cache = open_cache(tmp_path / "cache")
+    batch = cache.loader(batch_size=6, seed=None).batch([0])
+    assert batch["prompt_ids"].dtype == torch.int32
+    parts = cache.recipe("prompt_ids").split(batch["prompt_ids"].numpy())
+    for (ids, mask), tokenizer in zip((part[0] for part in parts), (pipe.tokenizer, pipe.tokenizer_2), strict=True):
+        expected = tokenizer(batch["captions"][0], padding="max_length", max_length=77, truncation=True)
+        assert (ids.tolist(), mask.tolist()) == (expected["input_ids"], expected["attention_mask"])
+
+
 def test_a_caption_of_100_kilobytes_is_cut_and_counted(data, tmp_path):
     (data / "0.txt").write_text("long " * 20_000)
     (data / "1.txt").write_bytes(b"caf\xe9")

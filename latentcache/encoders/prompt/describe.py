@@ -25,12 +25,13 @@ from latentcache.encoders.hub import (
     recorded,
     stub_delay,
 )
-from latentcache.encoders.prompt.pipelines import FROM_CALL, PIPELINES, Output, tokenizer_of
+from latentcache.encoders.prompt.pipelines import FROM_CALL, PIPELINES, Output, outputs_of, tokenizer_of
 from latentcache.encoders.versions import installed, on_cuda
 from latentcache.encoders.weights import fingerprint_memo, read_headers, read_json, weights_in
 from latentcache.errors import EncoderError, UnsupportedModelError, UsageError
 from latentcache.fields.captions import DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.prompt_embeds import PromptRecipe, PromptSettings
+from latentcache.fields.prompt_ids import PromptIdsRecipe
 from latentcache.fields.protocol import DescribeContext, Described
 from latentcache.fields.settings import followed
 from latentcache.fields.table import SampleTable
@@ -40,6 +41,8 @@ from latentcache.value import Value
 INDEX = "model_index.json"
 _WEIGHTS = "model.safetensors"
 _LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
+_LENGTHS = "latentcache.encoders.prompt.ids:lengths"
+_IDS = "prompt_ids"
 _PROBE = "latentcache.encoders.prompt.producer:call_default"
 #: Fields of a configuration that say who wrote it and not what it computes.
 _IRRELEVANT = frozenset(
@@ -84,6 +87,25 @@ describe_sequence = partial(_describe, "prompt_embeds")
 describe_vector = partial(_describe, "pooled_prompt_embeds")
 
 
+def describe_ids(settings: PromptSettings, context: DescribeContext) -> Described:
+    """Token ids depend on the tokenizers alone, not on the weights and types of the text encoders."""
+    described = _describe(_IDS, settings, context)
+    recipe, before = described.recipe, context.recipe
+    assert isinstance(recipe, PromptRecipe)
+    kept = ("pipeline", "tokenizer", "length", "arguments", "captions", "empty_prompt", "negative_prompt")
+    ids = PromptIdsRecipe(**{name: getattr(recipe, name) for name in kept})
+    if isinstance(before, PromptIdsRecipe) and replace(ids, lengths=before.lengths).recipe_id == before.recipe_id:
+        lengths = before.lengths
+    elif "stub" in described.producer:
+        lengths = (recipe.length,)
+    elif context.ask is None:
+        lengths = ()
+    else:
+        about = {"producer": dict(described.producer), "recipe": ids.as_json()}
+        lengths = tuple(context.ask(_LENGTHS, **about))
+    return replace(described, recipe=replace(ids, lengths=lengths))
+
+
 def _cached_recipe(context: DescribeContext) -> PromptRecipe | None:
     """The recipe of the cache."""
     return context.recipe if isinstance(context.recipe, PromptRecipe) else None
@@ -125,7 +147,7 @@ def _pipeline(name: str, model: str, settings: PromptSettings, context: Describe
         config=json_hash([{"class": part.cls, "config": _relevant(part.config)} for part in found.parts]).hex(),
         tokenizer=json_hash([_tokenizer(part.tokenizer) for part in found.parts]).hex(),
         width=output.width_of({part.name: part.config for part in found.parts}),
-        length=output.length if name == "prompt_embeds" else 1,
+        length=1 if name == "pooled_prompt_embeds" else output.length,
         trimmed=output.trim,
         arguments=_arguments(found, context),
         compute_dtype=half if not context.check and on_cuda(context.device) else "float32",
@@ -151,7 +173,7 @@ def _pipeline(name: str, model: str, settings: PromptSettings, context: Describe
 
 
 def _stub(name: str, model: str) -> Described:
-    sequence = name == "prompt_embeds"
+    sequence = name != "pooled_prompt_embeds"
     recipe = PromptRecipe(
         output=name,
         pipeline="stub",
@@ -295,7 +317,7 @@ def _outputs(folder: Path) -> Mapping[str, Output]:
             fix="build latents alone: --text-encoder=none",
             fix_python="build latents alone: fields={'latents': ...}",
         )
-    return PIPELINES[name]
+    return outputs_of(name)
 
 
 def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:

@@ -10,8 +10,8 @@ Diffusion 1 to 3 and Flux.2 attend to the embeddings of padding: their sequences
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any
 
 from latentcache.value import Value
@@ -155,6 +155,23 @@ PIPELINES: Mapping[str, Mapping[str, Output]] = {
     "LTXPipeline": _trimmed(_with_mask, 128, "d_model", arguments=_PLAIN),
     "ZImagePipeline": _trimmed(_encode, 512, masked=True, arguments=_PLAIN),
 }  # fmt: skip
+
+
+def outputs_of(pipeline: str) -> Mapping[str, Output]:
+    """Field -> output of a pipeline; for token ids its parts are all text encoders, in the order of the pipeline."""
+    row = PIPELINES[pipeline]
+    parts = tuple(sorted({part for output in row.values() for part in output.parts}))
+    return {**row, "prompt_ids": replace(row["prompt_embeds"], parts=parts, width=())}
+
+
+def tokenizing_runs(pipeline: str) -> Sequence[Output]:
+    """The outputs whose runs together call every tokenizer of a pipeline once."""
+    runs, parts = list[Output](), set[str]()
+    for output in PIPELINES[pipeline].values():
+        if not parts.issuperset(output.parts):
+            runs.append(output)
+            parts.update(output.parts)
+    return runs
 
 
 def tokenizer_of(part: str) -> str:

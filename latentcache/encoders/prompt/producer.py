@@ -12,19 +12,20 @@ import gc
 import inspect
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.encoders.prompt.describe import Pipeline, locate_pipeline
+from latentcache.encoders.prompt.describe import Part, Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import tokenizer_of
 from latentcache.fields.dtypes import as_floats, stored
 from latentcache.fields.noise import EXACT, measured
-from latentcache.fields.prompt_embeds import MOST_TOKENIZERS, PromptRecipe
+from latentcache.fields.prompt_embeds import PromptRecipe
 from latentcache.fields.protocol import Made, Prepared, Producer, ProducerContext
 
 #: Tokens of one call of the text encoders, padding included: enough to fill a GPU; on a CPU more is slower.
@@ -89,15 +90,20 @@ class _Stub:
             rows = np.frombuffer(b"".join(seeds), dtype=np.int8).reshape(-1, recipe.width).astype(np.float32)
             rows /= 64
             array = stored(rows if recipe.is_sequence else rows[0], recipe.storage_dtype)
-            found.append((array, {"cut": len(words) - len(kept), "tokens": _padded([len(kept)])}))
+            found.append((array, {"cut": len(words) - len(kept)}))
         return found
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-class _Stop(Exception):  # noqa: N818 - not an error
+class Stop(Exception):  # noqa: N818 - not an error
     """The text encoder would run now."""
+
+
+def stop(*_: Any) -> None:
+    """Hook before the forward of a text encoder that must not run."""
+    raise Stop
 
 
 class _Length(NamedTuple):
@@ -106,13 +112,6 @@ class _Length(NamedTuple):
     tokens: int
     padded: int
     cut: int
-    each: tuple[int, ...] = ()
-    """Tokens for each tokenizer."""
-
-
-def _padded(tokens: Sequence[int]) -> tuple[int, ...]:
-    """Tokens for as many tokenizers as the column holds."""
-    return (*tokens, *(0,) * (MOST_TOKENIZERS - len(tokens)))
 
 
 class _PipelineEncoder:
@@ -155,13 +154,12 @@ class _PipelineEncoder:
             if output.pools:
                 values, pooled = values[0], values[1].cpu()
             for place, value, vector, own in zip(places, values, pooled, seen, strict=True):
-                tokens = _padded(own.each)
                 if vector is not None and len(_POOLED) < _MOST_POOLED:
-                    _POOLED[memos[place]] = vector, {"cut": own.cut, "tokens": tokens}
+                    _POOLED[memos[place]] = vector, {"cut": own.cut}
                 if output.trim and not isinstance(values, list):
                     value = value[: own.tokens]
                 dropped = 0 if output.pads else max(own.tokens - output.drop - longest, 0)
-                found[place] = self._stored(value), {"cut": own.cut + dropped, "tokens": tokens}
+                found[place] = self._stored(value), {"cut": own.cut + dropped}
         return [found[place] for place in range(len(texts))]
 
     def close(self) -> None:
@@ -176,25 +174,15 @@ class _PipelineEncoder:
         self._seen.clear()
 
         def encoded() -> Any:
-            with self._torch.inference_mode(), suppress(_Stop):
+            with self._torch.inference_mode(), suppress(Stop):
                 return self._output.run(self._pipe, list(texts), self._device, length, self._arguments)
 
         values, full = self._errors.run(encoded, f"{len(texts)} captions"), self._recipe.length
-        count = len(texts)
-        if len(self._seen) < count:
-            return values, [_Length(full, full, 0)] * count
-        lengths = [
-            first._replace(each=tuple(length.tokens for length in self._seen[number::count]))
-            for number, first in enumerate(self._seen[:count])
-        ]
-        return values, lengths
+        seen = self._seen[: len(texts)]
+        return values, seen if len(seen) == len(texts) else [_Length(full, full, 0)] * len(texts)
 
     def _measured(self, texts: Sequence[str]) -> list[_Length]:
         """The length of each text; the text encoders stop before they run."""
-
-        def stop(*_: Any) -> None:
-            raise _Stop
-
         with ExitStack() as hooks:
             for part in self._output.parts:
                 hooks.enter_context(getattr(self._pipe, part).register_forward_pre_hook(stop))
@@ -208,55 +196,73 @@ class _PipelineEncoder:
 
     def _opened(self, pipeline: Pipeline) -> Any:
         """The pipeline with the text encoders of this output, and None for every other part."""
-        import diffusers
         import transformers
 
-        # Both warn of each caption that is too long, with its text; the column "cut" counts them.
-        diffusers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        dtype = getattr(self._torch, self._recipe.compute_dtype)
-        given: dict[str, Any] = {}
-        for part in pipeline.parts:
+
+        def model_of(part: Part) -> Any:
             model, found = getattr(transformers, part.cls).from_pretrained(
                 part.folder,
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
-                dtype=dtype,
+                dtype=getattr(self._torch, self._recipe.compute_dtype),
                 device_map=str(self._device),
             )
             if missing := sorted(found["missing_keys"]):
                 raise ValueError(f"{part.name} lacks {len(missing)} tensors; the first is {missing[0]}")
-            tokenizer = getattr(transformers, part.tokenizer_cls).from_pretrained(
-                part.tokenizer, local_files_only=True
-            )
-            given[part.name] = model.eval().requires_grad_(False)
-            given[tokenizer_of(part.name)] = self._watched(tokenizer)
-        cls = getattr(diffusers, pipeline.cls)
-        parameters = inspect.signature(cls.__init__).parameters
-        wanted = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
-        given = {name: None for name in wanted if name != "self"} | given
-        if "requires_safety_checker" in parameters:
-            given["requires_safety_checker"] = False
-        return cls(**given)
+            return model
 
-    def _watched(self, tokenizer: Any) -> Any:
-        """The tokenizer, which also notes the length of each text and how much is cut."""
-        seen, base = self._seen, type(tokenizer)
+        return assembled(pipeline, model_of, self._note)
 
-        def call(own: Any, text: Any = None, *args: Any, **options: Any) -> Any:
-            result = base.__call__(own, text, *args, **options)
-            if options.get("truncation"):
-                texts = [text] if isinstance(text, str) else text
-                for one, ids, mask in zip(texts, result["input_ids"], result["attention_mask"], strict=True):
-                    used = int(sum(mask))
-                    whole = len(base.__call__(own, one)["input_ids"]) if used == len(ids) else used
-                    seen.append(_Length(used, len(ids), max(whole - used, 0)))
-            return result
+    def _note(
+        self, part: str, texts: Sequence[str], result: Any, tokenize: Callable[..., Any], is_padded: bool
+    ) -> None:
+        """Keep the length of each text, and how much is cut."""
+        for text, ids, mask in zip(texts, result["input_ids"], result["attention_mask"], strict=True):
+            used = int(sum(mask))
+            whole = len(tokenize(text)["input_ids"]) if used == len(ids) else used
+            self._seen.append(_Length(used, len(ids), max(whole - used, 0)))
 
-        tokenizer.__class__ = type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__})
-        return tokenizer
+
+def assembled(pipeline: Pipeline, model_of: Callable[[Part], Any], note: Callable[..., None]) -> Any:
+    """A pipeline of models that ``model_of`` gives for its parts, and None for every other part.
+
+    Every call of a tokenizer that truncates is told to ``note(part, texts, result, tokenize, is_padded)``.
+    """
+    import diffusers
+    import transformers
+
+    # Both warn of each caption that is too long, with its text; the column "cut" counts them.
+    diffusers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.set_verbosity_error()
+    given: dict[str, Any] = {}
+    for part in pipeline.parts:
+        tokenizer = getattr(transformers, part.tokenizer_cls).from_pretrained(part.tokenizer, local_files_only=True)
+        given[part.name] = model_of(part).eval().requires_grad_(False)
+        given[tokenizer_of(part.name)] = _watched(tokenizer, partial(note, part.name))
+    cls = getattr(diffusers, pipeline.cls)
+    parameters = inspect.signature(cls.__init__).parameters
+    wanted = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
+    given = {name: None for name in wanted if name != "self"} | given
+    if "requires_safety_checker" in parameters:
+        given["requires_safety_checker"] = False
+    return cls(**given)
+
+
+def _watched(tokenizer: Any, note: Callable[..., None]) -> Any:
+    """The tokenizer, which also tells ``note`` of each call that truncates."""
+    base = type(tokenizer)
+
+    def call(own: Any, text: Any = None, *args: Any, **options: Any) -> Any:
+        result = base.__call__(own, text, *args, **options)
+        if options.get("truncation"):
+            texts = [text] if isinstance(text, str) else text
+            note(texts, result, partial(base.__call__, own), options.get("padding") == "max_length")
+        return result
+
+    tokenizer.__class__ = type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__})
+    return tokenizer
 
 
 def call_default(pipeline: str, name: str) -> Any:

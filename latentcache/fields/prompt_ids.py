@@ -1,0 +1,87 @@
+"""Token ids of captions: what each tokenizer of a pipeline gives, with its attention mask.
+
+Trainers that have no tokenizer at hand, or write text caches with masks, need them beside the embeddings. An item is
+(2, tokens) int32: ids in the first row, 1 for a token of the caption and 0 for padding in the second. The tokenizers
+are side by side, in the order of the pipeline: ``tokenizer``, ``tokenizer_2``, ``tokenizer_3``. Padding is that of
+``encode_prompt``; ids that it pads to the longest text of a call are padded to the full length here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.fields.prompt_embeds import PromptEmbeds, PromptRecipe
+from latentcache.fields.protocol import Array, Difference, FieldKind, FieldSpec
+from latentcache.fields.table import SampleTable
+
+
+class PromptIdsRecipe(PromptRecipe):
+    """The settings that decide the ids of a caption: of a :class:`PromptRecipe` those of the tokenizers."""
+
+    id_name = "prompt_ids"
+    output: str = "prompt_ids"
+    fingerprint: str = ""
+    config: str = ""
+    width: int = 2
+    compute_dtype: str = ""
+    storage_dtype: str = "int32"
+    lengths: tuple[int, ...] = ()
+    """Ids of each tokenizer, padding included."""
+
+    @property
+    def spec(self) -> FieldSpec:
+        """Storage and collation."""
+        captions, prompts = super().spec.variants, super().spec.first_prompt
+        return FieldSpec(
+            dtype=self.storage_dtype, dims=("ids and mask", "tokens"), variants=captions, first_prompt=prompts
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Ids and mask of all tokenizers."""
+        return 2, sum(self.lengths)
+
+    def split(self, item: Array) -> list[Array]:
+        """Return (..., 2, tokens) of each tokenizer, from ids as a cache or a batch holds them."""
+        return np.split(item, np.cumsum(self.lengths)[:-1], axis=-1)
+
+
+class PromptIds(PromptEmbeds):
+    """Token ids and attention masks of captions."""
+
+    name = "prompt_ids"
+    kind = 4
+    follows = PromptEmbeds.name
+    recipe = PromptIdsRecipe
+    columns: Mapping[str, tuple[str, tuple[int, ...]]] = {}
+    encoder = "tokenizer"
+    describer = "latentcache.encoders.prompt.describe:describe_ids"
+    producer = "latentcache.encoders.prompt.ids:IdsProducer"
+
+    def resolved(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
+        """If asked for, if the cache has it, and in a build for a trainer; as the embeddings then."""
+        asked = getattr(fields.get(PromptEmbeds.name), "prompt_ids", None)
+        if asked is None:
+            asked = held or self.name in fields or getattr(fields.get("latents"), "like", None) is not None
+        return super().resolved(fields, samples, held=held) if asked else None
+
+    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: PromptRecipe) -> Difference:
+        """Different if any id is."""
+        return FieldKind.compare(self, stored, made, noise, recipe)
+
+    def describe(self, recipe: PromptRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
+        """Lengths."""
+        assert isinstance(recipe, PromptIdsRecipe)
+        return {"token ids": f"{recipe.pipeline}, {' + '.join(map(str, recipe.lengths))} with their masks"}
+
+    def remarks(self, columns: Mapping[str, Any]) -> list[tuple[str, str, NDArray[np.intp]]]:
+        """None: the embeddings remark on captions that are cut."""
+        return []
+
+    def numbers(self, recipe: PromptRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
+        """None of its own."""
+        return {}
