@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -49,6 +50,8 @@ def parsed(kind: Any, data: Any) -> Any:
     inner = get_args(kind)
     if NoneType in inner:
         return None if data is None else parsed(next(one for one in inner if one is not NoneType), data)
+    if get_origin(kind) in (Union, UnionType):  # of a dataclass and plain values
+        return parsed(next(filter(is_dataclass, inner)), data) if isinstance(data, Mapping) else data
     if get_origin(kind) is tuple:
         return tuple(parsed(one, value) for one, value in zip(_each(inner, len(data)), data, strict=True))
     if not is_dataclass(kind):
@@ -82,6 +85,10 @@ def typed(kind: Any, value: Any) -> Any:
         value = {one.name: part for one, part in zip(fields(kind), value, strict=True)}
     if is_dataclass(kind) and isinstance(value, Mapping):
         return kind(**typed_parts(kind, value))  # type: ignore[operator]
+    if outer in (Union, UnionType):
+        for one in inner:
+            with suppress(TypeError):
+                return typed(one, value)
     accepted, convert = _ACCEPTED.get(outer, (kind if outer in (Union, UnionType) else outer, lambda same: same))
     if kind is Any or (isinstance(value, accepted) and (outer is bool or not isinstance(value, bool))):
         return value if kind is Any else convert(value)
@@ -105,4 +112,6 @@ def _plain_name(kind: Any) -> str:
     """The type that a caller gives for an annotation: ``list[int]``, ``dict``, ``str``."""
     if get_origin(kind) is tuple:
         return f"list[{_plain_name(get_args(kind)[0])}]"
+    if get_origin(kind) in (Union, UnionType):
+        return " | ".join(map(_plain_name, get_args(kind)))
     return "dict" if is_dataclass(kind) or get_origin(kind) is Mapping else getattr(kind, "__name__", str(kind))

@@ -90,6 +90,9 @@ def _lines_of_images(settings: ExportSettings, about: dict[str, Any]) -> Iterato
     if about["several_lines"]:
         several = count_of(about["several_lines"], "captions have")
         yield f"{several} several lines: the trainer reads the first one where it encodes text itself"
+    if about["no_caption"]:
+        missing = count_of(about["no_caption"], "images have")
+        yield f"{missing} no caption: the trainer uses the class words, class_tokens or the name of the folder"
     counts = f"{about['written']} written, {about['kept']} kept, {about['deleted']} deleted"
     yield f"{settings.out} is complete: {count_of(about['samples'], 'images')}, {about['files']} files ({counts})"
     yield "for the trainer:"

@@ -233,7 +233,7 @@ def _plain(hint: Any) -> tuple[Any, bool]:
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(part for part in get_args(hint) if part is not types.NoneType)
     if get_origin(hint) is tuple:
-        return (get_args(hint)[0], True)
+        return (_plain(get_args(hint)[0])[0], True)
     return (hint if hint in (bool, int, float, str, Path) else str, False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -42,6 +42,15 @@ class Sample(Value, eq=False):
     size: Size
     """Upright, in pixels."""
     caption: str
+    has_caption: bool = True
+    """False: the data set has none for it, and no text is exported; the trainer's rule for such images decides."""
+    repeats: int = 1
+    """Occurrences in an epoch, as the configuration of its data set says."""
+    class_words: str = ""
+    is_reg: bool = False
+    """True for a regularization image."""
+    partners: Mapping[str, str] = field(default_factory=dict)
+    """Its ``mask``, ``control``, ``control_2``, ``control_3``: name in the exported folder, with ``/``."""
     latents: Sequence[Latent] = ()
     text: Mapping[str, Array] = field(default_factory=dict)
     """Field of the cache -> its item."""
@@ -89,11 +98,15 @@ class Format(Protocol):
         """Raise UsageError if the cache does not fit; the fix names the build that does."""
         ...
 
-    def target(self, name: str, repeats: int) -> str:
-        """Name of an image in the exported folder, for its name in the data set.
+    def target(self, sample: Sample) -> str:
+        """Name of an image in the exported folder; the sample has the name of the data set as its target.
 
         Another extension means that the trainer does not read this kind of file: it is written as PNG.
         """
+        ...
+
+    def partner(self, sample: Sample, role: str, extension: str) -> str:
+        """Name of its mask or control image in the exported folder; empty: the trainer reads no such files."""
         ...
 
     @property
@@ -105,14 +118,14 @@ class Format(Protocol):
         """Name of each file of values -> what makes its bytes; a sample that is only planned has no values yet."""
         ...
 
-    def settings(self, folder: str, samples: Sequence[tuple[str, int]]) -> Mapping[str, str]:
+    def settings(self, folder: str, samples: Iterable[Sample]) -> Mapping[str, str]:
         """Files with settings for the trainer: name -> text.
 
-        ``folder`` is the path as the trainer sees it, ``samples`` are the targets of all images with their repeats.
+        ``folder`` is the path as the trainer sees it, ``samples`` are all of them, without values.
         """
         ...
 
-    def advice(self, folder: str) -> Sequence[str]:
+    def advice(self, folder: str, samples: Iterable[Sample]) -> Sequence[str]:
         """Lines on what to set in the trainer, and what must be off; no folder: the files are beside the images."""
         ...
 

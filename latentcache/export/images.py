@@ -10,7 +10,8 @@ from __future__ import annotations
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,9 @@ class ImageExport:
         """Images that are written as PNG: EXIF data turn the file, or the trainer does not read its format."""
         self._several_lines = 0
         """Captions of several lines."""
+        self._no_caption = 0
+        """Images without a caption."""
+        self._sets: Sequence[Mapping[str, Any]] = self._snapshot.source.get("sets") or [{}]
         self._check()
 
     def _check(self) -> None:
@@ -145,9 +149,8 @@ class ImageExport:
                     folder.put(file, make)
                     names.add(file.name)
                 on_progress(done, len(self._numbers))
-            targets = [(self._target(number), self._repeats(number)) for number in self._numbers]
             # Beside the images such a file would say how DATA is read.
-            configured = {} if self._settings.beside else self._format.settings(shown, targets)
+            configured = {} if self._settings.beside else self._format.settings(shown, self._samples())
             for name, text in configured.items():
                 file, make = _of_bytes(name, text.encode())
                 folder.put(file, make)
@@ -164,8 +167,9 @@ class ImageExport:
             "deleted": deleted,
             "redrawn": self._redrawn,
             "several_lines": self._several_lines,
+            "no_caption": self._no_caption,
         }
-        advice = self._format.advice("" if self._settings.beside else shown)
+        advice = self._format.advice("" if self._settings.beside else shown, self._samples())
         return {**about, **counts, "advice": list(advice)}
 
     def _checked_recipe(self) -> LatentsRecipe:
@@ -265,15 +269,8 @@ class ImageExport:
                 fix="rename one of the images, and build again",
             )
 
-    def _target(self, number: int) -> str:
-        name = self._snapshot.samples.names[number]
-        return name if self._settings.beside else self._format.target(name, self._repeats(number))
-
-    def _repeats(self, number: int) -> int:
-        column = self._snapshot.samples.columns.get("repeats")
-        return 1 if column is None else int(column[number])
-
     def _caption(self, number: int) -> str:
+        """The text that was encoded; empty if the sample has no caption."""
         held = self._snapshot.samples.inputs.get("caption")
         if held is None or held.text is None:
             return ""
@@ -282,23 +279,52 @@ class ImageExport:
             return recipe.text(held.text[number], 0)
         return self._captions.text(held.text[number], 0)
 
+    def _samples(self) -> Iterator[Sample]:
+        """All samples, without values."""
+        return (self._sample(number, values=False) for number in self._numbers)
+
     def _sample(self, number: int, *, values: bool = True) -> Sample:
         """A sample, with its latents and its text if ``values``."""
-        samples, texts, latents = self._snapshot.samples, dict[str, Any](), list[Latent]()
-        if values:
-            latents = [self._latent(*rows) for rows in self._rows.get(LATENTS, {}).get(number, ())]
-            for name in self._wanted:
-                if name != LATENTS:
-                    item = self._entries.read(name, int(self._rows[name][number][0][0]))
-                    texts[name] = _floats(item, self._snapshot.fields[name].spec.dtype)
-        return Sample(
-            name=samples.names[number],
-            target=self._target(number),
+        samples, caption = self._snapshot.samples, self._caption(number)
+        set_of = samples.columns.get("image_set")
+        image_set = self._sets[0 if set_of is None else int(set_of[number])]
+        name = samples.names[number]
+        sample = Sample(
+            name=name,
+            target=name,
             size=Size(*map(int, samples.columns["original_size"][number])),
-            caption=self._caption(number),
-            latents=latents,
-            text=texts,
+            caption=caption,
+            has_caption=bool(caption) or TEXT in self._wanted or self._snapshot.empty_by_choice,
+            repeats=image_set.get("repeats", 1),
+            class_words=image_set.get("class_words", ""),
+            is_reg=image_set.get("is_reg", False),
         )
+        if not self._settings.beside:
+            sample = replace(sample, target=self._format.target(sample))
+            named = {
+                role: self._format.partner(sample, role, Path(place["path"]).suffix)
+                for role, place in self._partners(number).items()
+            }
+            sample = replace(sample, partners={role: target for role, target in named.items() if target})
+        return self._with_values(sample, number) if values else sample
+
+    def _with_values(self, sample: Sample, number: int) -> Sample:
+        texts = dict[str, Any]()
+        for name in self._wanted:
+            if name != LATENTS:
+                item = self._entries.read(name, int(self._rows[name][number][0][0]))
+                texts[name] = _floats(item, self._snapshot.fields[name].spec.dtype)
+        latents = [self._latent(*rows) for rows in self._rows.get(LATENTS, {}).get(number, ())]
+        return replace(sample, latents=latents, text=texts)
+
+    def _partners(self, number: int) -> dict[str, Mapping[str, Any]]:
+        """Places of the masks and control images of a sample that are files of their own."""
+        inputs, found = self._snapshot.samples.inputs, dict[str, Mapping[str, Any]]()
+        for role in inputs.keys() - {"image", "caption"}:
+            file = int(inputs[role].file[number])
+            if file >= 0 and file != int(inputs["image"].file[number]):
+                found[role] = places(self._snapshot.samples, [number], role)[0]
+        return found
 
     def _latent(self, *rows: int) -> Latent:
         """The latents of a sample in one size; ``rows`` are those of its variants."""
@@ -338,22 +364,27 @@ class ImageExport:
             yield File(name=name, origin=origin, size=0, hash="", **more), partial(self._write_values, number, name)
         if settings.beside:
             return
-        place = places(self._snapshot.samples, [number])[0]
-        how = "copy" if settings.copy else "link"
-        yield (
-            File(name=sample.target, origin=f"{content}-{how}", size=0, hash="", **more),
-            partial(self._write_image, number, place, content),
-        )
+        inputs, how = self._snapshot.samples.inputs, "copy" if settings.copy else "link"
+        place_of = {"image": places(self._snapshot.samples, [number])[0], **self._partners(number)}
+        for role, target in {"image": sample.target, **sample.partners}.items():
+            place = place_of[role]
+            source = sample.name if role == "image" else place["path"]
+            held = bytes(inputs[role].content[number]).hex()
+            is_other = Path(target).suffix != Path(source).suffix
+            yield (
+                File(name=target, origin=f"{held}-{how}", size=0, hash="", **more),
+                partial(self._write_image, place, held, is_other),
+            )
         self._several_lines += len(sample.caption.splitlines()) > 1
-        file, make = _of_bytes(f"{sample.stem}.txt", sample.caption.encode(), **more)
-        yield file, make
+        self._no_caption += not sample.has_caption
+        if sample.has_caption:  # a file without any line stops sd-scripts
+            yield _of_bytes(f"{sample.stem}.txt", (sample.caption or "\n").encode(), **more)
 
     def _write_values(self, number: int, name: str, path: Path) -> tuple[int, str]:
         return _written(path, self._format.files(self._sample(number), self._wanted)[name]())
 
-    def _write_image(self, number: int, place: Mapping[str, Any], content: str, path: Path) -> tuple[int, str]:
+    def _write_image(self, place: Mapping[str, Any], content: str, is_other: bool, path: Path) -> tuple[int, str]:
         """A link to the file of an image; bytes for a member of an archive, and for one that EXIF data turn."""
-        is_other = Path(self._target(number)).suffix != Path(self._snapshot.samples.names[number]).suffix
         with open_image(self._root, place) as stream:
             image, orientation, _ = header(stream)
             if orientation > 1 or is_other:

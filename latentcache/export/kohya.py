@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from latentcache.errors import UsageError
 from latentcache.export.format import IDS, LATENTS, POOLED, TEXT, Array, Content, Latent, Request, Sample, npz
 from latentcache.fields.latents import LatentsRecipe
 from latentcache.geometry.like.kohya import KohyaTable, letterbox
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
 
 #: Tokens of CLIP.
@@ -112,7 +113,10 @@ RELEASES = {
 _SEEN = "https://github.com/kohya-ss/sd-scripts: `git log -1 --format=%cs` in its folder prints the date of yours"
 #: Images that every release finds, by their names.
 _EXTENSIONS = ("png", "jpg", "jpeg", "webp", "bmp")
-_NAMED = re.compile(r"[0-9]+_.+")
+#: Role -> folder of the folders of its images.
+_PARTNERS = {"mask": "masks", "control": "controls"}
+#: Folder of the folders of regularization images, as ``reg_data_dir`` has it.
+_REG = "reg/"
 
 
 class Kohya:
@@ -162,15 +166,22 @@ class Kohya:
                 fix="run the same `latentcache build` with --prompt-ids: only token ids are made",
             )
 
-    def target(self, name: str, repeats: int) -> str:
+    def target(self, sample: Sample) -> str:
         """``N_name/file``: the only folders that ``train_data_dir`` reads, and good subsets of a TOML file."""
-        folder, _, file = name.rpartition("/")
+        path, _, file = sample.target.rpartition("/")
         stem, _, extension = file.rpartition(".")
         if extension.lower() not in _EXTENSIONS or extension not in (extension.lower(), extension.upper()):
             file = f"{stem or file}.png"
-        if not _NAMED.fullmatch(folder):
-            folder = f"{repeats}_{folder.replace('/', '_') or self._title}"
-        return f"{folder}/{file}"
+        folder = path.rpartition("/")[2]
+        if not re.fullmatch(f"{sample.repeats}_.+", folder):
+            folder = f"{sample.repeats}_{path.replace('/', '_') or self._title}"
+        return f"{_REG if sample.is_reg else ''}{folder}/{file}"
+
+    def partner(self, sample: Sample, role: str, extension: str) -> str:
+        """``masks/N_name/file``, and ``controls``: a ``conditioning_data_dir`` for each folder of images."""
+        folder = _PARTNERS.get(role, "")
+        readable = extension.lower() if extension.lower()[1:] in _EXTENSIONS else ".png"
+        return folder and f"{folder}/{sample.stem}{readable}"
 
     def files(self, sample: Sample, fields: Sequence[str]) -> Mapping[str, Callable[[], bytes]]:
         """See ``Format``."""
@@ -183,39 +194,39 @@ class Kohya:
             found[f"{sample.stem}{self._architecture.text}.npz"] = partial(write, sample)
         return found
 
-    def settings(self, folder: str, samples: Sequence[tuple[str, int]]) -> Mapping[str, str]:
+    def settings(self, folder: str, samples: Iterable[Sample]) -> Mapping[str, str]:
         """See ``Format``."""
         geometry, table = self._geometry, self._table
         lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
         lines += ["caption_extension = '.txt'", f"flip_aug = {str(geometry.flip).lower()}", ""]
-        repeats = {target.rpartition("/")[0]: times for target, times in samples}
-        for resolution in geometry.resolutions or [(size.width, size.height) for size in geometry.buckets]:
-            lines += ["[[datasets]]", f"resolution = {_toml(resolution)}"]
-            if geometry.resolutions:
-                lines += [
-                    "enable_bucket = true",
-                    f"min_bucket_reso = {table.min_side}",
-                    f"max_bucket_reso = {table.max_side}",
-                    f"bucket_reso_steps = {geometry.multiple}",
-                    f"bucket_no_upscale = {str(not geometry.upscale).lower()}",
-                ]
-            for name, times in sorted(repeats.items()):
-                lines += [
-                    "[[datasets.subsets]]",
-                    f"image_dir = {json.dumps(f'{folder}/{name}')}",
-                    f"num_repeats = {times}",
-                    f"class_tokens = {json.dumps(name.partition('_')[2])}",
-                ]
-            lines.append("")
+        subsets, parts = _subsets(samples), dict[bool, list[str]]()
+        for name in sorted(subsets):
+            parts.setdefault(bool(subsets[name].conditioning), []).append(name)
+        for resolution in geometry.resolutions or geometry.buckets:
+            size = square(resolution)
+            for names in parts.values():
+                lines += ["[[datasets]]", f"resolution = [{size.width}, {size.height}]"]
+                if geometry.resolutions:
+                    lines += [
+                        "enable_bucket = true",
+                        f"min_bucket_reso = {table.min_side}",
+                        f"max_bucket_reso = {table.max_side}",
+                        f"bucket_reso_steps = {geometry.multiple}",
+                        f"bucket_no_upscale = {str(not geometry.upscale).lower()}",
+                    ]
+                for name in names:
+                    lines += subsets[name].lines(folder, name)
+                lines.append("")
         return {"dataset.toml": "\n".join(lines)}
 
-    def advice(self, folder: str) -> Sequence[str]:
+    def advice(self, folder: str, samples: Iterable[Sample]) -> Sequence[str]:
         """See ``Format``."""
         flags = "--cache_latents --cache_latents_to_disk"
         if not folder:
             where = f"{flags}, with the folders and sizes that you train with today"
         elif self._form == "stable":
             where = f"train_data_dir: {folder}   (lora-scripts: the folder of training images)"
+            where += f"; reg_data_dir: {folder}/{_REG}, if there are regularization images"
         else:
             where = f"--dataset_config {folder}/dataset.toml {flags}"
         off = "random_crop, color_aug and face_crop_aug_range must be off: cached latents cannot have them"
@@ -225,6 +236,11 @@ class Kohya:
                 "--cache_text_encoder_outputs --cache_text_encoder_outputs_to_disk --network_train_unet_only;"
                 " shuffle_caption, caption_dropout_rate, caption_tag_dropout_rate, apply_t5_attn_mask and"
                 " apply_lg_attn_mask must be off"
+            )
+        if any(subset.is_left_out for subset in _subsets(samples).values()):
+            lines.append(
+                "dataset.toml has no masks and control images: conditioning_data_dir needs one for each image of a"
+                " folder, and no regularization images"
             )
         return lines
 
@@ -357,5 +373,41 @@ def _form_of_checkout(folder: Path) -> str:
     return "suffixed" if "multi_resolution=True" in strategy.read_text("utf-8") else "plain"
 
 
-def _toml(resolution: int | tuple[int, int]) -> str:
-    return str(resolution) if isinstance(resolution, int) else f"[{resolution[0]}, {resolution[1]}]"
+class _Subset(NamedTuple):
+    """The images of one folder."""
+
+    first: Sample
+    conditioning: str
+    """Folder of the masks or control images that all of them have."""
+    is_left_out: bool
+    """True if there are some that the trainer cannot read."""
+
+    def lines(self, folder: str, name: str) -> list[str]:
+        """Its settings; one with a ``conditioning_data_dir`` has neither class words nor regularization images."""
+        lines = ["[[datasets.subsets]]", f"image_dir = {_text(f'{folder}/{name}')}"]
+        lines.append(f"num_repeats = {self.first.repeats}")
+        if self.conditioning:
+            return [*lines, f"conditioning_data_dir = {_text(f'{folder}/{self.conditioning}/{name}')}"]
+        words = self.first.class_words or name.rpartition("/")[2].partition("_")[2]
+        return [*lines, f"class_tokens = {_text(words)}", *(["is_reg = true"] if self.first.is_reg else [])]
+
+
+def _subsets(samples: Iterable[Sample]) -> dict[str, _Subset]:
+    """By folder of the export."""
+    first, common, all_of = dict[str, Sample](), dict[str, set[str]](), defaultdict[str, set[str]](set)
+    for sample in samples:
+        name = sample.target.rpartition("/")[0]
+        first.setdefault(name, sample)
+        common.setdefault(name, set(sample.partners)).intersection_update(sample.partners)
+        all_of[name].update(sample.partners)
+    has_reg = any(sample.is_reg for sample in first.values())
+    subsets = dict[str, _Subset]()
+    for name, roles in common.items():
+        role = "" if has_reg else next((role for role in _PARTNERS if role in roles), "")
+        subsets[name] = _Subset(first[name], _PARTNERS.get(role, ""), bool(all_of[name]) and not role)
+    return subsets
+
+
+def _text(value: str) -> str:
+    """A string of TOML."""
+    return json.dumps(value, ensure_ascii=False)

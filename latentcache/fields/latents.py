@@ -140,9 +140,12 @@ class EncoderSpec(Value):
 
 
 class GeometrySettings(Value):
-    """Settings for sizes: resolutions in pixels (the side of a square of equal area), or explicit buckets."""
+    """Settings for sizes: resolutions in pixels (the side of a square of equal area), or explicit buckets.
 
-    resolutions: tuple[int, ...] = (512,)
+    A resolution of unequal sides is one of a trainer (``like``), whose buckets have its area.
+    """
+
+    resolutions: tuple[int | Size, ...] = (512,)
     multiple: int = 64
     min_side: int | None = None
     max_side: int | None = None
@@ -178,7 +181,7 @@ class GeometrySettings(Value):
         clips = {} if self.clips is None else {"clips": self.clips.identity()}
         like: dict[str, Any] = {"like": self.like} if self.like else {}
         if self.like and not self.upscale:  # then the resolution decides the resized size
-            like["resolutions"] = list(self.resolutions)
+            like["resolutions"] = [side if isinstance(side, int) else str(side) for side in self.resolutions]
         return {"rule": self.rule, **crop, **clips, **like}
 
     def place(self, image: Size, bucket: Size, draw: int = 0) -> Placement:
@@ -195,7 +198,8 @@ class GeometrySettings(Value):
         if self.buckets:
             return (explicit_table(self.buckets, multiple=self.multiple),)
         limits = {"min_side": self.min_side, "max_side": self.max_side}
-        return tuple(bucket_table(resolution=r, multiple=self.multiple, **limits) for r in self.resolutions)
+        sides = [side for side in self.resolutions if isinstance(side, int)]
+        return tuple(bucket_table(resolution=side, multiple=self.multiple, **limits) for side in sides)
 
     def like_tables(self) -> Sequence[Table]:
         """The buckets of the trainer ``like``, one table per resolution; raises RecipeError."""
@@ -267,7 +271,7 @@ class LatentsSettings(Settings):
         metavar="MODEL",
     )
     model_config: str | None = setting("config.json for a lone .safetensors file.", metavar="FILE")
-    resolutions: tuple[int, ...] | None = setting(
+    resolutions: tuple[int | Size, ...] | None = setting(
         "Side of a square of equal area; repeat for several [default: as the model]",
         flag="--resolution",
         metavar="PIXELS",
@@ -354,8 +358,11 @@ class Latents(FieldKind):
     producer = "latentcache.encoders.vae.producer:VaeProducer"
 
     def source_options(self, settings: LatentsSettings) -> Mapping[str, Any]:
-        """Videos are samples if clips are encoded."""
-        return {"videos": True} if settings.frames else {}
+        """Videos are samples if clips are encoded; the settings file of a trainer says how DATA is read."""
+        options: dict[str, Any] = {"videos": True} if settings.frames else {}
+        if settings.trainer_config is not None:
+            options |= trainer_of(settings.trainer_config, settings.like).settings(settings.trainer_config).source
+        return options
 
     def plan(self, samples: SampleTable, recipe: LatentsRecipe) -> FieldPlan:
         """Buckets of every sample; each distinct size is placed once."""
@@ -456,6 +463,9 @@ def geometry_of(
     made = replace(base, multiple=math.lcm(step, model_multiple), clips=clips, **given)
     if made.like:
         _check_like(made, step)
+    elif oblong := [side for side in made.resolutions if not isinstance(side, int)]:
+        what, why = "not without like", "only a trainer's buckets have the area of two sides"
+        raise UsageError(what, argument="resolutions", value=oblong[0], why=why, fix="--resolution PIXELS")
     return replace(made, crops=_crops(settings, base, made.crop))
 
 

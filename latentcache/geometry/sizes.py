@@ -33,6 +33,11 @@ class Size:
         return f"{self.height}x{self.width}"
 
 
+def square(resolution: int | Size) -> Size:
+    """A resolution as a size; a number is the side of a square."""
+    return Size(resolution, resolution) if isinstance(resolution, int) else resolution
+
+
 def ceil_div(numerator: int, denominator: int) -> int:
     """Smallest integer not below ``numerator / denominator`` (both positive)."""
     return -(-numerator // denominator)

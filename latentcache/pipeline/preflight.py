@@ -85,10 +85,11 @@ class Existing(Value):
 
     def options(self, settings: BuildSettings) -> SourceOptions:
         """Return the options for reading DATA: as given, else as before."""
-        given = settings.source.as_json() if settings.source is not None else {}
+        given = dict[str, Any]()
         for name, field_settings in settings.fields.items():
             kind = field_kind(name)
             given |= kind.source_options(field_settings) if kind is not None and field_settings is not None else {}
+        given |= settings.source.as_json() if settings.source is not None else {}
         options = SourceOptions.from_json({**self.state.get("source", {}), **given})
         part = self.part(settings)
         return replace(options, part=Part.parse(part) if part else None)

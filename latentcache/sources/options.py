@@ -53,6 +53,8 @@ class SourceOptions(Value):
         "Column of captions, or their JSON key in tars. [default: the only one]", metavar="NAME"
     )
     follow_links: bool = setting("Follow links that lead out of DATA, too.", default=False)
+    config: str = field(default="", metadata=_NO_OPTION)
+    """Configuration of a trainer that names the sets in DATA, unless a layout is given; empty: DATA decides."""
     videos: bool = field(default=False, metadata=_NO_OPTION)
     """True: files of videos are samples, as images are; False: they are counted in a note."""
 

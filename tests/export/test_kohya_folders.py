@@ -74,7 +74,7 @@ def test_each_form_holds_the_values_of_the_cache(run, kohya, release, name, suff
     assert (out / "1_cats/p0.png").samefile(data / "p0.png")
     config = tomllib.loads((out / "dataset.toml").read_text("utf-8"))
     (dataset,) = config["datasets"]
-    assert (dataset["resolution"], dataset["enable_bucket"], dataset["min_bucket_reso"]) == (256, True, 128)
+    assert (dataset["resolution"], dataset["enable_bucket"], dataset["min_bucket_reso"]) == ([256, 256], True, 128)
     assert dataset["subsets"] == [{"image_dir": f"{out}/1_cats", "num_repeats": 1, "class_tokens": "cats"}]
 
 

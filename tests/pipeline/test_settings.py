@@ -57,7 +57,7 @@ def test_settings_of_a_field_may_be_a_mapping():
         ({"source": {"layuot": "folder"}}, "source={'layuot': 'folder'}: layuot='folder': unknown", "leave source"),
         ({"source": {"caption_lines": "x"}}, "caption_lines='x': unknown", "caption_lines='first' or 'all'"),
         ({"modell": "stub"}, "modell='stub': unknown; known are model, ", "leave modell out"),
-        ({"resolutions": 64}, "resolutions=64: must be list[int]", "leave resolutions out, or give PIXELS"),
+        ({"resolutions": 64}, "resolutions=64: must be list[int | dict]", "leave resolutions out, or give PIXELS"),
         ({"resolutions": ["64"]}, "resolutions=['64']: must be int", "leave resolutions"),
         ({"buckets": ["64"]}, "buckets='64': not a size", "buckets=['64x64']"),
         ({"buckets": 64}, "buckets=64: must be list", "leave buckets"),

@@ -300,7 +300,7 @@ def _off_grid(geometry: GeometrySettings, before: LatentsRecipe | None) -> list[
     return [
         f"resolution {side} gives squares of {side // step * step} pixels: sides are multiples of {step}"
         for side in geometry.resolutions
-        if side % step
+        if isinstance(side, int) and side % step
     ]
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
 
 #: Defaults of ``min_bucket_reso``, ``max_bucket_reso`` and ``bucket_reso_steps``, in pixels.
@@ -39,6 +39,9 @@ _SIZES = {
     "bucket_reso_steps": STEP,
     "bucket_no_upscale": False,
 }
+_CAPTIONS = {"caption_extension": ".caption", "caption_prefix": "", "caption_suffix": ""}
+#: Options that name images, which DATA names here.
+_OF_DATA = ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir")
 
 
 class KohyaTable(Value):
@@ -148,12 +151,12 @@ class KohyaTrainer:
             return [KohyaTable(resolution=size, step=sizes.step, buckets=False) for size in sizes.buckets]
         return [
             KohyaTable(
-                resolution=Size(side, side),
+                resolution=square(resolution),
                 min_side=sizes.min_side or MIN_SIDE,
                 max_side=sizes.max_side or MAX_SIDE,
                 step=sizes.step,
             )
-            for side in sizes.resolutions
+            for resolution in sizes.resolutions
         ]
 
     def reads(self, path: Path) -> bool:
@@ -171,7 +174,9 @@ class KohyaTrainer:
             what = f"{path} is no TOML file"
             raise UsageError(what, where=str(path), why=str(error), fix="mend this line") from error
         try:
-            return _settings(path, list(_subsets(value)))
+            return _settings(path, value)
+        except UsageError:
+            raise
         except (TypeError, ValueError, AttributeError) as error:
             what = f"{path}: a setting has another form"
             fix = "give it as sd-scripts reads it, for example resolution = 1024"
@@ -220,45 +225,79 @@ def _subsets(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield {**value.get("general", {}), **dataset, **subset}
 
 
-def _settings(path: Path, subsets: list[Mapping[str, Any]]) -> TrainerSettings:
+def _settings(path: Path, value: Mapping[str, Any]) -> TrainerSettings:
+    subsets, names_sets = list(_subsets(value)), any("subsets" in dataset for dataset in value.get("datasets", ()))
+    _check(path, subsets)
     resolutions = tuple(dict.fromkeys(_resolution(path, subset.get("resolution")) for subset in subsets))
-    sizes = dict[str, Any]()
-    for name, default in _SIZES.items():
-        values = {subset.get(name, default) for subset in subsets}
-        if len(values) > 1:
-            raise UsageError(
-                f"{path}: data sets have several values of {name}: {', '.join(map(str, values))}",
-                where=str(path),
-                why="a cache has one table of sizes",
-                fix="build one cache for each, with a configuration of its own",
-            )
-        sizes[name] = type(default)(values.pop())
-    defaults = [name for name in _SIZES if all(name not in subset for subset in subsets)]
     sides = " and ".join(f"{size.width}x{size.height}" for size in resolutions)
     words = [f"resolution {sides}"]
-    words += [f"{name} {value}{' (default)' if name in defaults else ''}" for name, value in sizes.items()]
+    for name, default in {**_SIZES, **_CAPTIONS, **({"num_repeats": 1} if names_sets else {})}.items():
+        values = dict.fromkeys(str(subset.get(name, default)) for subset in subsets)
+        is_given = any(name in subset for subset in subsets)
+        words.append(f"{name} {' and '.join(values) or repr('')}{'' if is_given else ' (default)'}")
+    source: dict[str, Any] = {"config": str(path.resolve()), "layout": ""}
+    if not names_sets:
+        source = {"config": "", **_captions(subsets[0])}
+        unread = [name for name in _OF_DATA if subsets[0].get(name)]
+        words += [f"not read: {', '.join(unread)}, DATA has the images"] if unread else []
+    flips = any(subset.get("flip_aug") for subset in subsets)
     return TrainerSettings(
         words=", ".join(words),
-        options=_options(path, resolutions, sizes)
-        | {"flip": any(subset.get("flip_aug") for subset in subsets) or None},
+        options=_options(resolutions, subsets[0]) | {"flip": flips or None},
+        source=source,
         no_latents=_set(subsets, _NO_LATENTS),
         no_text=_set(subsets, _NO_TEXT) + _trained_text(subsets),
     )
 
 
-def _options(path: Path, resolutions: tuple[Size, ...], sizes: Mapping[str, Any]) -> dict[str, Any]:
+def _check(path: Path, subsets: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a UsageError for what one cache cannot hold."""
+    for subset in subsets:
+        if subset.get("dataset_config"):
+            what, fix = f"{path}: has its data sets in another file", f"--trainer-config {subset['dataset_config']}"
+            raise UsageError(what, where=str(path), fix=fix)
+        if subset.get("alpha_mask"):
+            raise UsageError(
+                f"{path}: alpha_mask = true",
+                where=str(path),
+                why="exported files have no alpha masks, and the trainer would encode every image again",
+                fix="save the masks as images, name their folder in conditioning_data_dir, and turn alpha_mask off",
+            )
+    folders = dict[str, set[str]]()
+    for subset in subsets:
+        parts = [str(subset.get(name)) for name in ("image_dir", "metadata_file", "num_repeats", "is_reg")]
+        folders.setdefault(str(subset.get("resolution")), set()).add(" ".join(parts))
+    several = {name: {str(subset.get(name, default)) for subset in subsets} for name, default in _SIZES.items()}
+    wrong = next((name for name, values in several.items() if len(values) > 1), "")
+    if len({frozenset(names) for names in folders.values()}) > 1:
+        wrong = "image_dir or num_repeats at their resolutions"
+    if wrong:
+        raise UsageError(
+            f"{path}: data sets have several values of {wrong}",
+            where=str(path),
+            why="a cache has one table of sizes, and every image at all resolutions",
+            fix="build one cache for each, with a configuration of its own",
+        )
+
+
+def _captions(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Options of DATA for the captions, as ``process_caption`` makes them."""
+    prefix, suffix = settings.get("caption_prefix"), settings.get("caption_suffix")
+    return {
+        "caption_ext": str(settings.get("caption_extension") or _CAPTIONS["caption_extension"]),
+        "caption_prefix": f"{prefix} " if prefix else "",
+        "caption_suffix": f" {suffix}" if suffix else "",
+        "caption_lines": "all" if settings.get("enable_wildcard") else "first",
+    }
+
+
+def _options(resolutions: tuple[Size, ...], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Options of ``build`` for the sizes."""
+    sizes = {name: type(default)(settings.get(name, default)) for name, default in _SIZES.items()}
     if not sizes["enable_bucket"]:
         return {"buckets": resolutions}
-    oblong = next((size for size in resolutions if size.height != size.width), None)
-    if oblong is not None:
-        raise UsageError(
-            f"{path}: buckets of the area of {oblong.width}x{oblong.height} pixels",
-            why="only resolutions of squares can be built with buckets",
-            fix="give the resolution as one number, or set enable_bucket = false",
-        )
     return {
-        "resolutions": tuple(size.height for size in resolutions),
+        "resolutions": tuple(size.height if size.height == size.width else size for size in resolutions),
         "min_side": sizes["min_bucket_reso"],
         "max_side": sizes["max_bucket_reso"],
         "bucket_step": sizes["bucket_reso_steps"],

@@ -17,7 +17,7 @@ from typing import Any
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
 
 _ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
@@ -106,7 +106,7 @@ class OneTrainer:
             )
         if sizes.buckets:
             return [OneTrainerTable(resolution=size, step=sizes.step, buckets=False) for size in sizes.buckets]
-        return [OneTrainerTable(resolution=Size(side, side), step=sizes.step) for side in sizes.resolutions]
+        return [OneTrainerTable(resolution=square(side), step=sizes.step) for side in sizes.resolutions]
 
     def reads(self, path: Path) -> bool:
         """See ``Trainer``: a JSON file with names that OneTrainer alone has."""

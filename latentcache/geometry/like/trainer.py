@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +30,7 @@ class Table(Protocol):
 class SizeOptions(Value):
     """Sizes as the options of a build say them, in pixels."""
 
-    resolutions: tuple[int, ...]
+    resolutions: tuple[int | Size, ...]
     buckets: tuple[Size, ...]
     """Instead of resolutions: each image has each of these sizes."""
     step: int
@@ -41,9 +42,11 @@ class TrainerSettings(Value):
     """What a trainer's settings file says."""
 
     words: str
-    """The sizes, with the trainer's names, and which are its defaults."""
+    """Its settings, with the trainer's names: those that are used, which are defaults, and those that are not."""
     options: Mapping[str, Any]
     """Options of ``build`` that say the same: ``resolutions``, ``buckets``, ``min_side``, ``flip``, ..."""
+    source: Mapping[str, Any] = field(default_factory=dict)
+    """Options of DATA that say the same, as JSON: ``config``, ``caption_ext``, ..."""
     no_latents: tuple[str, ...] = ()
     """Settings, with their values, that forbid cached latents."""
     no_text: tuple[str, ...] = ()

@@ -52,6 +52,12 @@ NOT_FOLLOWED: Mapping[str, str] = {
         ("caption_tag_dropout_rate", "tag_dropout_enable"), "captions with fewer tags, and --caption-lines all"
     ),
 }
+#: Those that a build takes from a configuration that it follows.
+_OF_SIZES = {"enable_bucket", "flip_aug"} | {
+    name
+    for name, option in NOT_FOLLOWED.items()
+    if option in ("--resolution", "--bucket-step", "--no-upscale", "--min-side", "--max-side")
+}
 
 
 class Trainer(NamedTuple):
@@ -79,6 +85,8 @@ class Config:
     notes: list[Rejected] = field(default_factory=list)
     resolutions: set[int] = field(default_factory=set)
     """Sides of squares of equal area that sets ask for."""
+    is_followed: bool = False
+    """True if the build takes its sizes and flips from this file too."""
 
     def take(self, entries: Mapping[str, Any], used: Iterable[str]) -> None:
         """Count the settings of one object that are not used."""
@@ -87,6 +95,8 @@ class Config:
                 continue
             if name in ("resolution", "resolution_type") and pixels_in(entries):
                 continue  # ``resolutions`` has it
+            if self.is_followed and name in _OF_SIZES:
+                continue
             if name in NOT_FOLLOWED:
                 self.not_followed.setdefault(name, f"{name} = {json.dumps(value)} ({NOT_FOLLOWED[name]})")
             else:

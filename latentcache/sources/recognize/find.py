@@ -5,6 +5,7 @@ The plain folder is the last resort: images with caption files beside them, nest
 
 from __future__ import annotations
 
+import os
 import shlex
 import stat
 from collections.abc import Collection
@@ -100,7 +101,10 @@ def find_layout(data: Path, options: SourceOptions, inventory: Inventory | None 
     if inventory is None and not data.is_file():
         check_folder(data)
         inventory = Inventory(data, follow_links=options.follow_links)
-    layout = _of_file(data, options) if inventory is None else _of_folder(inventory, options)
+    if options.config and not word:
+        layout = _of_config(data, options, inventory)
+    else:
+        layout = _of_file(data, options) if inventory is None else _of_folder(inventory, options)
     if layout.word == FOLDER or (layout.word == OWN.word and not options.split):
         return layout
     return choose_split(layout, options.split)
@@ -197,6 +201,21 @@ def _of_file(data: Path, options: SourceOptions) -> Layout:
         raise unfit(data, word, why)
     what, fix = f"{data.name} is no configuration that is known", "give the folder that holds the images"
     raise UsageError(what, where=str(data), why=why, fix=fix)
+
+
+def _of_config(data: Path, options: SourceOptions, inventory: Inventory | None) -> Layout:
+    """The sets that the configuration of a trainer names: in the folder DATA, or wherever if DATA is this file."""
+    config = read_config(Path(options.config))
+    config.is_followed = True
+    trainer = _trainer(config.value)
+    if trainer is None or (inventory is None and data.resolve() != config.path.resolve()):
+        what = "names no sets of images" if trainer is None else f"names other images than DATA={data}"
+        raise config.error(what, "give the folder of images that it names as DATA")
+    layout = _read(trainer, config, None if inventory is None else inventory.root, options)
+    if inventory is not None and layout.root != Path(os.path.abspath(inventory.root)):  # noqa: PTH100 - links stay
+        fix = f"give the folder of all of them as DATA: {shlex.quote(str(layout.root))}"
+        raise config.error(f"names folders outside DATA={data}", fix, f"its folders are in {layout.root}")
+    return layout
 
 
 def _trainer(value: object) -> Trainer | None:

@@ -7,8 +7,8 @@ Rules (kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``library/train_
 - ``dataset.toml``: a setting is looked for in the subset, in its data set, in ``general``. A subset with
   ``metadata_file`` has the images and captions of that file. Others are folders, not recursive, with captions in
   ``.caption`` files by default. ``conditioning_data_dir`` has control images. Within one data set a folder counts
-  once, in several data sets once for each. Fewer repeats than one leave a subset out. With ``enable_wildcard`` one
-  line is drawn, so each is a caption; ``{a|b}`` stays as it is.
+  once, in several data sets once for each, or once for all if a build makes their resolutions. Fewer repeats than
+  one leave a subset out. With ``enable_wildcard`` one line is drawn, so each is a caption; ``{a|b}`` stays as it is.
 - Metadata: an object of images, each with ``caption`` and ``tags``; the first line of both joined is the caption.
   Names are paths, relative to the folder of images or absolute, or stems: the first image with it.
 """
@@ -103,9 +103,10 @@ def _doubt(inventory: Inventory, base: str, named: list[Folder]) -> str:
 def _read_config(config: Config, base: Path | None, _: Any) -> Layout:
     parts, general = list[Layout](), config.value.get("general", {})
     config.take(general, _USED)
+    seen = dict[str, Any]()
     for number, dataset in enumerate(config.value["datasets"]):
         config.take(dataset, _USED)
-        seen = set[str]()
+        seen = seen if config.is_followed else {}
         for subset in dataset.get("subsets", []):
             config.take(subset, {*_USED, *general, *dataset})
             entries = {**general, **dataset, **subset}
@@ -113,12 +114,14 @@ def _read_config(config: Config, base: Path | None, _: Any) -> Layout:
                 if type(entries[name]) is not _TYPES[name]:
                     raise TypeError(f"{name}: expected {_TYPES[name].__name__}, found {entries[name]!r}")
             path = str(entries.get("metadata_file") or entries.get("image_dir"))
-            repeats = entries.get("num_repeats", 1)
+            repeats, resolution = entries.get("num_repeats", 1), entries.get("resolution")
+            if seen.get(path, resolution) != resolution:
+                continue  # the build makes all resolutions of a folder
             if path in seen or repeats < 1:
                 why = "it is there twice in one data set" if path in seen else "num_repeats is less than 1"
                 config.note(f"subset {path} is left out, as by the trainer: {why}")
                 continue
-            seen.add(path)
+            seen[path] = resolution
             config.resolutions.update(pixels_in(entries))
             controls = entries.get("conditioning_data_dir")
             named = [("conditioning_data_dir", controls)] if controls else []

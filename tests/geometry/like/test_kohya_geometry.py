@@ -55,7 +55,8 @@ def test_configurations_of_both_kinds_are_read(tmp_path):
     plain.write_text('[training]\nresolution = "512,768"\nshuffle_caption = true\n[others]\nmin_bucket_reso = 320\n')
     datasets.write_text(
         "[general]\nenable_bucket = true\nflip_aug = true\n[[datasets]]\nresolution = 1024\nbatch_size = 4\n"
-        "[[datasets.subsets]]\nimage_dir = 'a'\nrandom_crop = true\n[[datasets]]\nresolution = [512, 512]\n"
+        "[[datasets.subsets]]\nimage_dir = 'a'\nrandom_crop = true\n[[datasets]]\nresolution = [512, 768]\n"
+        "[[datasets.subsets]]\nimage_dir = 'a'\nrandom_crop = true\n"
     )
     found = KohyaTrainer().settings(plain)
     assert found.options == {"buckets": (Size(768, 512),), "flip": None}
@@ -63,7 +64,7 @@ def test_configurations_of_both_kinds_are_read(tmp_path):
     assert found.no_text == ("shuffle_caption = true",)
     assert "max_bucket_reso 1024 (default)" in found.words
     found = KohyaTrainer().settings(datasets)
-    assert (found.options["resolutions"], found.options["flip"]) == ((1024, 512), True)
+    assert (found.options["resolutions"], found.options["flip"]) == ((1024, Size(768, 512)), True)
     assert found.no_latents == ("random_crop = true",)
 
 
