@@ -129,7 +129,7 @@ def parts_of(name: str) -> dict[str, Any]:
             return {"text_encoder": model, "tokenizer": qwen_tokenizer()}
         case "QwenImagePipeline":
             return {"text_encoder": qwen_vl(), "tokenizer": qwen_tokenizer()}
-        case "SanaPipeline":
+        case "SanaPipeline" | "Lumina2Pipeline":
             return {"text_encoder": gemma2(), "tokenizer": gemma_tokenizer()}
         case "WanPipeline":
             encoder = t5(transformers.UMT5EncoderModel, transformers.UMT5Config)

@@ -120,7 +120,9 @@ class ImageExport:
         for name in self._wanted:
             field = self._snapshot.fields[name]
             counts = np.bincount(np.asarray(field.group), minlength=len(field.groups))
-            sizes = [int(np.prod(np.abs(group.shape))) * 4 + _AROUND for group in field.groups]
+            longest = max(field.spec.length, 1)
+            shapes = [[longest if side < 0 else side for side in group.shape] for group in field.groups]
+            sizes = [int(np.prod(shape)) * 4 + _AROUND for shape in shapes]
             halves = 2 if name == LATENTS and self._recipe.encoder.posterior == "moments" else 1
             total += sum(int(count) * size // halves for count, size in zip(counts, sizes, strict=True))
         if self._settings.copy:

@@ -53,7 +53,10 @@ class Architecture(Value):
     """Pipeline of diffusers whose embeddings are its text."""
     has_ids: bool = False
     """True if its files of text hold attention masks or ids."""
-    no_text: str = "its files hold token ids too, which the cache does not hold"
+    no_text: str = ""
+    """Reason why its text is not exported."""
+    text_advice: str = ""
+    """Line for the user beside exported text."""
 
 
 ARCHITECTURES = {
@@ -97,8 +100,25 @@ ARCHITECTURES = {
             has_ids=True,
             pipeline="FluxPipeline",
         ),
-        Architecture(name="lumina", suffix="_lumina", channels=16, scale=0.3611, shift=0.1159, is_scaled=True),
-        Architecture(name="hunyuan-image", suffix="_hi", channels=64, scale=0.75289),
+        Architecture(
+            name="lumina",
+            suffix="_lumina",
+            channels=16,
+            scale=0.3611,
+            shift=0.1159,
+            is_scaled=True,
+            text="_lumina_te",
+            has_ids=True,
+            pipeline="Lumina2Pipeline",
+            text_advice="--system_prompt: the captions follow the default system_prompt of Lumina2Pipeline",
+        ),
+        Architecture(
+            name="hunyuan-image",
+            suffix="_hi",
+            channels=64,
+            scale=0.75289,
+            no_text="its files hold two sequences (Qwen2.5-VL and ByT5), and a cache holds one per caption",
+        ),
     )
 }
 #: Release -> form of SD and SDXL. ``suffixed`` came with pull request 2269 (58f7b4c, 2026-02-23).
@@ -190,8 +210,8 @@ class Kohya:
             size = f"_{sample.size.width:04d}x{sample.size.height:04d}{self._architecture.suffix}"
             found[f"{sample.stem}{'' if self._form == 'stable' else size}.npz"] = partial(self._latents, sample)
         if TEXT in fields:
-            write = {"sdxl": _sdxl_text, "flux": _flux_text, "sd3": _sd3_text}[self._architecture.name]
-            found[f"{sample.stem}{self._architecture.text}.npz"] = partial(write, sample)
+            name = f"{sample.stem}{self._architecture.text}.npz"
+            found[name] = partial(_TEXT_WRITERS[self._architecture.name], sample)
         return found
 
     def settings(self, folder: str, samples: Iterable[Sample]) -> Mapping[str, str]:
@@ -237,6 +257,7 @@ class Kohya:
                 " shuffle_caption, caption_dropout_rate, caption_tag_dropout_rate, apply_t5_attn_mask and"
                 " apply_lg_attn_mask must be off"
             )
+            lines += [self._architecture.text_advice] if self._architecture.text_advice else []
         if any(subset.is_left_out for subset in _subsets(samples).values()):
             lines.append(
                 "dataset.toml has no masks and control images: conditioning_data_dir needs one for each image of a"
@@ -300,6 +321,21 @@ def _sd3_text(sample: Sample) -> bytes:
             "apply_t5_attn_mask": np.array(False),
         }
     )
+
+
+def _lumina_text(sample: Sample) -> bytes:
+    """Gemma 2, whose padding no model of Lumina attends to: zeros here."""
+    sequence, (ids, mask) = sample.text[TEXT], sample.text[IDS].astype(np.int64)
+    return npz(
+        {
+            "hidden_state": np.pad(sequence, ((0, len(ids) - len(sequence)), (0, 0))),
+            "attention_mask": mask,
+            "input_ids": ids,
+        }
+    )
+
+
+_TEXT_WRITERS = {"sdxl": _sdxl_text, "flux": _flux_text, "sd3": _sd3_text, "lumina": _lumina_text}
 
 
 def _architecture(recipe: LatentsRecipe, name: str | None) -> Architecture:

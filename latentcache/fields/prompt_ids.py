@@ -64,10 +64,12 @@ class PromptIds(PromptEmbeds):
 
     def resolved(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """If asked for, if the cache has it, and in a build for a trainer; as the embeddings then."""
-        asked = getattr(fields.get(PromptEmbeds.name), "prompt_ids", None)
+        shown = fields.get(PromptEmbeds.name)
+        asked = getattr(shown, "prompt_ids", None)
         if asked is None:
             asked = held or self.name in fields or getattr(fields.get("latents"), "like", None) is not None
-        return super().resolved(fields, samples, held=held) if asked else None
+            return super().resolved(fields, samples, held=held) if asked else None
+        return super().resolved(fields, samples, held=held) or shown if asked else None
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: PromptRecipe) -> Difference:
         """Different if any id is."""

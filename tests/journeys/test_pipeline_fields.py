@@ -105,11 +105,10 @@ def test_loss_from_the_cache_equals_loss_without_it(name, tmp_path):
 
 def test_prompt_ids_are_added_to_a_cache_and_served(pipeline, data, tmp_path):
     pipe, folder = pipeline
-    words = ("--model", folder, *SMALL)
-    build(data, tmp_path / "cache", *words)
-    _, made = build(data, tmp_path / "cache", *words, "--prompt-ids")
-    assert made == dict.fromkeys(FIELDS, 0) | {"prompt_ids": 5}
-    assert build(data, tmp_path / "cache", *words)[1] == dict.fromkeys([*FIELDS, "prompt_ids"], 0), "it stays"
+    build(data, tmp_path / "cache", "--model", folder, *SMALL)
+    _, made = build(data, tmp_path / "cache", "--prompt-ids")
+    assert made == dict.fromkeys(FIELDS, 0) | {"prompt_ids": 5}, "with the pipeline of the embeddings"
+    assert build(data, tmp_path / "cache")[1] == dict.fromkeys([*FIELDS, "prompt_ids"], 0), "it stays"
     assert look("verify", tmp_path / "cache", "--data", data).status == 0
     cache = open_cache(tmp_path / "cache")
     batch = cache.loader(batch_size=6, seed=None).batch([0])

@@ -113,10 +113,34 @@ def main():
                 ]
                 for order, values in enumerate(outputs):
                     served[f"{name}/text{order}"] = np.asarray(values[number])
+    if len(more) > 1:
+        served |= _encoded_by_lumina(
+            more[1], more[2], sorted({str(served[key]) for key in served if "/caption" in key})
+        )
     np.savez(out, **served)
     batches = sum(len(dataset) for dataset in group.datasets)
     counts = {"images": sum(len(dataset.image_data) for dataset in group.datasets), "batches": batches}
     sys.stdout.write(json.dumps(counts) + "\n")
+
+
+def _encoded_by_lumina(model, system_prompt, captions):
+    """Text as the trainer encodes it, with the text encoder and the tokenizer of a pipeline."""
+    import torch
+    import transformers
+    from library import strategy_lumina
+
+    tokens = strategy_lumina.LuminaTokenizeStrategy.__new__(strategy_lumina.LuminaTokenizeStrategy)
+    tokens.tokenizer = transformers.AutoTokenizer.from_pretrained(f"{model}/tokenizer", padding_side="right")
+    tokens.system_prompt, tokens.max_length = f"{system_prompt} <Prompt Start> ", 256
+    encoder = transformers.Gemma2Model.from_pretrained(f"{model}/text_encoder")
+    encoding = strategy_lumina.LuminaTextEncodingStrategy()
+    with torch.no_grad():
+        results = [encoding.encode_tokens(tokens, [encoder], tokens.tokenize(caption)) for caption in captions]
+    return {
+        f"{caption}/own{order}": values[0].numpy()
+        for caption, result in zip(captions, results, strict=True)
+        for order, values in enumerate(result)
+    }
 
 
 def _set_strategies(architecture, *, text):
@@ -138,6 +162,7 @@ def _set_strategies(architecture, *, text):
             "sdxl": strategy_sdxl.SdxlTextEncoderOutputsCachingStrategy,
             "flux": strategy_flux.FluxTextEncoderOutputsCachingStrategy,
             "sd3": strategy_sd3.Sd3TextEncoderOutputsCachingStrategy,
+            "lumina": strategy_lumina.LuminaTextEncoderOutputsCachingStrategy,
         }
         strategy = texts[architecture](True, 1, False)
         strategy_base.TextEncoderOutputsCachingStrategy.set_strategy(strategy)

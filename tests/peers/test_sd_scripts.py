@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_pipelines import clip, clip_tokenizer, make_pipeline, t5_tokenizer, tiny_vae
+from made_pipelines import clip, make_pipeline, tiny_vae
 from small_cache import draw
 
 from latentcache import open_cache
@@ -152,7 +152,12 @@ def test_every_image_is_accepted_and_every_value_is_equal(ten, vaes, tmp_path, a
     assert counts["batches"] == run.plan(sizes).batches
 
 
-PIPELINES = {"sdxl": "StableDiffusionXLPipeline", "flux": "FluxPipeline", "sd3": "StableDiffusion3Pipeline"}
+PIPELINES = {
+    "sdxl": "StableDiffusionXLPipeline",
+    "flux": "FluxPipeline",
+    "sd3": "StableDiffusion3Pipeline",
+    "lumina": "Lumina2Pipeline",
+}
 TEXTS = [("sdxl", "lora-scripts-fdefba9"), *((name, "sd-scripts-58f7b4c") for name in PIPELINES)]
 
 
@@ -160,51 +165,43 @@ TEXTS = [("sdxl", "lora-scripts-fdefba9"), *((name, "sd-scripts-58f7b4c") for na
 def test_text_is_taken_and_every_value_is_equal(ten, tmp_path, architecture, name):
     import transformers
 
-    channels, scale, shift = SCALES[architecture]
+    channels, scale, shift = SCALES["flux" if architecture == "lumina" else architecture]
     torch.manual_seed(0)
     parts = {"vae": tiny_vae(channels, scale, shift)}
     if architecture == "sdxl":  # its two encoders are told apart by their widths
         second = clip(transformers.CLIPTextModelWithProjection, hidden=1280, projection=1280)
         parts |= {"text_encoder": clip(hidden=768), "text_encoder_2": second}
-    make_pipeline(PIPELINES[architecture], tmp_path / "model", **parts)
-    cache = build(ten, tmp_path / "cache", tmp_path / "model")
+    pipe = make_pipeline(PIPELINES[architecture], tmp_path / "model", **parts)
+    cache = build(ten, tmp_path / "cache", tmp_path / "model", "--text-storage-dtype", "float32")
     form = ["--release", CHECKOUTS[name]["release"]] if architecture == "sdxl" else []
     words = ["export", cache, tmp_path / "out", "--to", "kohya", "--architecture", architecture, "--fields", "all"]
     assert main([*map(str, words), *form]) == 0
-    served, counts = serve(name, tmp_path / "out", architecture, "text")
+    own = [tmp_path / "model", pipe.system_prompt] if architecture == "lumina" else []
+    served, counts = serve(name, tmp_path / "out", architecture, "text", *own)
     assert counts is not None, served
     loader = open_cache(cache).read(repeats=False, dtype=torch.float32).loader(batch_size=1, seed=None)
     for row in range(10):
         batch = loader.batch([row])
         start = f"{batch['names'][0].rpartition('/')[2]}@"
         found = [served[key] for key in sorted(served) if key.startswith(start) and "/text" in key]
-        embeds, pooled = batch["prompt_embeds"][0].numpy(), batch["pooled_prompt_embeds"][0].numpy()
-        masks = [one(batch["captions"][0]) for one in MASKS[architecture]]
-        for values, expected in zip(found, expected_text(architecture, embeds, pooled, masks), strict=True):
+        for values, expected in zip(found, expected_text(architecture, batch), strict=True):
             np.testing.assert_array_equal(values, expected)
+        for order, values in enumerate(found if own else ()):
+            theirs, mask = (served[f"{batch['captions'][0]}/own{part}"] for part in (order, 2))
+            np.testing.assert_allclose(values[mask > 0], theirs[mask > 0], atol=1e-5)
 
 
-def _clip_mask(caption):
-    return clip_tokenizer()(caption, max_length=77, padding="max_length", truncation=True)["attention_mask"]
-
-
-def _t5_mask(length):
-    tokenizer = t5_tokenizer()
-    return lambda caption: tokenizer(caption, max_length=length, padding="max_length", truncation=True)[
-        "attention_mask"
-    ]
-
-
-MASKS = {"sdxl": (), "flux": (_t5_mask(512),), "sd3": (_clip_mask, _clip_mask, _t5_mask(256))}
-
-
-def expected_text(architecture, embeds, pooled, masks):
+def expected_text(architecture, batch):
     """What the trainer loads, in its order."""
+    embeds, (ids, mask) = batch["prompt_embeds"][0].numpy(), batch["prompt_ids"][0].numpy()
+    if architecture == "lumina":
+        return [embeds, ids, mask]
+    pooled = batch["pooled_prompt_embeds"][0].numpy()
     if architecture == "sdxl":
         return [embeds[:, :768], embeds[:, 768:], pooled]
     if architecture == "flux":
-        return [pooled, embeds, np.zeros((len(embeds), 3)), masks[0]]
-    return [embeds[:77, : len(pooled)], embeds[77:], pooled, *masks]
+        return [pooled, embeds, np.zeros((len(embeds), 3)), mask[77:]]
+    return [embeds[:77, : len(pooled)], embeds[77:], pooled, mask[:77], mask[77:154], mask[154:]]
 
 
 def test_the_form_of_another_release_is_encoded_again(ten, vaes, tmp_path):

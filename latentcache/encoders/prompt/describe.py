@@ -89,11 +89,16 @@ describe_vector = partial(_describe, "pooled_prompt_embeds")
 
 def describe_ids(settings: PromptSettings, context: DescribeContext) -> Described:
     """Token ids depend on the tokenizers alone, not on the weights and types of the text encoders."""
+    beside = context.followed if context.recipe is None else None
+    if beside is not None:
+        settings = followed(settings, text_encoder=beside.provenance.get("text_encoder"))
     described = _describe(_IDS, settings, context)
     recipe, before = described.recipe, context.recipe
     assert isinstance(recipe, PromptRecipe)
     kept = ("pipeline", "tokenizer", "length", "arguments", "captions", "empty_prompt", "negative_prompt")
     ids = PromptIdsRecipe(**{name: getattr(recipe, name) for name in kept})
+    if beside is not None and settings.text_length is None and getattr(beside.recipe, "pipeline", "") == ids.pipeline:
+        ids = replace(ids, length=getattr(beside.recipe, "length", ids.length))
     if isinstance(before, PromptIdsRecipe) and replace(ids, lengths=before.lengths).recipe_id == before.recipe_id:
         lengths = before.lengths
     elif "stub" in described.producer:

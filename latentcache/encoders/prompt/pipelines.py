@@ -148,6 +148,7 @@ PIPELINES: Mapping[str, Mapping[str, Output]] = {
     "SanaPipeline": _trimmed(
         _with_mask, 300, masked=True, arguments=_PLAIN | {"complex_human_instruction": FROM_CALL}
     ),
+    "Lumina2Pipeline": _trimmed(_with_mask, 256, masked=True, arguments=_PLAIN),
     "PixArtSigmaPipeline": _trimmed(_with_mask, 300, "d_model", masked=True, **_CLEANED),
     # Zeros take the place of padding, and the model attends to them: the loader pads with zeros to the full length.
     "WanPipeline": _trimmed(_encode, 512, "d_model", masked=True, arguments=_PLAIN, libraries=("ftfy",)),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from latentcache.encoders.prompt import ids
-from latentcache.encoders.prompt.describe import describe_ids
+from latentcache.encoders.prompt.describe import describe_ids, describe_sequence
 from latentcache.encoders.prompt.pipelines import PIPELINES
 from latentcache.encoders.prompt.producer import call_default
 from latentcache.fields.prompt_embeds import PromptSettings
@@ -83,5 +83,7 @@ def test_ids_depend_on_tokenizers_and_length_alone(pipelines):
     assert described(folder, text_storage_dtype="float32", text_compute_dtype="bfloat16").recipe == recipe
     shorter = described(folder, text_length=64).recipe
     assert (shorter.lengths, shorter.recipe_id != recipe.recipe_id) == ((77, 64), True)
+    beside = describe_sequence(PromptSettings(text_encoder=str(folder), text_length=64), DescribeContext(ask=ask))
+    assert describe_ids(PromptSettings(), DescribeContext(ask=ask, followed=beside)).recipe == shorter
     cached = DescribeContext(recipe=shorter, provenance={"text_encoder": str(folder)})
     assert describe_ids(PromptSettings(), cached).recipe == shorter, "no tokenizer runs for an up-to-date cache"
