@@ -202,7 +202,7 @@ def _publish(paths: CachePaths) -> None:
             sample=np.arange(count),
             group=np.array([group_of(sample, groups) for sample in range(count)]),
             variant=np.zeros(count, dtype=np.uint8),
-            place=catalog.find(np.frombuffer(keys, dtype=np.uint8).reshape(count, 32)),
+            items=catalog.find(np.frombuffer(keys, dtype=np.uint8).reshape(count, 32)),
             provenance={"latentcache": "vectors"},
         )
         new_fields.append(new)

@@ -131,7 +131,7 @@ def publish(
             sample=plan.sample,
             group=plan.group,
             variant=plan.variant,
-            place=catalog.find(kind.plan_keys(plan, kind.content(samples), recipe)),
+            items=catalog.find(kind.plan_keys(plan, kind.content(samples), recipe)),
             provenance=found.provenance,
         )
 

@@ -36,10 +36,10 @@ checksum: Callable[[bytes | bytearray | memoryview], int] = xxhash.xxh3_64_intdi
 
 def checksum_of(parts: Iterable[bytes | memoryview]) -> int:
     """:func:`checksum` of bytes that come in parts."""
-    found = xxhash.xxh3_64()
+    digest = xxhash.xxh3_64()
     for part in parts:
-        found.update(part)
-    return found.intdigest()
+        digest.update(part)
+    return digest.intdigest()
 
 
 def canonical_json(value: Any) -> bytes:
@@ -85,8 +85,8 @@ def entry_key(
     """The 32 bytes of what an item is made from; ``dims`` are frames, height and width in pixels."""
     # struct would cut or pad a hash of another length silently: two inputs, one key.
     if (len(content), len(recipe)) != (HASH_BYTES, RECIPE_BYTES):
-        expected, found = f"{HASH_BYTES} + {RECIPE_BYTES}", f"{len(content)} + {len(recipe)}"
-        raise ValueError(f"a key needs {expected} bytes of content hash and recipe, got {found}")
+        expected, sizes = f"{HASH_BYTES} + {RECIPE_BYTES}", f"{len(content)} + {len(recipe)}"
+        raise ValueError(f"a key needs {expected} bytes of content hash and recipe, got {sizes}")
     if not all(1 <= side <= MAX_DIM for side in dims):
         raise ValueError(f"a key holds dimensions from 1 to {MAX_DIM}, got {dims}")
     return _LAYOUT.pack(kind, variant, *dims, content, recipe)

@@ -153,10 +153,10 @@ class _Build:
         fields, known, stored = self.settings.fields, field_kinds(), self.existing.field_names
         kinds = {name: kind_of(name) for name in ([*known, *fields] if self.settings.related else fields)}
         settings = {name: kind.resolved(fields, self.samples, held=name in stored) for name, kind in kinds.items()}
-        found = {name: one for name, one in settings.items() if one is not None or fields.get(name, name) is None}
-        leads = {*fields, *stored, *(name for name in found if not kinds[name].follows)}
-        wanted = {name for name in found if name in fields or not leads or kinds[name].follows in {"", *leads}}
-        return {name: one for name, one in found.items() if name in wanted}
+        usable = [name for name, value in settings.items() if value is not None or fields.get(name, name) is None]
+        leads = {*fields, *stored, *(name for name in usable if not kinds[name].follows)}
+        wanted = {name for name in usable if name in fields or not leads or kinds[name].follows in {"", *leads}}
+        return {name: settings[name] for name in usable if name in wanted}
 
     def kinds(self) -> list[FieldKind]:
         """The fields to build: those of the snapshot, those that were named, else the first that DATA allows."""
@@ -204,10 +204,10 @@ class _Build:
             followed=followed,
         )
         settings = self.fields.get(kind.name) or kind.settings()
-        found: Described = load(kind.describer)(settings, context)
-        for note in found.notes:
+        described: Described = load(kind.describer)(settings, context)
+        for note in described.notes:
             self.warned(note)
-        return found
+        return described
 
     def works(self, kinds: list[FieldKind], catalog: Catalog) -> list[FieldWork]:
         """Compare every field with what is committed; fills header columns that are needed."""
@@ -223,8 +223,8 @@ class _Build:
                 heads[sized[0].inputs[0]] = self.fill(sized, known)
             for name in dict.fromkeys(name for kind in kinds for name in kind.inputs):
                 root, stopping = self.listing.root, lambda: self.stop.requested
-                found = with_equal_files(self.samples, name, root, heads.get(name), stopping=stopping)
-                self.listing = replace(self.listing, samples=found)
+                hashed = with_equal_files(self.samples, name, root, heads.get(name), stopping=stopping)
+                self.listing = replace(self.listing, samples=hashed)
         works = dict[str, FieldWork]()
         unusable = np.zeros(len(self.samples), dtype=np.bool_)
         for kind in sorted(kinds, key=lambda kind: kind not in sized):  # images first
@@ -255,7 +255,7 @@ class _Build:
         rows = np.setdiff1d(rows, list(done), assume_unique=True)
         if not len(rows):
             return None
-        found, own_heads, rejected = load(_HEADERS)(
+        header_columns, own_heads, rejected = load(_HEADERS)(
             self.listing.root,
             samples,
             rows,
@@ -263,14 +263,14 @@ class _Build:
             stopping=lambda: self.stop.requested,
         )
         columns = dict(samples.columns)
-        for name, values in found.items():
+        for name, values in header_columns.items():
             held = columns.get(name)
             columns[name] = (
                 np.zeros((len(samples), *values.shape[1:]), values.dtype) if held is None else writable(held)
             )
             columns[name][rows] = values
         for kind in kinds:
-            known[kind.name].update({row: replace(one, target=kind.name) for row, one in rejected})
+            known[kind.name].update({row: replace(rejection, target=kind.name) for row, rejection in rejected})
         self.listing = replace(self.listing, samples=replace(samples, columns=columns))
         heads = np.zeros(len(samples), dtype=np.uint64)
         heads[rows] = own_heads
@@ -285,7 +285,7 @@ class _Build:
             data_kind=listing.data_kind,
             samples=len(self.samples) + quarantined(listing.rejected),
             fields={work.name: work for work in works},
-            rejected=(*listing.rejected, *(one for work in works for one in work.rejected.values())),
+            rejected=(*listing.rejected, *(rejection for work in works for rejection in work.rejected.values())),
             notes=(*listing.notes, *(note for work in works for note in work.plan.notes)),
             free_bytes=preflight.free_bytes(self.paths.root),
             part=self.existing.part(self.settings),
@@ -431,7 +431,10 @@ class _Build:
         if listing.layout is not None:
             if listing.root.resolve() != (root if root.is_dir() else root.parent):
                 source["names"] = os.path.relpath(listing.root.resolve(), root)
-            source |= {"layout": listing.layout.word, "sets": [one.as_json() for one in listing.layout.sets]}
+            source |= {
+                "layout": listing.layout.word,
+                "sets": [image_set.as_json() for image_set in listing.layout.sets],
+            }
         return NewSnapshot(
             samples=self.samples,
             fields=(),
@@ -466,8 +469,8 @@ def with_read_contents(samples: SampleTable, kind: FieldKind, read: ReadColumns)
         for number, name in enumerate(kind.inputs):
             there = read.stat[:, number].any(axis=1)
             if samples.inputs[name].text is None and there.any():
-                found = read.content[there, number], read.stat[there, number]
-                samples = with_contents(samples, name, read.sample[there].astype(np.intp), *found)
+                contents = read.content[there, number], read.stat[there, number]
+                samples = with_contents(samples, name, read.sample[there].astype(np.intp), *contents)
     return samples
 
 

@@ -63,8 +63,8 @@ class FieldWork:
     """Without keys and costs, and without items of rejected samples."""
     kept: FieldRows | None
     """``before``, if it has exactly these items: it is taken over."""
-    place: NDArray[np.int32]
-    """(P,) place of each item in the catalog, or its row in ``kept``; -1: not committed, or unread."""
+    catalog_item: NDArray[np.int32]
+    """(P,) number of each item in the catalog, or its row in ``kept``; -1: not committed, or unread."""
     rejected: dict[int, Rejected]
     """By row of the sample table."""
     todo: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, dtype=np.intp))
@@ -100,14 +100,14 @@ class FieldWork:
         """Distinct items that are committed."""
         if self.kept is not None:
             return _distinct_items(self.kept)
-        seen = np.zeros(int(self.place.max(initial=-1)) + 2, dtype=np.bool_)
-        seen[self.place] = True  # the last one: -1
+        seen = np.zeros(int(self.catalog_item.max(initial=-1)) + 2, dtype=np.bool_)
+        seen[self.catalog_item] = True  # the last one: -1
         return int(np.count_nonzero(seen[:-1]))
 
     @property
     def items(self) -> int:
         """All that are needed."""
-        return len(self.place) - self.duplicates
+        return len(self.catalog_item) - self.duplicates
 
     @property
     def cached(self) -> int:
@@ -150,10 +150,10 @@ class FieldWork:
         if self.before is None or self.before.recipe is None:
             return ()
         both = self.before.provenance, self.described.provenance
-        found = self.kind.differences(self.before.recipe, self.recipe, both)
+        differences = self.kind.differences(self.before.recipe, self.recipe, both)
         labels = self.before.provenance.get("label") or self.described.label, self.described.label
-        is_other = found and os.path.realpath(labels[0]) != os.path.realpath(labels[1])
-        return (*([("encoder", *labels)] if is_other else ()), *found)
+        is_other = differences and os.path.realpath(labels[0]) != os.path.realpath(labels[1])
+        return (*([("encoder", *labels)] if is_other else ()), *differences)
 
     @property
     def replaced(self) -> int:
@@ -181,7 +181,7 @@ class FieldWork:
 
     def good_jobs(self, listing: Listing) -> Iterator[Job]:
         """One job of the plan whose items are committed; nothing is read before it is asked for."""
-        item = np.flatnonzero(self.place >= 0)[:1]
+        item = np.flatnonzero(self.catalog_item >= 0)[:1]
         cost = self.costs.max(initial=1)
         yield from replace(self, todo=item, costs=np.full(len(item), cost, dtype=np.int64)).jobs(listing)
 
@@ -195,11 +195,11 @@ class FieldWork:
         inputs = listing.job_inputs(rows, self.kind.inputs)
         for first in range(0, len(rows), _JOBS):
             chosen = rows[first : first + _JOBS]
-            own = slice(starts[first], ends[first + len(chosen) - 1])
+            span = slice(starts[first], ends[first + len(chosen) - 1])
             hashes = np.ascontiguousarray(content[chosen]).view(f"V{HASH_BYTES}")[:, 0].tolist()
             columns = [np.asarray(column[chosen]).tolist() for column in columns_now.values()]
-            sums = np.add.reduceat(self.costs[own], starts[first : first + _JOBS] - own.start)
-            items = self.todo[own]
+            sums = np.add.reduceat(self.costs[span], starts[first : first + _JOBS] - span.start)
+            items = self.todo[span]
             each = zip(
                 items.tolist(), self.plan.group[items].tolist(), self.plan.variant[items].tolist(), strict=True
             )
@@ -240,8 +240,8 @@ def field_work(
     items of unread inputs may be committed, too.
     """
     plan, failed = kind.plan(samples, described.recipe), dict(rejected)
-    for row, one in plan.rejected:
-        failed.setdefault(row, replace(one, target=kind.name))
+    for row, rejection in plan.rejected:
+        failed.setdefault(row, replace(rejection, target=kind.name))
     if failed or unusable is not None:
         usable = np.ones(len(samples), dtype=np.bool_) if unusable is None else ~unusable
         usable[np.fromiter(failed, dtype=np.intp, count=len(failed))] = False
@@ -256,21 +256,21 @@ def field_work(
         before=before,
         plan=plan,
         kept=kept,
-        place=np.arange(len(plan.sample), dtype=np.int32),
+        catalog_item=np.arange(len(plan.sample), dtype=np.int32),
         rejected=failed,
         noise={} if same is None else same.noise,
     )
     find_items(work, samples, catalog)
-    place = work.place
-    missing = np.flatnonzero(place < 0)
+    catalog_item = work.catalog_item
+    missing = np.flatnonzero(catalog_item < 0)
     missing = missing[_is_known(content[plan.sample[missing]])]
     repeated = missing[_repeats(kind.plan_keys(plan, content, described.recipe, missing))]
-    wanted = place < 0
+    wanted = catalog_item < 0
     wanted[repeated] = False
     work.todo = _ordered(np.flatnonzero(wanted), plan, samples, kind)
     work.costs = plan.cost[work.todo]
     committed = work.committed
-    work.duplicates = len(repeated) + int(np.count_nonzero(place >= 0)) - committed
+    work.duplicates = len(repeated) + int(np.count_nonzero(catalog_item >= 0)) - committed
     if unfinished and (unread := int(np.count_nonzero(wanted)) + len(repeated) - len(missing)):
         # Committed items of this recipe that no known input accounts for.
         free = catalog.count(kind.kind, described.recipe.recipe_id[:RECIPE_BYTES]) - committed
@@ -312,12 +312,12 @@ def find_items(work: FieldWork, samples: SampleTable, catalog: Catalog) -> None:
     if work.kept is not None:
         return
     plan, content = work.plan, work.kind.content(samples)
-    work.place = np.full(len(plan.sample), -1, dtype=np.int32)
-    for start in range(0, len(work.place) if len(catalog.shards) else 0, SLICE):
-        some = np.arange(start, min(start + SLICE, len(work.place)))
+    work.catalog_item = np.full(len(plan.sample), -1, dtype=np.int32)
+    for start in range(0, len(work.catalog_item) if len(catalog.shards) else 0, SLICE):
+        some = np.arange(start, min(start + SLICE, len(work.catalog_item)))
         some = some[_is_known(content[plan.sample[some]])]
         if len(some):
-            work.place[some] = catalog.find(work.kind.plan_keys(plan, content, work.recipe, some))
+            work.catalog_item[some] = catalog.find(work.kind.plan_keys(plan, content, work.recipe, some))
 
 
 def rejected_before(
@@ -328,8 +328,8 @@ def rejected_before(
     rejected: Sequence[Rejected],
 ) -> dict[int, Rejected]:
     """By row, the old rejections that hold: recipe, versions of the decoders and content are the same."""
-    held = [one for one in rejected if one.target == kind.name and one.reason not in AGAIN]
-    by_content = {one.content: one for one in held if one.content}
+    held = [rejection for rejection in rejected if rejection.target == kind.name and rejection.reason not in AGAIN]
+    by_content = {rejection.content: rejection for rejection in held if rejection.content}
     if not by_content or before is None or before.recipe is None:
         return {}
     same = before.recipe.as_json() == described.recipe.as_json()
@@ -340,7 +340,7 @@ def rejected_before(
     rows = np.flatnonzero(np.isin(content.view(np.uint64)[:, 0], heads)).tolist()
     again = {row: by_content[content[row].tobytes()] for row in rows if content[row].tobytes() in by_content}
     where = {row: samples.where(row) for row in again}
-    return {row: replace(one, name=where[row][0], line=where[row][1]) for row, one in again.items()}
+    return {row: replace(rejection, name=where[row][0], line=where[row][1]) for row, rejection in again.items()}
 
 
 def _is_known(content: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -128,12 +128,12 @@ def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
     """Reject an incomplete set of parts, or parts of several divisions."""
     numbers = [Part.parse(snapshot.part or "0/1") for snapshot in snapshots]
     wanted = {f"{index}/{numbers[0].of}" for index in range(numbers[0].of)}
-    given = [f"{number.index}/{number.of}" for number in numbers]
-    wrong = sorted(wanted.symmetric_difference(given))
+    names = [f"{number.index}/{number.of}" for number in numbers]
+    wrong = sorted(wanted.symmetric_difference(names))
     if wrong:
         raise UsageError(
             f"the caches are not all parts of one division: {', '.join(wrong)}",
-            why=", ".join(f"{part}: {name}" for part, name in zip(parts, given, strict=True)),
+            why=", ".join(f"{part}: {name}" for part, name in zip(parts, names, strict=True)),
             fix="give each part of one division once, and no other cache",
         )
 
@@ -294,7 +294,7 @@ def _work(
     work = field_work(kind, described, None, table, catalog, known)
     for snapshot in snapshots:
         work.noise = join_noise(work.noise, snapshot.fields[name].noise)
-    if (lost := np.unique(work.plan.sample[work.place < 0])).size:
+    if (lost := np.unique(work.plan.sample[work.catalog_item < 0])).size:
         raise CacheDamagedError(
             f"{count_of(len(lost), 'samples have')} no {name} in any part, {table.where(lost[0])[0]} for one",
             where=str(snapshots[0].paths.root),

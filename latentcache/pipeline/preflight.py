@@ -85,19 +85,19 @@ class Existing(Value):
 
     def options(self, settings: BuildSettings) -> SourceOptions:
         """Return the options for reading DATA: as given, else as before."""
-        given = dict[str, Any]()
+        chosen = dict[str, Any]()
         for name, field_settings in settings.fields.items():
             kind = field_kind(name)
-            given |= kind.source_options(field_settings) if kind is not None and field_settings is not None else {}
-        given |= settings.source.as_json() if settings.source is not None else {}
-        options = SourceOptions.from_json({**self.state.get("source", {}), **given})
+            chosen |= kind.source_options(field_settings) if kind is not None and field_settings is not None else {}
+        chosen |= settings.source.as_json() if settings.source is not None else {}
+        options = SourceOptions.from_json({**self.state.get("source", {}), **chosen})
         part = self.part(settings)
         return replace(options, part=Part.parse(part) if part else None)
 
     def inputs(self, settings: BuildSettings) -> set[str]:
         """Return the inputs of the fields that are asked for, else of those that the cache has."""
-        given = [name for name, requested in settings.fields.items() if requested is not None]
-        kinds = [field_kind(name) for name in given or self.field_names]
+        names = [name for name, requested in settings.fields.items() if requested is not None]
+        kinds = [field_kind(name) for name in names or self.field_names]
         return {name for kind in kinds if kind is not None for name in kind.inputs}
 
     def part(self, settings: BuildSettings) -> str:
@@ -124,14 +124,14 @@ def read_existing(settings: BuildSettings) -> Existing:
     current, damage = _current(paths)
     for number in dict.fromkeys(filter(None, [current, *reversed(paths.snapshots())])):
         try:
-            found = open_snapshot(paths.root, number)
-            found.check()  # all of it now: a column that proves damaged later would end the build
+            opened = open_snapshot(paths.root, number)
+            opened.check()  # all of it now: a column that proves damaged later would end the build
         except CacheDamagedError as error:
             damage = damage or f"{error.what}: {error.why}"
             with suppress(CacheDamagedError):
                 state = state or _settings_of(load_manifest(paths.snapshot(number)))
         else:
-            snapshot, state = found, state or _settings_of(found.manifest)
+            snapshot, state = opened, state or _settings_of(opened.manifest)
             break
     state = state or dict(begun)
     if damage and not state and not settings.fields:
@@ -166,7 +166,8 @@ def _current(paths: CachePaths) -> tuple[int, str]:
 def write_state(paths: CachePaths, described: Mapping[str, Described], options: SourceOptions, **more: Any) -> None:
     """Record the settings of this build, so that the same command without its flags continues it."""
     fields = {
-        name: {"recipe": one.recipe.as_json(), "provenance": dict(one.provenance)} for name, one in described.items()
+        name: {"recipe": field.recipe.as_json(), "provenance": dict(field.provenance)}
+        for name, field in described.items()
     }
     state = {"format": _FORMAT, "fields": fields, "source": options.as_json(), **more}
     write_json(paths.building, {**state, "checksum": own_checksum(state)})
@@ -175,8 +176,8 @@ def write_state(paths: CachePaths, described: Mapping[str, Described], options: 
 def read_state(paths: CachePaths) -> Mapping[str, Any]:
     """The build state; empty if there is none, or it has other bytes than were written."""
     try:
-        found = read_json(paths.building) if paths.building.exists() else {}
-        version, intact = int(found.get("format", 0)), found.get("checksum") == own_checksum(found)
+        state = read_json(paths.building) if paths.building.exists() else {}
+        version, intact = int(state.get("format", 0)), state.get("checksum") == own_checksum(state)
     except (CacheDamagedError, ValueError, TypeError, OverflowError, RecursionError):
         return {}
     if version > _FORMAT:
@@ -186,7 +187,7 @@ def read_state(paths: CachePaths) -> Mapping[str, Any]:
             fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
             fix_python="upgrade with `pip install -U latentcache`, or build into another folder with out=",
         )
-    return found if intact else {}
+    return state if intact else {}
 
 
 def kind_of(name: str) -> FieldKind:
@@ -255,7 +256,7 @@ def locked(paths: CachePaths) -> Iterator[int]:
 
     If the build fails before anything was committed, folders and the build state are as they were before.
     """
-    made = make_folder(paths.root)
+    new_folders = make_folder(paths.root)
     with builder_lock(paths.lock) as descriptor:
         with writing(paths.root):
             shards = _names(paths.shards)
@@ -274,9 +275,9 @@ def locked(paths: CachePaths) -> Iterator[int]:
             raise
         finally:
             with suppress(OSError):
-                if made and _names(paths.root) == {paths.lock.name}:
+                if new_folders and _names(paths.root) == {paths.lock.name}:
                     paths.lock.unlink()
-                    for folder in made:
+                    for folder in new_folders:
                         folder.rmdir()
 
 
@@ -317,18 +318,18 @@ def check_source(options: SourceOptions | None, listing: Listing, data: Path) ->
     """Reject settings that DATA would ignore."""
     kind, sets = listing.data_kind, listing.layout.sets if listing.layout is not None else ()
     unused = dict.fromkeys(_OF_RECORDS, "records") if kind == "images" else dict.fromkeys(_OF_IMAGES, "images")
-    if sets and not any(one.has_columns for one in sets):
+    if sets and not any(image_set.has_columns for image_set in sets):
         unused |= dict.fromkeys(("image_column", "caption_column"), "tables and archives")
-    if sets and not any(one.has_caption_files for one in sets):
+    if sets and not any(image_set.has_caption_files for image_set in sets):
         unused["caption_ext"] = "caption files beside images"
     for name, other in unused.items():
         if getattr(options, name, None) not in (None, "", (), False):
-            found = listing.layout.why if listing.layout is not None and other != "records" else f"it holds {kind}"
+            why = listing.layout.why if listing.layout is not None and other != "records" else f"it holds {kind}"
             raise UsageError(
                 f"for {other} only, and DATA has none",
                 argument=name,
                 where=str(data),
-                why=found,
+                why=why,
                 fix=f"leave {option(name)} out",
                 fix_python=f"leave {name} out of source",
             )

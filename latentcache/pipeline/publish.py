@@ -71,7 +71,7 @@ def publish(
         remove_unfinished(paths)
     return BuildReport(
         plan=plan,
-        fields={one.name: field_done(work, one) for work, one in zip(works, new.fields, strict=True)},
+        fields={rows.name: field_done(work, rows) for work, rows in zip(works, new.fields, strict=True)},
         rejected=tuple(new.rejected),
         notes=tuple(new.notes),
         snapshot=number or (current.number if current is not None else 0),
@@ -89,8 +89,8 @@ def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalo
     kept, numbers = samples_in_use(samples, works, items)
     fields = tuple(_field(work, chosen, numbers, catalog) for work, chosen in zip(works, items, strict=True))
     rejections = [
-        replace(one, stat=tuple(np.asarray(_without_young_stats([one.stat]))[0].tolist())) if one.stat else one
-        for one in (*base.rejected, *(one for work in works for one in work.rejected.values()))
+        replace(item, stat=tuple(np.asarray(_without_young_stats([item.stat]))[0].tolist())) if item.stat else item
+        for item in (*base.rejected, *(item for work in works for item in work.rejected.values()))
     ]
     stat = _without_young_stats(kept.files.stat)
     return replace(
@@ -100,12 +100,12 @@ def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalo
         shards=catalog.shards,
         removed=catalog.removed,
         rejected=sorted(
-            rejections, key=lambda one: (one.name.encode("utf-8", "surrogateescape"), one.line, one.target)
+            rejections, key=lambda item: (item.name.encode("utf-8", "surrogateescape"), item.line, item.target)
         ),
         notes=[
             *(note for note in base.notes if not note.target),
             *(note for work in works for note in work.plan.notes),
-            *(note for one in zip(fields, works, items, strict=True) for note in _notes(samples, *one)),
+            *(note for parts in zip(fields, works, items, strict=True) for note in _notes(samples, *parts)),
         ],
         demo=any(work.described.demo for work in works),
     )
@@ -121,7 +121,7 @@ def _part_of(work: FieldWork, samples: SampleTable, catalog: Catalog) -> FieldWo
 
 def _unsettled(work: FieldWork) -> NDArray[np.integer]:
     """Samples of which an item is neither committed nor known to have failed."""
-    lacking = work.plan.sample[(work.place < 0) & (work.plan.variant < work.recipe.spec.first_prompt)]
+    lacking = work.plan.sample[(work.catalog_item < 0) & (work.plan.variant < work.recipe.spec.first_prompt)]
     failed = [row for row, _ in work.result.failed] if work.result else []
     return np.setdiff1d(lacking, [*failed, *work.rejected])
 
@@ -130,7 +130,7 @@ def _publishable_items(
     work: FieldWork, samples: SampleTable, root: Path, is_waiting: NDArray[np.bool_]
 ) -> NDArray[np.integer]:
     """Positions of the items to publish; samples that lack one are rejected, or wait (S,) for it."""
-    plan, lost, first = work.plan, work.place < 0, work.recipe.spec.first_prompt
+    plan, lost, first = work.plan, work.catalog_item < 0, work.recipe.spec.first_prompt
     lacking, prompts = np.empty(0, dtype=np.intp), plan.variant >= first
     any_lost = bool(lost.any())
     if any_lost:
@@ -147,7 +147,7 @@ def _publishable_items(
         for row in set(lacking[~is_waiting[lacking]].tolist()).difference(work.rejected):
             failure = failed.get(row) or causes.get(content[row].tobytes()) or _LOST
             work.rejected[row] = rejection(samples, work, row, failure)
-    work.rejected = {row: _with_content(one, samples, work, row, root) for row, one in work.rejected.items()}
+    work.rejected = {row: _with_content(item, samples, work, row, root) for row, item in work.rejected.items()}
     if not any_lost and not is_waiting.any():
         return np.arange(len(lost), dtype=np.int32)
     usable = ~is_waiting
@@ -171,17 +171,17 @@ def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure)
     )
 
 
-def _with_content(one: Rejected, samples: SampleTable, work: FieldWork, row: int, root: Path) -> Rejected:
+def _with_content(item: Rejected, samples: SampleTable, work: FieldWork, row: int, root: Path) -> Rejected:
     """A rejection with the content and stat that it was made for: it holds until the bytes change."""
     names = work.kind.inputs
     if any(samples.inputs[name].file[row] < 0 for name in names):
-        return replace(one, stat=())
-    found = [_content_of(samples, name, row, root) for name in names]
+        return replace(item, stat=())
+    sources = [_content_of(samples, name, row, root) for name in names]
     if len(names) == 1:
-        return replace(one, content=one.content or found[0][0], stat=one.stat or found[0][1])
-    contents = [content for content, _ in found]
-    content = one.content or (content_hash(b"".join(contents)) if all(contents) else b"")
-    return replace(one, content=content, stat=())  # a memo of one file says nothing of the others
+        return replace(item, content=item.content or sources[0][0], stat=item.stat or sources[0][1])
+    contents = [content for content, _ in sources]
+    content = item.content or (content_hash(b"".join(contents)) if all(contents) else b"")
+    return replace(item, content=content, stat=())  # a memo of one file says nothing of the others
 
 
 def _content_of(samples: SampleTable, name: str, row: int, root: Path) -> tuple[bytes, tuple[int, ...]]:
@@ -201,7 +201,7 @@ def _content_of(samples: SampleTable, name: str, row: int, root: Path) -> tuple[
 
 def _field(work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int32], catalog: Catalog) -> FieldRows:
     """Rows of one field, in the order of samples, then groups, then variants; ``numbers``: new ones of samples."""
-    every = slice(None) if len(items) == len(work.place) else items
+    every = slice(None) if len(items) == len(work.catalog_item) else items
     plan = work.plan
     sample = numbers[plan.sample[every]]
     provenance = {
@@ -229,7 +229,7 @@ def _field(work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int3
         sample=sample,
         group=group,
         variant=plan.variant[every],
-        place=work.place[every],
+        items=work.catalog_item[every],
         provenance=provenance,
         noise=work.noise,
     )
@@ -238,10 +238,10 @@ def _field(work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int3
 def _notes(samples: SampleTable, new: FieldRows, work: FieldWork, items: NDArray[np.integer]) -> Iterator[Rejected]:
     """Yield the remarks of the kind on its items, each with the first sample that it holds for."""
     for reason, detail, rows in work.kind.remarks(new.columns):
-        found = np.unique(work.plan.sample[items[rows]])
-        sample, column = int(found[0]), samples.inputs[work.kind.inputs[0]]
+        numbers = np.unique(work.plan.sample[items[rows]])
+        sample, column = int(numbers[0]), samples.inputs[work.kind.inputs[0]]
         name, line = samples.files.names[int(column.file[sample])], 0 if column.line is None else column.line[sample]
-        note = rejected(name, reason, f"{detail} (samples: {len(found)})", count=len(found))
+        note = rejected(name, reason, f"{detail} (samples: {len(numbers)})", count=len(numbers))
         yield replace(note, line=int(line), target=new.name)
 
 
@@ -265,11 +265,12 @@ def samples_in_use(
 def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:
     """The table of some samples. Whole files of the others go; files of records and tables stay."""
     gone = np.zeros(len(samples.files), dtype=np.bool_)
-    for one in samples.inputs.values():
-        whole = np.asarray(one.file) if one.line is None else np.where(np.asarray(one.line) > 0, -1, one.file)
+    for column in samples.inputs.values():
+        of_records = column.line is not None and np.asarray(column.line) > 0
+        whole = np.where(of_records, -1, column.file)
         gone[whole[whole >= 0]] = True
-    for one in samples.inputs.values():
-        kept = np.asarray(one.file)[rows]
+    for column in samples.inputs.values():
+        kept = np.asarray(column.file)[rows]
         gone[kept[kept >= 0]] = False
     rest, files = np.flatnonzero(~gone), samples.files
     chosen = Files(

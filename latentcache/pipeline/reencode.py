@@ -46,9 +46,9 @@ def reencode(
     listing = listing_of(root, samples, SourceOptions.from_json(snapshot.source.get("options", {})))
     content, producer = kind.content(samples), None
     try:
-        for sample, given in listing.job_inputs(list(by_sample), kind.inputs, strict=False):
+        for sample, inputs in listing.job_inputs(list(by_sample), kind.inputs, strict=False):
             items = by_sample[sample]
-            if listing.data_kind == "records" and None in given.values():
+            if listing.data_kind == "records" and None in inputs.values():
                 yield from ((row, _CHANGED, "") for row in items)
                 continue
             if producer is None:
@@ -59,15 +59,15 @@ def reencode(
             job = Job(
                 sample=sample,
                 name=samples.names[sample],
-                inputs=given,
+                inputs=inputs,
                 content=np.asarray(content[sample]).tobytes(),
                 sample_columns={
                     name: np.asarray(column[sample]).tolist() for name, column in samples.columns.items()
                 },
                 outputs=tuple(_output(held, row) for row in items),
             )
-            for row, made in _encoded(producer, str(root), job):
-                yield row, made, producer.device
+            for row, result in _encoded(producer, str(root), job):
+                yield row, result, producer.device
     finally:
         if producer is not None:
             producer.close()
@@ -81,8 +81,8 @@ def _encoded(producer: Producer, root: str, job: Job) -> Iterator[tuple[int, Mad
         return
     for item in items:
         try:
-            made = producer.encode([item])
-            yield item.output.item, (made.result() if isinstance(made, Pending) else made)[0]
+            results = producer.encode([item])
+            yield item.output.item, (results.result() if isinstance(results, Pending) else results)[0]
         except MemoryError as error:
             yield item.output.item, too_large(error)
 

@@ -46,22 +46,22 @@ class BuildPlan(Value):
     @property
     def cached(self) -> int:
         """Items of all fields that are committed already."""
-        return sum(one.cached for one in self.fields.values())
+        return sum(field.cached for field in self.fields.values())
 
     @property
     def to_make(self) -> int:
         """Items of all fields to encode, at most."""
-        return sum(one.to_make for one in self.fields.values())
+        return sum(field.to_make for field in self.fields.values())
 
     @property
     def duplicates(self) -> int:
         """Samples whose content an earlier sample has: they share its entry."""
-        return max((one.duplicates for one in self.fields.values()), default=0)
+        return max((field.duplicates for field in self.fields.values()), default=0)
 
     @property
     def bytes_to_write(self) -> int:
         """Bytes on disk, about."""
-        return sum(one.bytes_to_write for one in self.fields.values())
+        return sum(field.bytes_to_write for field in self.fields.values())
 
 
 class FieldDone(Value):
@@ -109,22 +109,22 @@ class BuildReport(Value):
     @property
     def duplicates(self) -> int:
         """Items that an earlier sample gives as well, of the field with most."""
-        return max((one.duplicates for one in self.fields.values()), default=0)
+        return max((field.duplicates for field in self.fields.values()), default=0)
 
     @property
     def encoded(self) -> int:
         """Distinct items encoded by this run, over all fields."""
-        return sum(one.encoded for one in self.fields.values())
+        return sum(field.encoded for field in self.fields.values())
 
     @property
     def cached(self) -> int:
         """Distinct needed items that were not encoded by this run, over all fields."""
-        return sum(one.cached for one in self.fields.values())
+        return sum(field.cached for field in self.fields.values())
 
     @property
     def written_bytes(self) -> int:
         """Headers and payloads committed by this run."""
-        return sum(one.written_bytes for one in self.fields.values())
+        return sum(field.written_bytes for field in self.fields.values())
 
     @property
     def quarantined(self) -> int:
@@ -178,7 +178,7 @@ def field_done(work: FieldWork, stored: FieldRows) -> FieldDone:
     return FieldDone(
         encoded=result.encoded if result else 0,
         cached=max(0, needed - result.encoded) if result else needed,
-        duplicates=int(np.count_nonzero(work.place >= 0)) - needed,
+        duplicates=int(np.count_nonzero(work.catalog_item >= 0)) - needed,
         num_bytes=int(np.sum(stored.head, dtype=np.int64) + np.sum(stored.bytes, dtype=np.int64)),
         written_bytes=result.written_bytes if result else 0,
         encode_s=result.encode_s if result else 0.0,

@@ -78,16 +78,22 @@ class BuildSettings(Value):
 
     def __repr__(self) -> str:
         """The values that differ from their defaults."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        shown = {one.name: given[one.name] for one in fields(self) if given[one.name] not in (one.default, {})}
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        shown = {
+            option.name: values[option.name]
+            for option in fields(self)
+            if values[option.name] not in (option.default, {})
+        }
         shown |= {name: str(value) for name, value in shown.items() if isinstance(value, Path)}
         shown |= {} if self.source is None else {"source": self.source.as_json()}
         return f"BuildSettings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def __post_init__(self) -> None:
-        made = checked(BuildSettings, {one.name: getattr(self, one.name) for one in fields(self)})
-        made["fields"] = {name: settings_of(name, given) for name, given in made["fields"].items()}
-        for name, value in made.items():
+        values = checked(BuildSettings, {option.name: getattr(self, option.name) for option in fields(self)})
+        values["fields"] = {
+            name: settings_of(name, field_settings) for name, field_settings in values["fields"].items()
+        }
+        for name, value in values.items():
             object.__setattr__(self, name, value)
         devices_for(self.device, needs_torch=False)  # for the errors
         tolerated(self.allow_failed or "0", 0)

@@ -247,7 +247,7 @@ class Catalog:
     ) -> NDArray[np.int64]:
         """(n,) the first item of each wanted number for which ``right(items, rows)`` is true; -1 for none."""
         numbers, items = self._table(table)
-        found = np.full(len(wanted), -1, dtype=np.int64)
+        result = np.full(len(wanted), -1, dtype=np.int64)
         rows = np.argsort(wanted, kind="stable")  # neighbors are looked up together
         at = np.searchsorted(numbers, wanted[rows]).astype(np.int64)
         while len(rows):
@@ -257,9 +257,9 @@ class Catalog:
             rows, at = rows[equal], at[equal]
             candidates = items[at].astype(np.int64)
             held = right(candidates, rows)
-            found[rows[held]] = candidates[held]
+            result[rows[held]] = candidates[held]
             rows, at = rows[~held], at[~held] + 1
-        return found
+        return result
 
     def _table(self, name: str) -> Table:
         if name not in self._tables:
@@ -307,7 +307,7 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False, mended: Collec
     what a killed build left in open shards, without sealing them. The index of ``mended`` shards was written again,
     so it may list less than a snapshot names.
     """
-    found, lost, looked, removed = list[ShardIndex](), list[str](), set[str](), removed_entries(paths)
+    indexes, lost, looked, removed = list[ShardIndex](), list[str](), set[str](), removed_entries(paths)
     # Sealed shards are listed again behind open ones: a build may have sealed one of these.
     lists = (paths.sealed_shards, paths.open_shards, paths.sealed_shards)
     for folder in (folder for listed in lists[: 3 if open_shards else 1] for folder in listed()):
@@ -319,14 +319,14 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False, mended: Collec
             index = open_shard_index(folder) if is_open else checked_index(folder)
             if not is_open:
                 index.left_out = _left_out(index, removed.get(folder.name, []))
-            found.append(index)
+            indexes.append(index)
         except (CacheDamagedError, CorruptEntryError):
             if not is_open:
                 lost.append(folder.name)
-    catalog = Catalog([index.folder for index in found], [index.items for index in found], found)
+    catalog = Catalog([index.folder for index in indexes], [index.items for index in indexes], indexes)
     catalog.damaged = tuple(lost)
     catalog.removed = {**removed, **{name: [] for name in lost}}
-    catalog.whole = frozenset(index.folder.name for index in found if index.left_out is None).difference(mended)
+    catalog.whole = frozenset(index.folder.name for index in indexes if index.left_out is None).difference(mended)
     return catalog
 
 

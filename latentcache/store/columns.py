@@ -101,10 +101,10 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
             return self._slice(start, max(stop - start, 0)) if step == 1 else self[np.arange(start, stop, step)]
         if isinstance(index, int | np.integer):
             return self._slice(range(len(self))[operator.index(index)], 1)[0]
-        given = np.asarray(index)
-        if given.dtype == np.bool_:
-            given = np.flatnonzero(given)
-        return self._take(given if given.dtype == np.int32 else given.astype(np.int64, copy=False))
+        positions = np.asarray(index)
+        if positions.dtype == np.bool_:
+            positions = np.flatnonzero(positions)
+        return self._take(positions if positions.dtype == np.int32 else positions.astype(np.int64, copy=False))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self._slice(0, len(self)), dtype=dtype, copy=copy)
@@ -128,10 +128,10 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
             return b"".join(self._slice(*span).tobytes() for span in zip(first.tolist(), size.tolist(), strict=True))
         return self._file.read_pieces(self.form.start + first, size)
 
-    def _compare(self, found: int) -> None:
-        if found != self.form.checksum:
+    def _compare(self, checksum: int) -> None:
+        if checksum != self.form.checksum:
             raise self._file.damaged(
-                f"checksum of {self._name}: expected {self.form.checksum:016x}, found {found:016x}"
+                f"checksum of {self._name}: expected {self.form.checksum:016x}, found {checksum:016x}"
             )
         self._checked = True
 
@@ -153,29 +153,29 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
             values += np.array(self.form.base).astype(self.dtype)
         return values
 
-    def _take(self, given: NDArray[np.int32 | np.int64]) -> NDArray[Any]:
+    def _take(self, positions: NDArray[np.int32 | np.int64]) -> NDArray[Any]:
         """(n, ...) values at positions in any order."""
-        if not len(given):
+        if not len(positions):
             return self._slice(0, 0)
-        if (low := int(given.min())) < 0:
-            given = np.where(given < 0, given.astype(np.int64) + len(self), given)
-            low = int(given.min())
-        span = int(given.max()) - low + 1
+        if (low := int(positions.min())) < 0:
+            positions = np.where(positions < 0, positions.astype(np.int64) + len(self), positions)
+            low = int(positions.min())
+        span = int(positions.max()) - low + 1
         if low < 0 or low + span > len(self):
             raise IndexError(f"a position is not below {len(self)}")
-        if span == len(given) and bool((given[1:] - given[:-1] == 1).all()):
+        if span == len(positions) and bool((positions[1:] - positions[:-1] == 1).all()):
             return self._slice(low, span)
-        positions: NDArray[np.int64] = given.astype(np.int64, copy=False)
+        wide: NDArray[np.int64] = positions.astype(np.int64, copy=False)
         if self.form.runs >= 0:
             firsts, values = self._run_table()
-            run = np.searchsorted(firsts, positions, "right") - 1
+            run = np.searchsorted(firsts, wide, "right") - 1
             taken: NDArray[Any] = values[run]
-            return taken + (positions - firsts[run]).astype(self.dtype) if self.form.step else taken
-        if len(positions) * _DENSE >= span:
-            near: NDArray[Any] = self._slice(low, span)[positions - low]
+            return taken + (wide - firsts[run]).astype(self.dtype) if self.form.step else taken
+        if len(wide) * _DENSE >= span:
+            near: NDArray[Any] = self._slice(low, span)[wide - low]
             return near
         width = self.form.stored.itemsize * math.prod(self.shape[1:])
-        raw = self._file.read_pieces(self.form.start + positions * width, np.full(len(positions), width))
+        raw = self._file.read_pieces(self.form.start + wide * width, np.full(len(wide), width))
         return self._widened(np.frombuffer(raw, self.form.stored).reshape(-1, *self.shape[1:]))
 
     def _run_table(self) -> tuple[NDArray[np.int64], NDArray[Any]]:

@@ -232,9 +232,9 @@ def _parsed(data: memoryview, key: bytes | None) -> EntryHeader:
     if not FIXED_BYTES < head_bytes <= len(data) or head_bytes % 64 != _REST:
         raise ValueError(f"a head of {head_bytes} bytes, {len(data)} are there")
     stop = head_bytes - CHECKSUM_BYTES
-    expected, found = checksum(data[:stop]), int.from_bytes(data[stop:head_bytes], "little")
-    if expected != found:
-        raise ValueError(f"header checksum: expected {expected:016x}, found {found:016x}")
+    expected, computed = checksum(data[:stop]), int.from_bytes(data[stop:head_bytes], "little")
+    if expected != computed:
+        raise ValueError(f"header checksum: expected {expected:016x}, found {computed:016x}")
     if data[3] != MAGIC[3]:
         raise other_format(data[3] - ord("0"), f"entry {stored_key.hex()}")
     if key is not None and stored_key != key:

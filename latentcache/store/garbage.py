@@ -156,36 +156,36 @@ def _intact(data: Path, spans: NDArray[Any]) -> Iterator[NewEntry]:
 
 def intact_snapshots(paths: CachePaths) -> list[Snapshot]:
     """The snapshots on disk without damage."""
-    found = list[Snapshot]()
+    snapshots = list[Snapshot]()
     for number in paths.snapshots():
         with contextlib.suppress(LatentcacheError):
             snapshot = open_snapshot(paths.root, number)
             snapshot.check()
-            found.append(snapshot)
-    return found
+            snapshots.append(snapshot)
+    return snapshots
 
 
 def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse]:
     """Return the part of each sealed shard that these snapshots need."""
-    folders, found = paths.sealed_shards(), []
+    folders, uses = paths.sealed_shards(), []
     number = {folder.name: position for position, folder in enumerate(folders)}
-    places, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    spans, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for snapshot in snapshots:
-        own = np.array([number.get(name, -1) for name in snapshot.shards], dtype=np.int64)
+        numbers = np.array([number.get(name, -1) for name in snapshot.shards], dtype=np.int64)
         for rows in snapshot.fields.values():
-            places.append(own[np.asarray(rows.shard)] << _OFFSET_BITS | np.asarray(rows.offset).astype(np.int64))
+            spans.append(numbers[np.asarray(rows.shard)] << _OFFSET_BITS | np.asarray(rows.offset).astype(np.int64))
             sizes.append(np.asarray(rows.head) + np.asarray(rows.bytes).astype(np.int64))
-    place, size = np.concatenate(places), np.concatenate(sizes)
+    span, size = np.concatenate(spans), np.concatenate(sizes)
     if len(snapshots) > 1:
-        place, first = np.unique(place, return_index=True)
+        span, first = np.unique(span, return_index=True)
         size = size[first]
-    shard = (place >> _OFFSET_BITS) + 1  # 0: a shard that is gone
-    entries, num_bytes = (np.bincount(shard, one, len(folders) + 1)[1:] for one in (None, size))
+    shard = (span >> _OFFSET_BITS) + 1  # 0: a shard that is gone
+    entries, num_bytes = (np.bincount(shard, weights, len(folders) + 1)[1:] for weights in (None, size))
     for folder, needed, needed_bytes in zip(folders, entries.tolist(), num_bytes.tolist(), strict=True):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             whole = (folder / "data.mdb").stat().st_size
-            found.append(ShardUse(folder.name, _entries(folder), needed, whole, int(needed_bytes)))
-    return found
+            uses.append(ShardUse(folder.name, _entries(folder), needed, whole, int(needed_bytes)))
+    return uses
 
 
 def publish_moved(paths: CachePaths, snapshot: Snapshot, moved: Mapping[str, str]) -> None:
@@ -197,7 +197,7 @@ def publish_moved(paths: CachePaths, snapshot: Snapshot, moved: Mapping[str, str
         for old, new in moved.items():
             entries = np.flatnonzero(shard == names.index(old))
             index = load_index(paths.shard(new))
-            keys, wanted = (one.view("S32")[:, 0] for one in (np.asarray(index.key), rows.key[entries]))
+            keys, wanted = (column.view("S32")[:, 0] for column in (np.asarray(index.key), rows.key[entries]))
             shard[entries] = names.index(new)
             offset[entries] = np.asarray(index.offset)[np.searchsorted(keys, wanted)]  # in the order of keys
         fields.append(replace(rows, shard=shard, offset=offset))
@@ -216,14 +216,14 @@ def stored_entries(catalog: Catalog) -> Iterator[StoredEntry]:
     rows = catalog.locations(every)
     starts = np.flatnonzero((np.diff(rows.shard) != 0) | (rows.entry[1:] != rows.entry[:-1])) + 1
     for some in np.split(every, starts) if len(every) else ():
-        found = catalog.stored(int(some[0]))
-        numbers = {key.tobytes(): number for number, key in enumerate(found[0].item_keys())} if found else {}
+        stored = catalog.stored(int(some[0]))
+        numbers = {key.tobytes(): number for number, key in enumerate(stored[0].item_keys())} if stored else {}
         for key in (key.tobytes() for key in catalog.keys(some)):
-            if found is None or key not in numbers:
+            if stored is None or key not in numbers:
                 yield StoredEntry(key)
                 continue
-            array = found[0].item(memoryview(found[2]), numbers[key])
-            yield StoredEntry(key, array.shape, found[0].dtype, checksum(array.tobytes()), True)
+            array = stored[0].item(memoryview(stored[2]), numbers[key])
+            yield StoredEntry(key, array.shape, stored[0].dtype, checksum(array.tobytes()), True)
 
 
 def disk_bytes(path: Path) -> int:

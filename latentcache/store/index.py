@@ -160,11 +160,11 @@ def collect_index(data: Path) -> dict[str, NDArray[Any]]:
     meta = read_meta(data)
     try:
         with opened(data) as descriptor:
-            values, parts, own = walk(descriptor, meta), [_indexed([])], list[_OwnColumns]()
+            values, parts, own_columns = walk(descriptor, meta), [_indexed([])], list[_OwnColumns]()
             while some := list(islice(values, _HEADS_TOGETHER)):
                 heads = [(key, offset, checked_head(descriptor, offset, length, key)) for key, offset, length in some]
                 parts.append(_indexed(heads))
-                own.append(_joined([(header.items, _own_columns(header)) for _, _, header in heads]))
+                own_columns.append(_joined([(header.items, _own_columns(header)) for _, _, header in heads]))
     except CorruptEntryError as error:
         error.where = error.where or str(data)
         raise
@@ -177,7 +177,7 @@ def collect_index(data: Path) -> dict[str, NDArray[Any]]:
     entry = columns["item.entry"] = np.repeat(np.arange(len(items), dtype=np.uint32), items)
     columns["item.key"] = columns["key"][entry]
     columns["item.key"][:, CONTENT_SLICE] = columns.pop("item.content")
-    return columns | _joined(own)[1]
+    return columns | _joined(own_columns)[1]
 
 
 def _indexed(heads: Sequence[tuple[bytes, int, EntryHeader]]) -> dict[str, NDArray[Any]]:
@@ -238,9 +238,9 @@ def read_entry(descriptor: int, offset: int, length: int, key: bytes | None = No
         raise CorruptEntryError("a shard ends before an entry", key=(key or b"").hex(), reason="truncated")
     value = read_at(descriptor, offset, length)
     header = read_header(value, key, length)
-    found = checksum(value[header.head_bytes :])
-    if found != header.payload_checksum:
-        why = f"checksum: expected {header.payload_checksum:016x}, found {found:016x}"
+    computed = checksum(value[header.head_bytes :])
+    if computed != header.payload_checksum:
+        why = f"checksum: expected {header.payload_checksum:016x}, found {computed:016x}"
         raise CorruptEntryError("the payload of an entry is damaged", key=header.key.hex(), reason="payload", why=why)
     return header, value
 

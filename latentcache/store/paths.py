@@ -59,12 +59,12 @@ class CachePaths:
 
     def _instead(self) -> str:
         """Return the advice for a path without a cache: people often give DATA, whose cache is beside it."""
-        given = shlex.quote(str(self.root))
+        path = shlex.quote(str(self.root))
         if (beside := self.root.with_name(f"{self.root.name}.latentcache")).is_dir():
             return f"give the cache of this data: {shlex.quote(str(beside))}"
         if self.root.is_dir() and any(_listed(self.root)):
-            return f"if this is DATA, make its cache with `latentcache build {given}`; else check the path"
-        return f"make one with `latentcache build DATA --out {given}`, or check the path"
+            return f"if this is DATA, make its cache with `latentcache build {path}`; else check the path"
+        return f"make one with `latentcache build DATA --out {path}`, or check the path"
 
     def current_snapshot(self) -> int:
         """Number of the snapshot readers open, 0 when no build has ended yet; raises StoreError."""

@@ -88,21 +88,21 @@ def new_field(
     sample: NDArray[np.integer],
     group: NDArray[np.integer],
     variant: NDArray[np.integer],
-    place: NDArray[np.integer],
+    items: NDArray[np.integer],
     **about: Any,
 ) -> FieldRows:
-    """The field of a snapshot whose items are at these places of the catalog; its shards are those of the catalog.
+    """The field of a snapshot with these items of the catalog, whose shards it has.
 
-    ``sample``, ``group`` and ``variant`` are (R,) as in ``FieldRows``, in any order, ``place`` (R,) too. ``about``:
+    ``sample``, ``group`` and ``variant`` are (R,) as in ``FieldRows``, in any order, ``items`` (R,) too. ``about``:
     ``groups``, ``provenance`` and ``noise``.
     """
     if (np.diff(sample) <= 0).any():
         order = np.lexsort((variant, group, sample))
-        sample, group, variant, place = sample[order], group[order], variant[order], place[order]
-    rows = catalog.locations(place)
+        sample, group, variant, items = sample[order], group[order], variant[order], items[order]
+    rows = catalog.locations(items)
     entry, first = _in_order(catalog.entry_numbers(rows))
     entries = rows if len(first) == len(rows) else rows[first]  # there may be ten million
-    plain, ragged = catalog.own_columns(kind, place)
+    plain, ragged = catalog.own_columns(kind, items)
     return FieldRows(
         name=kind.name,
         kind=kind,
@@ -224,14 +224,14 @@ def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[d
 
 
 def _fingerprint(samples: SampleTable, fields: Iterable[FieldRows]) -> str:
-    found = xxhash.xxh3_128()
+    digest = xxhash.xxh3_128()
     for part in (samples.names.data, samples.names.ends, *(column.content for column in samples.inputs.values())):
-        found.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+        digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
     for rows in fields:
-        found.update(rows.name.encode() + rows.recipe_id)
+        digest.update(rows.name.encode() + rows.recipe_id)
         for name in ("sample", "group", "variant", "length"):
-            found.update(np.ascontiguousarray(getattr(rows, name), dtype=ROW_TYPES[name]).view(np.uint8).data)
-    return found.hexdigest()
+            digest.update(np.ascontiguousarray(getattr(rows, name), dtype=ROW_TYPES[name]).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def _needed_shards(new: NewSnapshot) -> NewSnapshot:
@@ -286,8 +286,8 @@ def _columns(samples: SampleTable, fields: Iterable[FieldRows]) -> dict[str, Any
 
 
 def _parts(prefix: str, part: Files | Input) -> dict[str, Any]:
-    found = {f"{prefix}/{item.name}": getattr(part, item.name) for item in fields(part)}
-    return {name: values for name, values in found.items() if values is not None}
+    columns = {f"{prefix}/{item.name}": getattr(part, item.name) for item in fields(part)}
+    return {name: values for name, values in columns.items() if values is not None}
 
 
 def rejected_line(kind: str, rejected: Rejected) -> bytes:

@@ -92,33 +92,35 @@ class EntryReader:
 
         Arguments and errors as :meth:`gather`.
         """
-        one = self._field(field)
-        shard, offset, size = one.segments(rows, start, length)
+        columns = self._field(field)
+        shard, offset, size = columns.segments(rows, start, length)
         if len(at) and (int(at.min()) < 0 or bool((at + size > room).any())):
             raise IndexError(f"items of {field} do not fit into the memory")
         files, descriptor = self._opened(shard)
         pieces = np.empty((4, len(offset)), dtype=np.int64)
         for number, column in enumerate((descriptor, offset, size, at)):
             pieces[number] = column
-        return Located(self, one, rows, files, pieces, whole=not one.packed and start is None)
+        return Located(self, columns, rows, files, pieces, whole=not columns.packed and start is None)
 
     def read(self, field: str, row: int) -> NDArray[Any]:
         """One item, as an array of its own. Errors as :meth:`gather`."""
-        one, rows = self._field(field), np.array([row])
-        group = one.rows.groups[int(one.rows.group[row])]
-        shape = group.shape if one.length is None else (int(one.length[row]), *group.shape[1:])
-        found = np.empty(shape, dtype=one.dtype)
-        self.gather(field, rows, found.reshape(-1).view(np.uint8), np.zeros(1, dtype=np.int64))
-        return found
+        columns, rows = self._field(field), np.array([row])
+        group = columns.rows.groups[int(columns.rows.group[row])]
+        shape = group.shape if columns.length is None else (int(columns.length[row]), *group.shape[1:])
+        array = np.empty(shape, dtype=columns.dtype)
+        self.gather(field, rows, array.reshape(-1).view(np.uint8), np.zeros(1, dtype=np.int64))
+        return array
 
-    def prove(self, one: _Field, rows: Ints) -> None:
+    def prove(self, columns: _Field, rows: Ints) -> None:
         """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""
-        entries = np.unique(one.entry[rows[self.unproven(one, rows)]])
+        entries = np.unique(columns.entry[rows[self.unproven(columns, rows)]])
         for entry in entries.tolist():
             self.check_hash(
-                one, entry, checksum(self._pread(one, entry, int(one.size[entry]), int(one.offset[entry])))
+                columns,
+                entry,
+                checksum(self._pread(columns, entry, int(columns.size[entry]), int(columns.offset[entry]))),
             )
-        one.proven[entries] = True
+        columns.proven[entries] = True
 
     def file(self, shard: int) -> _File:
         """A shard, opened on first use. There is no lock, which a fork could inherit held."""
@@ -141,19 +143,19 @@ class EntryReader:
         return partial(EntryReader, checksum=self.checksum), (self.paths, self.snapshot)
 
     def _field(self, name: str) -> _Field:
-        found = self._fields.get(name)
-        if found is None:
+        columns = self._fields.get(name)
+        if columns is None:
             if name not in self.snapshot.fields:
                 known = ", ".join(sorted(self.snapshot.fields))
                 raise UsageError(f"field={name!r}: this cache has {known}", fix=f"one of {known}")
-            found = self._fields.setdefault(name, _Field(self.snapshot.fields[name]))
-        return found
+            columns = self._fields.setdefault(name, _Field(self.snapshot.fields[name]))
+        return columns
 
-    def unproven(self, one: _Field, rows: Ints) -> Ints:
+    def unproven(self, columns: _Field, rows: Ints) -> Ints:
         """Positions in ``rows`` of items whose entries have to be proven."""
         if self.checksum == "always":
             return np.arange(len(rows))
-        return np.flatnonzero(~one.proven[one.entry[rows]])
+        return np.flatnonzero(~columns.proven[columns.entry[rows]])
 
     def _opened(self, shards: Ints) -> tuple[list[_File], Ints | int]:
         """The files of n items, and (n,) their descriptors, or the one of all."""
@@ -164,36 +166,36 @@ class EntryReader:
         files = [self.file(number) for number in numbers.tolist()]
         return files, np.array([file.descriptor for file in files], dtype=np.int64)[position]
 
-    def _pread(self, one: _Field, entry: int, size: int, place: int) -> memoryview:
+    def _pread(self, columns: _Field, entry: int, size: int, offset: int) -> memoryview:
         data, why = memoryview(b""), "the shard ends early"
         try:
-            file = self.file(int(one.shard[entry]))
-            if 0 <= place <= os.fstat(file.descriptor).st_size - size:
-                data = read_at(file.descriptor, place, size)
+            file = self.file(int(columns.shard[entry]))
+            if 0 <= offset <= os.fstat(file.descriptor).st_size - size:
+                data = read_at(file.descriptor, offset, size)
         except OSError as error:
             why = str(error)
         if len(data) != size:
-            raise self.corrupt(one, entry, why)
+            raise self.corrupt(columns, entry, why)
         return data
 
-    def check_hash(self, one: _Field, entry: int, found: int) -> None:
+    def check_hash(self, columns: _Field, entry: int, found: int) -> None:
         """Raise unless the payload of an entry has its checksum."""
-        if found != int(one.checksum[entry]):
-            raise self.corrupt(one, entry, f"payload checksum: expected {int(one.checksum[entry]):016x}")
+        if found != int(columns.checksum[entry]):
+            raise self.corrupt(columns, entry, f"payload checksum: expected {int(columns.checksum[entry]):016x}")
 
     def _path(self, shard: int) -> str:
         return str(self.paths.data(self.snapshot.shards[shard]))
 
-    def corrupt(self, one: _Field, entry: int, why: str) -> CorruptEntryError:
+    def corrupt(self, columns: _Field, entry: int, why: str) -> CorruptEntryError:
         """The error that names a damaged entry."""
-        rows = np.flatnonzero(one.entry == entry)
-        name = self.snapshot.samples.names[int(one.rows.sample[int(rows[0])])] if len(rows) else ""
+        rows = np.flatnonzero(columns.entry == entry)
+        name = self.snapshot.samples.names[int(columns.rows.sample[int(rows[0])])] if len(rows) else ""
         more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         return CorruptEntryError(
-            f"the {one.rows.name} of {name}{more} are damaged",
+            f"the {columns.rows.name} of {name}{more} are damaged",
             sample=name,
-            key=one.rows.key[entry].tobytes().hex(),
-            where=f"{self._path(int(one.shard[entry]))}:{int(one.offset[entry])}",
+            key=columns.rows.key[entry].tobytes().hex(),
+            where=f"{self._path(int(columns.shard[entry]))}:{int(columns.offset[entry])}",
             why=why,
         )
 

@@ -313,8 +313,8 @@ class Commands(Value):
         build = self.build()
         match finding.category, finding.reason:
             case "unverifiable", "permission":
-                place = self.cache if finding.file or self.root is None else self.root
-                return f"chmod -R u+rX {shlex.quote(str(place))}"
+                folder = self.cache if finding.file or self.root is None else self.root
+                return f"chmod -R u+rX {shlex.quote(str(folder))}"
             case "unverifiable", "not-encoded":
                 return self._verify(*again, "--device cpu")
             case "unverifiable", _:

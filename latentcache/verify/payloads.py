@@ -77,7 +77,7 @@ def _scan(view: View, descriptor: int, entries: NDArray[np.intp]) -> dict[int, W
     """Find wrong entries of one field in one shard, in order of offset."""
     first, size = view.offset[entries] - view.head[entries], view.head[entries] + view.bytes[entries]
     room = memoryview(bytearray(int(size.max(initial=0))))
-    found: dict[int, Wrong] = {}
+    damage: dict[int, Wrong] = {}
     for entry, begin, count in zip(entries.tolist(), first.tolist(), size.tolist(), strict=True):
         try:
             value = read_at(descriptor, begin, room[:count])
@@ -86,8 +86,8 @@ def _scan(view: View, descriptor: int, entries: NDArray[np.intp]) -> dict[int, W
             is_right = False
         wrong = _wrong_values(view, value[int(view.head[entry]) :]) if is_right else _wrong(view, entry, descriptor)
         if wrong is not None:
-            found[entry] = wrong
-    return found
+            damage[entry] = wrong
+    return damage
 
 
 def _is_right(view: View, entry: int, value: memoryview) -> bool:
@@ -152,8 +152,8 @@ def reencode_samples(
         for view in check.views.values():
             known = view.rows.kind is not None and view.rows.recipe is not None
             rows, described = np.flatnonzero(np.isin(view.sample, drawn)).tolist(), descriptions.get(view.name)
-            given = check.snapshot, root, view.name, rows, described
-            for row, item, used in reencode(*given) if known and rows else ():
+            arguments = check.snapshot, root, view.name, rows, described
+            for row, item, used in reencode(*arguments) if known and rows else ():
                 device = used or device
                 difference = _compare(check, reader, view, row, item, device)
                 if difference is None:

@@ -101,7 +101,7 @@ class _Work:
 
     def plan(self, report: VerifyReport) -> Repair:
         check, sums = self.check, [np.empty(0, dtype=np.uint64)]
-        for bad in sorted(check.bad, key=lambda one: one.reason == "lost"):
+        for bad in sorted(check.bad, key=lambda bad_entries: bad_entries.reason == "lost"):
             view = check.views[bad.field]
             if bad.reason == "lost":
                 self.drop[bad.field][bad.entries] = True

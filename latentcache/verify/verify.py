@@ -89,16 +89,16 @@ def verify_cache(
         EncoderError: The model that is to encode again is not at hand, or cannot be used.
         DeviceError: Its device failed, or does not exist.
     """
-    given = checked(_TYPES, {"cache": cache, "data": data, "full": full, "fields": fields, "device": device})
+    arguments = checked(_TYPES, {"cache": cache, "data": data, "full": full, "fields": fields, "device": device})
     seed, reencode = whole("seed", seed, 0), whole("reencode", reencode, 0)
     selection = None if sample is None else parse_selection(str(sample), seed)
     depth = Depth(full=full, selection=selection, reencode=reencode, seed=seed)
-    settings = {name: settings_of(name, value) for name, value in (given["fields"] or {}).items()}
-    look: dict[str, Any] = {"data": given["data"]}
+    settings = {name: settings_of(name, value) for name, value in (arguments["fields"] or {}).items()}
+    look: dict[str, Any] = {"data": arguments["data"]}
     look["requested"] = partial(described_now, settings=settings, depth=depth, device=device)
     if reencode:  # by name: a check alone imports no encoder
         look["reencode"] = partial(load("latentcache.pipeline.reencode:reencode"), device=device)
-    return check_cache(given["cache"], depth, **look)[0]
+    return check_cache(arguments["cache"], depth, **look)[0]
 
 
 def check_cache(

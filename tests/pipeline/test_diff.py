@@ -67,8 +67,8 @@ def test_committed_items_are_not_made_and_equal_ones_are_made_once():
     catalog = FakeCatalog(keys_of(samples, one)[[0, 3]])
     work = field_work(KIND, one, None, samples, catalog, {})
     assert work.plan.sample[work.todo].tolist() == [1, 6]
-    assert (work.inputs, work.duplicates, len(work.place)) == (2, 3, 7)
-    assert (work.place >= 0).tolist() == [True, False, False, True, True, True, False]
+    assert (work.inputs, work.duplicates, len(work.catalog_item)) == (2, 3, 7)
+    assert (work.catalog_item >= 0).tolist() == [True, False, False, True, True, True, False]
 
 
 @pytest.mark.parametrize(("unfinished", "assumed"), [(False, 0), (True, 2)])

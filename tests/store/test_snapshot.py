@@ -93,7 +93,7 @@ def test_rows_are_put_in_the_order_of_samples_and_entries_in_that_of_rows(paths)
     catalog, numbers = load_catalog(paths), np.array([5, 3, 8, 3])
     place = catalog.find(keys_of(items_of("plane", numbers.tolist())))
     columns = {"sample": np.array([3, 1, 0, 2]), "group": numbers % 3, "variant": np.zeros(4, np.uint8)}
-    new = new_field(catalog, **about("plane"), **columns, place=place)
+    new = new_field(catalog, **about("plane"), **columns, items=place)
     assert new.sample.tolist() == [0, 1, 2, 3]
     assert new.entry.tolist() == [0, 1, 1, 2]
     np.testing.assert_array_equal(np.asarray(new.key), keys_of(items_of("plane", [8, 3, 5])))

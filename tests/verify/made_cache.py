@@ -177,7 +177,7 @@ class Case:
         catalog = load_catalog(self.paths)
         new_fields = [
             new_field(catalog, kind=kind, recipe=recipe, groups=plan.groups, sample=plan.sample, group=plan.group,
-                        variant=plan.variant, place=catalog.find(planned))
+                        variant=plan.variant, items=catalog.find(planned))
             for kind, recipe, plan, planned in plans
         ]  # fmt: skip
         source = {"root": str(self.data), "relative": "../data", "options": listing.options.as_json()}

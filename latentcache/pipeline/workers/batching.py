@@ -77,12 +77,12 @@ def read_inputs(root: str, job: Job) -> Inputs:
     data: dict[str, bytes] = {}
     contents = b""
     stat: tuple[int, ...] = ()
-    for name, place in files.items():
+    for name, source in files.items():
         try:
-            data[name], memo = read_image(root, place)
+            data[name], memo = read_image(root, source)
         except UnusableSampleError as error:
             if data:
-                error.what = f"{place['path']}: {error.what}"
+                error.what = f"{source['path']}: {error.what}"
             raise
         contents += content_hash(data[name])
         stat += memo
@@ -209,9 +209,9 @@ class Tracker:
         """The message on item keys and jobs that are durable."""
         new = [key for key in dict.fromkeys(keys) if key not in self.committed]
         self.committed.update(new)
-        reported = [one for one in jobs if not one.unit.probe]
-        good = [one for one in reported if one.failure is None]
-        failed = [(one.index, one.failure) for one in reported if one.failure is not None]
+        reported = [tracked for tracked in jobs if not tracked.unit.probe]
+        good = [tracked for tracked in reported if tracked.failure is None]
+        failed = [(tracked.index, tracked.failure) for tracked in reported if tracked.failure is not None]
         # A rejected sample keeps the content and the stat of a single file with its reason.
         read = [
             (tracked.index, tracked.read.stat, tracked.read.contents or tracked.read.content)
@@ -222,12 +222,14 @@ class Tracker:
         return Committed(
             keys=b"".join(new),
             num_bytes=num_bytes,
-            done=[one.index for one in good],
+            done=[tracked.index for tracked in good],
             failed=failed,
             read=read,
             encoded=len(new) - copied,
             copied=copied,
-            skipped=sum(one.keys[output.item] in one.there for one in good for output in one.job.outputs),
+            skipped=sum(
+                tracked.keys[output.item] in tracked.there for tracked in good for output in tracked.job.outputs
+            ),
         )
 
 
@@ -290,7 +292,7 @@ class Batches:
     def take(self, group: int | None = None) -> list[PendingItem]:
         """The items that wait of a group [default: of the one that holds most memory]."""
         if group is None:
-            group = max(self.waiting, key=lambda one: num_bytes(self.waiting[one]))
+            group = max(self.waiting, key=lambda number: num_bytes(self.waiting[number]))
         del self._costs[group]
         return self.waiting.pop(group)
 
@@ -334,29 +336,29 @@ class Batches:
         """The oldest batch, waited for; encoded again in smaller parts if memory ran out."""
         batch, results = self._in_flight.popleft()
         try:
-            made = results.result() if isinstance(results, Pending) else results
+            results_there = results.result() if isinstance(results, Pending) else results
         except DeviceMemoryError as error:
             if len(batch) == 1:
                 return [(batch[0], too_large(error))]
             self._halve(batch[0].group, len(batch))
             return self.submit(batch)
         failpoint("result-received")
-        done = list(zip(batch, made, strict=True))
+        done = list(zip(batch, results_there, strict=True))
         self._check(done)
         return done
 
     def _check(self, results: Sequence[Result]) -> None:
         """Compare shape and type with the field: a difference is a fault of the encoder, not of a sample."""
-        for item, made in results:
-            if isinstance(made, Failure):
+        for item, result in results:
+            if isinstance(result, Failure):
                 continue
-            expected, found = self._groups[item.group].shape, made.array.shape
-            same = [one in (-1, other) for one, other in zip(expected, found, strict=False)]
-            if len(found) != len(expected) or not all(same) or made.array.dtype != self._dtype:
+            expected, shape = self._groups[item.group].shape, result.array.shape
+            same = [side in (-1, other) for side, other in zip(expected, shape, strict=False)]
+            if len(shape) != len(expected) or not all(same) or result.array.dtype != self._dtype:
                 raise EncoderError(
                     "the encoder gives arrays of another shape or type than the field",
                     where=self._kind.name,
-                    why=f"expected {expected} of {self._dtype}, found {found} of {made.array.dtype}",
+                    why=f"expected {expected} of {self._dtype}, found {shape} of {result.array.dtype}",
                     fix="report this model",
                 )
 

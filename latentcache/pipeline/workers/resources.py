@@ -44,7 +44,7 @@ def host_memory(*, cgroup: Path = _CGROUP, membership: Path = Path("/proc/self/c
 
 def _cgroup_limits(root: Path, membership: Path) -> list[int]:
     """Limits of all cgroups from this process's own up to the root."""
-    found = []
+    limits = []
     for line in _read(membership).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):
@@ -52,13 +52,13 @@ def _cgroup_limits(root: Path, membership: Path) -> list[int]:
         base, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
         # In a container the path is often that of the host and missing below the root that is mounted here.
         folder = Path(os.path.normpath(f"{base}/{path}"))
-        for one in (folder, *folder.parents):
-            text = _read(one / name).strip()
+        for group in (folder, *folder.parents):
+            text = _read(group / name).strip()
             if text.isdecimal() and int(text):
-                found.append(int(text))
-            if one == base:
+                limits.append(int(text))
+            if group == base:
                 break
-    return found
+    return limits
 
 
 def _read(path: Path) -> str:
@@ -163,7 +163,7 @@ class Device(Value):
 
 def parse_devices(text: str) -> list[tuple[str, int | None]]:
     """``cuda:0,cuda:1`` or ``cpu*2`` as kinds with numbers, one for each worker."""
-    found: list[tuple[str, int | None]] = []
+    devices: list[tuple[str, int | None]] = []
     for word in text.split(","):
         match = _ONE.fullmatch(word)
         if match is None or (match[2] and match[1] in ("auto", "cpu")) or (match[1] == "auto" and text != "auto"):
@@ -174,8 +174,8 @@ def parse_devices(text: str) -> list[tuple[str, int | None]]:
                 fix="--device=auto|cpu|cuda|cuda:0,cuda:1|cpu*2",
                 fix_python="device='auto', 'cpu', 'cuda', 'cuda:0,cuda:1' or 'cpu*2'",
             )
-        found += [(match[1], int(match[2]) if match[2] else None)] * int(match[3] or 1)
-    if len({kind for kind, _ in found}) > 1:
+        devices += [(match[1], int(match[2]) if match[2] else None)] * int(match[3] or 1)
+    if len({kind for kind, _ in devices}) > 1:
         raise UsageError(
             "devices of several kinds",
             argument="device",
@@ -183,7 +183,7 @@ def parse_devices(text: str) -> list[tuple[str, int | None]]:
             why="they compute in different precisions, and one cache has one",
             fix="name devices of one kind",
         )
-    return found
+    return devices
 
 
 def devices_for(text: str, *, needs_torch: bool) -> list[Device]:
@@ -208,7 +208,7 @@ def devices_for(text: str, *, needs_torch: bool) -> list[Device]:
 def _device(kind: str, number: int | None, workers: int) -> Device:
     name = kind if number is None else f"{kind}:{number}"
     if kind == "cuda" and number is not None:
-        visible = [one for one in os.environ.get(_VISIBLE, "").split(",") if one]
+        visible = [number_or_name for number_or_name in os.environ.get(_VISIBLE, "").split(",") if number_or_name]
         chosen = visible[number] if number < len(visible) else str(number)
         return Device(label=name, name=kind, variables={_VISIBLE: chosen})
     if kind == "cpu" and workers > 1 and "OMP_NUM_THREADS" not in os.environ:

@@ -129,7 +129,7 @@ class _Worker:
         settled: dict[int, Job] = {}
         for lease, unit in list(self.leases.items()):
             if not unit.probe:
-                settled |= {one: unit.jobs.pop(one) for one in numbers if one in unit.jobs}
+                settled |= {number: unit.jobs.pop(number) for number in numbers if number in unit.jobs}
                 if not unit.jobs:
                     del self.leases[lease]
         return settled
@@ -209,7 +209,7 @@ class Run:
                 else:
                     yield number, job
 
-        for unit in cut(fitting(), lambda one: one[1].cost, most, work.unit_cost):
+        for unit in cut(fitting(), lambda numbered: numbered[1].cost, most, work.unit_cost):
             yield _Unit(jobs=dict(unit))
 
     def _fill(self, count: int) -> None:
@@ -339,7 +339,7 @@ class Run:
         match end.error:
             case DeviceMemoryError():
                 raise end.error
-            case DeviceError() if any(one.opened for one in (worker, *self._workers)):
+            case DeviceError() if any(each.opened for each in (worker, *self._workers)):
                 cause = f"lost its device ({', '.join(filter(None, (end.error.what, end.error.why)))})"
                 begun = {}
             case MemoryError():
@@ -403,10 +403,10 @@ class Run:
 
     def _too_large(self, job: Job, cause: str = "") -> Failure:
         needed = job.cost * self._kind.work.cost_bytes
-        found = f"a worker {cause}" if cause else f"needs about {needed:,} bytes to be prepared"
+        reason = f"a worker {cause}" if cause else f"needs about {needed:,} bytes to be prepared"
         return Failure(
             reason="out-of-memory",
-            detail=f"its size is {job.cost:,} and it {found}; --host-memory is {self._limit:,}",
+            detail=f"its size is {job.cost:,} and it {reason}; --host-memory is {self._limit:,}",
             hint="give more memory with --host-memory, or leave the sample out",
             content=job.content,
         )

@@ -140,8 +140,8 @@ class WorkerLoop:
         unit = Unit(work.unit, len(work.jobs), probe=work.probe)
         tracked = [TrackedJob(index, job, unit) for index, job in work.jobs.items()]
         self._inbox.put(unit)
-        hashed = [one for one in tracked if one.job.content]
-        self.jobs.look_up(hashed, [one.job.content for one in hashed])
+        hashed = [job for job in tracked if job.job.content]
+        self.jobs.look_up(hashed, [job.job.content for job in hashed])
         if self.producer_class.prepare is Producer.prepare and len(hashed) == len(tracked):
             self._inbox.put(tracked)
         else:
@@ -171,15 +171,15 @@ class WorkerLoop:
 
     def _loop(self) -> None:
         while not self.stopping.is_set():
-            found = self._next()
-            if isinstance(found, Unit):
-                self._units[found.number] = found
-                self._remaining += found.unmade
-            elif isinstance(found, list):
-                self._take_all(found)
-            elif found is not None:
+            message = self._next()
+            if isinstance(message, Unit):
+                self._units[message.number] = message
+                self._remaining += message.unmade
+            elif isinstance(message, list):
+                self._take_all(message)
+            elif message is not None:
                 self._remaining -= 1
-                self._take(*found)
+                self._take(*message)
             elif self._hurry():
                 self._encode(self.batches.take())
             last = not self._remaining and not self.batches.waiting
@@ -245,11 +245,11 @@ class WorkerLoop:
     def _queue(self, item: PendingItem) -> None:
         """Copy a committed item that was made from exactly the same encoder input, or wait for a batch."""
         if self.lookup is not None and item.prepared.same and not item.owner.unit.probe:
-            same, key = (np.frombuffer(one, dtype=np.uint8)[None] for one in (item.prepared.same, item.key))
-            place = int(self.lookup.find_same(same, key)[0])
-            if place >= 0 and (found := self.lookup.item(place)) is not None:
+            same, key = (np.frombuffer(hashed, dtype=np.uint8)[None] for hashed in (item.prepared.same, item.key))
+            number = int(self.lookup.find_same(same, key)[0])
+            if number >= 0 and (stored := self.lookup.item(number)) is not None:
                 self.jobs.copied.add(item.key)
-                self._store([(item, Made(array=found.array, columns=found.columns))])
+                self._store([(item, Made(array=stored.array, columns=stored.columns))])
                 return
         self._open()
         if batch := self.batches.add(item):
@@ -271,7 +271,7 @@ class WorkerLoop:
     def _encoding(self, jobs: Sequence[TrackedJob] = ()) -> Iterator[None]:
         """If the process ends in the block, one of these jobs may be the cause, or of those on the device."""
         every = [*(item.owner for item in self.batches.in_flight), *jobs]
-        with self._step(_ENCODER, ENCODING, *(one.index for one in every)), self._clock("encode"):
+        with self._step(_ENCODER, ENCODING, *(tracked.index for tracked in every)), self._clock("encode"):
             yield
 
     @contextmanager
@@ -286,15 +286,15 @@ class WorkerLoop:
     def _store(self, results: Sequence[Result]) -> None:
         """Hand encoded items to the writer; small ones when their unit is complete."""
         done: list[TrackedJob] = []
-        for item, made in results:
+        for item, result in results:
             tracked, prepared = item.owner, item.prepared
             self.budget.release(prepared.num_bytes)
-            failure = made if isinstance(made, Failure) else self.kind.check(made.array, self.recipe)
+            failure = result if isinstance(result, Failure) else self.kind.check(result.array, self.recipe)
             if failure is not None:
                 tracked.fail(failure)
-            elif isinstance(made, Made) and not tracked.unit.probe:
-                columns = {**made.columns, **prepared.columns}
-                stored = Item(key=item.key, array=made.array, same=prepared.same, columns=columns)
+            elif isinstance(result, Made) and not tracked.unit.probe:
+                columns = {**result.columns, **prepared.columns}
+                stored = Item(key=item.key, array=result.array, same=prepared.same, columns=columns)
                 tracked.unit.items.append((prepared.output.item, stored))
             tracked.unmade -= 1
             if not tracked.unmade:
@@ -315,13 +315,13 @@ class WorkerLoop:
                 unit.made = []
         if settled:
             self._write(entries, settled)
-        for number in {one.unit.number for one in jobs if not one.unit.unmade}:
+        for number in {tracked.unit.number for tracked in jobs if not tracked.unit.unmade}:
             del self._units[number]
             self.post(Encoded(number))
 
     def _packed(self, unit: Unit) -> list[NewEntry]:
         """The items of a unit that wait, in the order of the plan."""
-        items = [item for _, item in sorted(unit.items, key=lambda one: one[0])]
+        items = [item for _, item in sorted(unit.items, key=lambda numbered: numbered[0])]
         unit.items = []
         return pack_items(items, self.recipe, self.kind) if items else []
 

@@ -134,8 +134,8 @@ def _call(
 def read_at(descriptor: int, offset: int, room: memoryview | int) -> memoryview:
     """Read a file from ``offset`` on, more than the 2 GiB of one call too; gives fewer bytes only at its end."""
     memory, done = np.empty(room, dtype=np.uint8).data if isinstance(room, int) else room, 0
-    while done < len(memory) and (found := os.preadv(descriptor, [memory[done:]], offset + done)):
-        done += found
+    while done < len(memory) and (count := os.preadv(descriptor, [memory[done:]], offset + done)):
+        done += count
     return memory[:done]
 
 
