@@ -34,7 +34,7 @@ Start with:  latentcache build DATA
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: In the order of the help. The module of a command has its function, under the same name, and ``HELP``.
-COMMANDS = ("build", "merge", "verify", "inspect", "info", "gc", "export", "plan")
+COMMANDS = ("build", "merge", "verify", "inspect", "info", "show", "report", "gc", "export", "plan")
 
 
 def _show_version(value: bool) -> None:

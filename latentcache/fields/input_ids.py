@@ -145,6 +145,7 @@ class InputIds(FieldKind):
     encoder = "tokenizer"
     describer = "latentcache.encoders.text.describe:describe"
     producer = "latentcache.encoders.text.producer:TokenProducer"
+    decoder = "latentcache.encoders.text.decode:decoder"
 
     def check(self, array: Array, recipe: InputIdsRecipe) -> Failure | None:
         """Ids outside the vocabulary."""

@@ -406,6 +406,10 @@ class FieldKind:
     producer: str = ""
     """``module:Class``: ``Class(described.producer, recipe, ProducerContext)``; imported in workers only."""
 
+    decoder: str = ""
+    """``module:function``: ``(recipe, provenance)`` -> what makes of an item what a person can look at; for ids
+    ``(ids) -> [(text, True if special)]``. Raises LatentcacheError if the encoder is not here. Empty: none."""
+
     def resolved(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """Settings of this field in a build, or None; ``fields`` are those given, ``held``: the cache has it."""
         return fields.get(self.name)

@@ -22,12 +22,13 @@ from latentcache.errors import (
     UsageError,
 )
 from latentcache.fields.protocol import Differences, FieldRecipe
+from latentcache.fields.registry import load
 from latentcache.loader.documents import Documents
 from latentcache.loader.samples import Draw, Part, ReadSettings, Selection
 from latentcache.loader.view import View
 from latentcache.plan.documents import spread
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
-from latentcache.plan.numbers import choice, whole
+from latentcache.plan.numbers import choice, is_whole, whole
 from latentcache.plan.rows import NoLoss, Overflow
 from latentcache.plan.samples import SampleIndex, times_counted
 from latentcache.plan.shuffle import in_validation
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 
 #: Places in a row are counted in 32 bits.
 _MAX_LENGTH = 2**31 - 1
+
+
+class NoSampleError(UsageError, IndexError):
+    """A sample that does not exist."""
 
 
 class Cache(View):
@@ -133,6 +138,28 @@ class Cache(View):
             counts = np.bincount(files[files >= 0], minlength=len(names)).tolist()
             found.update(dict(zip(names, counts, strict=True)))
         return dict(found)
+
+    def __getitem__(self, sample: int | str) -> Any:
+        """Describe one sample: file, crop, caption, values, decoded tokens; for people, in a terminal or a notebook.
+
+        Args:
+            sample: Its number from 0 (a negative one counts from the end), or its name.
+
+        Raises:
+            NoSampleError: There is no such number (an IndexError).
+            UsageError: There is no such name.
+        """
+        describe, find = (load(f"latentcache.report.sample:{name}") for name in ("sample_of", "find_sample"))
+        if isinstance(sample, str):
+            return describe(self.snapshots[0], find(self.snapshots[0], sample))
+        count = sum(len(part.chosen) for part in self.parts)
+        if not is_whole(sample, -count) or int(sample) >= count:
+            raise NoSampleError(f"sample {sample!r} of {count} samples", why="they count from 0", fix="cache[0]")
+        number = int(sample) % count
+        starts = np.cumsum([0, *(len(part.chosen) for part in self.parts)])
+        owner = int(np.searchsorted(starts, number, side="right")) - 1
+        part = self.parts[owner]
+        return describe(part.snapshot, int(part.chosen[number - int(starts[owner])]))
 
     def __repr__(self) -> str:
         times = self.repeats

@@ -28,6 +28,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data import Sampler as TorchSampler
 
 from latentcache.errors import CacheNotFoundError, PlanError, UsageError
+from latentcache.fields.registry import load
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.device import InFlight, Transfer
 from latentcache.loader.formats import Batch
@@ -99,6 +100,10 @@ class Loader(IterableDataset[Batch]):
     def __len__(self) -> int:
         """Batches of an epoch on this rank (the same on every rank)."""
         return self.report.steps
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return str(load("latentcache.report.page:html_of")(self))
 
     def __repr__(self) -> str:
         report, excluded = self.report, f", {self.excluded} excluded" if self.excluded else ""

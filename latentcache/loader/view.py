@@ -11,6 +11,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
 from latentcache.errors import UsageError
+from latentcache.fields.registry import load
 from latentcache.plan.batching import BatchPlan, PlanReport, Remainder
 from latentcache.plan.mixing import Mixture, Weight, mixture
 from latentcache.plan.numbers import choice, several
@@ -170,6 +171,10 @@ class View:
         check_carried(loader.format, fields or ())
         self._loaders.add(loader)
         return loader
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return str(load("latentcache.report.page:html_of")(self))
 
     def close(self) -> None:
         """Close every loader made from this object. Twice is once; all of it stays usable."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError, PlanError, UsageError, count_of, keyword, option
+from latentcache.fields.registry import load
 from latentcache.plan.mixing import MixedSource, Mixture, bucket_counts
 from latentcache.plan.numbers import choice, whole
 from latentcache.value import Value
@@ -186,6 +187,10 @@ class PlanReport(Value):
         """Counts of samples that are repeated, dropped or padded, as ``, 3 repeated``; empty without any."""
         counts = {"repeated": self.samples_repeated, "dropped": self.samples_dropped, "padded": self.rows_padded}
         return "".join(f", {number} {name}" for name, number in counts.items() if number)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return str(load("latentcache.report.page:html_of")(self))
 
     def __repr__(self) -> str:
         largest = ", ".join(f"{one.bucket}: {one.samples}" for one in self.buckets[:4])

@@ -86,9 +86,9 @@ class Finding(Value):
         names = ("line", "key", "file", "expected", "found", "fix")
         more: dict[str, Any] = {name: getattr(self, name) for name in names}
         more |= {"field": self.field or self.target, "count": self.count if self.count > 1 else 0}
-        more["names"] = [_text(name) for name in self.names]
+        more["names"] = [shown_text(name) for name in self.names]
         return item | {
-            name: _text(value) if isinstance(value, str) else value for name, value in more.items() if value
+            name: shown_text(value) if isinstance(value, str) else value for name, value in more.items() if value
         }
 
 
@@ -275,12 +275,12 @@ class Findings:
 
 def path_json(name: str) -> dict[str, Any]:
     """``path``, and ``path_b64`` if the name is not UTF-8."""
-    path, raw = _text(name), name.encode("utf-8", "surrogateescape")
+    path, raw = shown_text(name), name.encode("utf-8", "surrogateescape")
     return {"path": path} if path == name else {"path": path, "path_b64": base64.b64encode(raw).decode("ascii")}
 
 
-def _text(value: str) -> str:
-    """A text that JSON can carry: bytes that are not UTF-8 become replacement characters."""
+def shown_text(value: str) -> str:
+    """A text that JSON and pages can carry: bytes that are not UTF-8 become replacement characters."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

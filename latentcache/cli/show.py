@@ -1,0 +1,25 @@
+"""``latentcache show``: one sample of a cache, with its values and tokens."""
+
+from __future__ import annotations
+
+from latentcache.cli import flags
+from latentcache.cli.console import Result
+from latentcache.cli.flags import argument
+
+HELP = "Show one sample of a cache: size, crop, caption, values, decoded tokens with loss."
+
+
+def show(
+    cache: flags.Cache,
+    name: str = argument("NAME", "The sample: a file below DATA, FILE:LINE of a record, or its number from 0."),
+    *,
+    field: flags.Kinds = None,
+) -> Result:
+    """Show one sample; its items are read and their checksums are compared."""
+    from latentcache.report.sample import find_sample, sample_lines, sample_of
+    from latentcache.store.snapshot import open_leased
+
+    snapshot = open_leased(cache)
+    facts = sample_of(snapshot, find_sample(snapshot, name)).facts
+    is_damaged = any("shape" not in item for one in facts["fields"].values() for item in one["items"])
+    return Result({"cache": str(cache), "sample": facts}, sample_lines(facts), exit_code=int(is_damaged))

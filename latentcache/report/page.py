@@ -1,0 +1,282 @@
+"""``report``: one self-contained page of a cache. Facts come from the modules beside this one, markup from templates.
+
+Guarantee: names, captions and texts of a cache never become markup: every value is escaped by the templates, and the
+page's own policy runs no script but the one it was made with. A part that cannot be made is missing with its reason.
+Cost: figures are over all samples; about a hundred samples become images, worst first.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from datetime import datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latentcache._version import __version__
+from latentcache.errors import CacheNotFoundError, LatentcacheError
+from latentcache.fields.protocol import flat_settings
+from latentcache.loader.cache import Cache, open_cache
+from latentcache.plan.batching import PlanReport
+from latentcache.report.audit import audit
+from latentcache.report.cache import describe_cache
+from latentcache.report.captions import caption_facts, remark_facts, set_facts
+from latentcache.report.crops import crop_facts, crops_of
+from latentcache.report.groups import grouped
+from latentcache.report.preview import Stored
+from latentcache.report.sheet import sheet_facts
+from latentcache.report.tokens import token_facts
+from latentcache.report.units import human_bytes
+from latentcache.store.snapshot import Snapshot
+from latentcache.value import Value
+from latentcache.verify.findings import Finding, shown_text
+from latentcache.verify.selection import Depth
+from latentcache.verify.sources import described_now, find_data
+from latentcache.verify.verify import check_cache
+
+if TYPE_CHECKING:
+    import jinja2
+
+_TEMPLATES = Path(__file__).parent / "templates"
+#: Findings and rejected files of one reason that are listed, and characters of a setting.
+_LISTED, _SETTING = 50, 60
+#: Parts of a page that may be missing.
+_PARTS = ("cache", "compare", "verify", "sheet", "plan", "crops", "captions", "remarks", "sets", "tokens", "audit",
+          "rejected", "recipes")  # fmt: skip
+
+
+class PageOptions(Value):
+    """What a page shows."""
+
+    batch_size: int = 4
+    """Samples of a batch, for the bucket map."""
+    images: int = 100
+    """Samples that become images; 0: none, for a page to share."""
+    decode: int = 0
+    """Samples whose latents are decoded by the model."""
+    verify: bool = True
+    """Compare the cache with its sources, quickly."""
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    """Rows of tokens, as arguments of ``cache.rows``."""
+
+
+def report_facts(cache_folder: Path, options: PageOptions) -> dict[str, Any]:
+    """All facts of a page about a cache, as JSON values.
+
+    Raises:
+        CacheNotFoundError: There is no cache.
+    """
+    missing = list[dict[str, str]]()
+    part = partial(_part, missing)
+    facts: dict[str, Any] = dict.fromkeys(_PARTS)
+    facts |= {
+        "title": shown_text(cache_folder.absolute().name.removesuffix(".latentcache")),
+        "made": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        "version": __version__,
+        "missing": missing,
+        "batch_size": options.batch_size,
+        "cache": part("The contents", lambda: describe_cache(cache_folder)),
+    }
+    opened: Cache | None = part("The snapshot", lambda: _opened(cache_folder))
+    if opened is None:
+        return facts
+    (snapshot,) = opened.snapshots
+    stored, crops = Stored(snapshot), part("Sizes", lambda: crops_of(snapshot))
+    facts["recipes"] = [_recipe(name, rows) for name, rows in snapshot.fields.items()]
+    facts["plan"] = part("The bucket map", lambda: _plan(opened, options.batch_size))
+    facts["crops"] = part("Crops", lambda: crop_facts(crops, snapshot) if crops is not None else None)
+    facts["captions"] = part("Captions", lambda: caption_facts(snapshot))
+    facts["remarks"] = part("Remarks", lambda: remark_facts(snapshot)) or []
+    facts["sets"] = part("Sets", lambda: set_facts(snapshot)) or []
+    facts["tokens"] = part("Rows of tokens", lambda: token_facts(opened, options.layout)) or []
+    facts["audit"] = part("The audit", lambda: audit(snapshot, stored)) or []
+    facts["rejected"] = part("Rejected files", lambda: _rejected(snapshot)) or []
+    facts["verify"] = part("Findings", lambda: _verified(cache_folder)) if options.verify else None
+    if crops is not None and options.images:
+        root = part("Images", lambda: find_data(cache_folder, snapshot.source, None))
+        findings = facts["verify"]["groups"] if facts["verify"] else []
+        make = partial(sheet_facts, snapshot, crops, stored, root, findings, options.images, options.decode)
+        facts["sheet"] = part("The contact sheet", make)
+    stored.close()
+    return facts
+
+
+def _part(missing: list[dict[str, str]], name: str, make: Callable[[], Any]) -> Any:
+    """What ``make`` gives; None if it cannot be made, and then the reason is listed."""
+    try:
+        return make()
+    except LatentcacheError as error:
+        if isinstance(error, CacheNotFoundError) and error.slug != "cache-unfinished":
+            raise
+        reason = error
+    why = f"{reason.what}{f' ({reason.why})' if reason.why else ''}"
+    missing.append({"part": name, "why": shown_text(why), "fix": shown_text(reason.fix)})
+    return None
+
+
+def _opened(folder: Path) -> Cache:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the page says it
+        return open_cache(folder, allow_partial=True)
+
+
+def _recipe(name: str, rows: Any) -> dict[str, Any]:
+    """The settings of a field, and where its values are from."""
+    made = rows.provenance
+    libraries = ", ".join(f"{library} {version}" for library, version in (made.get("libraries") or {}).items())
+    origin = {
+        "model": made.get("label") or made.get("model") or made.get("tokenizer"),
+        "machine": made.get("machine"),
+    }
+    return {
+        "field": name,
+        "recipe_id": rows.recipe_id.hex()[:8],
+        "settings": [(setting, _short(value)) for setting, value in flat_settings(rows.recipe_json).items()],
+        "origin": [(key, _short(value)) for key, value in (origin | {"libraries": libraries}).items() if value],
+    }
+
+
+def _short(value: Any) -> str:
+    """A setting as text; a hash is cut to eight digits."""
+    text = shown_text(str(value))
+    if isinstance(value, str) and len(value) in (32, 64) and set(value) <= set("0123456789abcdef"):
+        return value[:8]
+    return text if len(text) <= _SETTING else f"{text[:_SETTING]}..."
+
+
+def _plan(opened: Cache, batch_size: int) -> dict[str, Any] | None:
+    return plan_facts(opened.plan(batch_size=batch_size)) if opened.buckets else None
+
+
+def plan_facts(report: PlanReport) -> dict[str, Any]:
+    """Steps and samples of an epoch, bucket by bucket."""
+    most = max((bucket.samples for bucket in report.buckets), default=1)
+    return {
+        "batch_size": report.batches.batch_size,
+        "world_size": report.batches.world_size,
+        "steps": report.steps,
+        "used": report.samples_used,
+        "repeated": report.samples_repeated,
+        "dropped": report.samples_dropped,
+        "overfilled": list(report.overfilled),
+        "buckets": [
+            {
+                "label": shown_text(str(bucket.bucket)),
+                **_frame(bucket.bucket.size),
+                "samples": bucket.samples,
+                "bar": bucket.samples / max(most, 1),
+                "steps": bucket.steps,
+                "repeated": bucket.repeated,
+                "dropped": bucket.dropped,
+            }
+            for bucket in report.buckets
+        ],
+    }
+
+
+def _frame(size: tuple[int, int, int]) -> dict[str, float]:
+    """The shape of a bucket, drawn inside a square of 36."""
+    _, height, width = size
+    longest = max(height, width, 1)
+    return {"height": height, "width": width, "w": 32 * width / longest, "h": 32 * height / longest}
+
+
+def _verified(folder: Path) -> dict[str, Any]:
+    depth = Depth()
+    requested = partial(described_now, settings={}, depth=depth, device="auto")
+    report, _ = check_cache(folder, depth, requested=requested)
+    return {
+        "counts": {name: number for name, number in report.counts.items() if number and name != "unreferenced"},
+        "samples": report.samples,
+        "not_compared": list(map(shown_text, report.not_compared)),
+        "groups": list(_groups(report.findings)),
+    }
+
+
+def _rejected(snapshot: Snapshot) -> list[dict[str, Any]]:
+    every = {"quarantined": snapshot.rejected, "note": snapshot.notes}
+    findings = [Finding.of_rejected(kind, sample) for kind, some in every.items() for sample in some]
+    return list(_groups(findings))
+
+
+def _groups(findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
+    """Findings of one category and reason together, with what to do."""
+    for group in grouped(findings):
+        first = group[0]
+        items = [
+            {
+                "name": shown_text(f"{one.path or one.file or one.key}{f':{one.line}' if one.line else ''}"),
+                "field": one.field,
+                "text": shown_text(f"expected {one.expected}, found {one.found}" if one.expected else one.found),
+                "names": [shown_text(name) for name in one.names],
+                "hint": shown_text(one.hint),
+            }
+            for one in group[:_LISTED]
+        ]
+        yield {
+            "category": "rejected" if first.category == "quarantined" else first.category,
+            "reason": first.reason,
+            "count": sum(one.count for one in group),
+            "items": items,
+            "hints": list(dict.fromkeys(item["hint"] for item in items if item["hint"])),
+            "fixes": list(dict.fromkeys(shown_text(one.fix) for one in group if one.fix))[:3],
+        }
+
+
+# markup
+
+
+def render(facts: Mapping[str, Any]) -> str:
+    """The page of facts: one self-contained HTML document."""
+    script = (_TEMPLATES / "report.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    page = _environment().get_template("report.html")
+    return page.render(facts=facts, style=_style(), script=script, digest=digest)
+
+
+def fragment(name: str, facts: Mapping[str, Any]) -> str:
+    """A part of the page for a notebook: ``plan``, ``sample``, ``overview`` or ``rows``."""
+    parts = _environment().get_template("parts.html").module
+    make = getattr(parts, f"part_{name}")
+    return f'<style>{_style()}</style><div class="lc lc-inline">{make(facts)}</div>'
+
+
+def html_of(shown: Any) -> str:
+    """What a notebook shows of a cache, rows of tokens, a loader or a plan."""
+    if isinstance(shown, PlanReport):
+        return fragment("plan", plan_facts(shown))
+    if isinstance(shown, Cache):
+        return "".join(fragment("overview", {"cache": describe_cache(one.paths.root)}) for one in shown.snapshots)
+    report = getattr(shown, "report", None)
+    if isinstance(report, PlanReport):
+        return fragment("plan", plan_facts(report))
+    from latentcache.report.tokens import row_facts, text_decoder
+
+    documents = shown.parts[0].documents
+    decode, why = text_decoder(documents.snapshot.fields[documents.field])
+    return fragment("rows", {"field": documents.field, "undecoded": why, **row_facts(shown, decode)})
+
+
+def _style() -> str:
+    return (_TEMPLATES / "report.css").read_text("utf-8")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = lambda value: f"{value:,}"
+    environment.filters["percent"] = lambda value, digits=0: f"{100 * value:.{digits}f}%"
+    environment.filters["bytes"] = human_bytes
+    return environment
