@@ -6,6 +6,7 @@ import io
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,16 +19,17 @@ from latentcache.value import Value
 
 Array = NDArray[Any]
 #: Fields of a cache.
-LATENTS, TEXT, POOLED, IDS = "latents", "prompt_embeds", "pooled_prompt_embeds", "prompt_ids"
+LATENTS, MASK = "latents", "mask"
+TEXT, POOLED, IDS = "prompt_embeds", "pooled_prompt_embeds", "prompt_ids"
 
 
 class Latent(Value, eq=False):
-    """Latents of an image in one size."""
+    """Latents of an image in one size, or its mask."""
 
     bucket: Size
     """Pixels."""
     values: Array
-    """(C, h, w) float32, in the scale that the format asks for."""
+    """(C, h, w) float32, in the scale that the format asks for; a mask from 0 to 1."""
     flipped: Array | None = None
     """Those of the horizontal flip; None: the cache has none."""
 
@@ -52,6 +54,7 @@ class Sample(Value, eq=False):
     partners: Mapping[str, str] = field(default_factory=dict)
     """Its ``mask``, ``control``, ``control_2``, ``control_3``: name in the exported folder, with ``/``."""
     latents: Sequence[Latent] = ()
+    masks: Sequence[Latent] = ()
     text: Mapping[str, Array] = field(default_factory=dict)
     """Field of the cache -> its item."""
 
@@ -80,8 +83,9 @@ class Request(Value):
     """The sizes that the trainer chooses, by its settings."""
     wanted: Sequence[str]
     """Fields to export."""
-    title: str
-    """Name of the data set's folder."""
+    root: Path
+    """Folder of the data set."""
+    trainer_config: Path | None
     architecture: str | None
     release: str | None
 
@@ -93,6 +97,10 @@ class Format(Protocol):
     """As ``--to``, ``build --like`` and ``plan --for`` name it."""
     is_scaled: bool
     """True: latents are written as the model trains on them; False: as the encoder makes them."""
+    fields: Mapping[str, Sequence[str]]
+    """``latents`` and ``text`` of ``--fields`` -> fields of the cache, as far as it has them."""
+
+    def __init__(self, request: Request) -> None: ...
 
     def check(self, content: Content) -> None:
         """Raise UsageError if the cache does not fit; the fix names the build that does."""
@@ -114,12 +122,19 @@ class Format(Protocol):
         """What the sidecar and the JSON output say of the form of the files."""
         ...
 
+    def begin(self, folder: str, samples: Iterable[Sample]) -> None:
+        """Take all samples, without values, before the files of any are asked for.
+
+        ``folder`` is the path of the export as the trainer sees it.
+        """
+        ...
+
     def files(self, sample: Sample, fields: Sequence[str]) -> Mapping[str, Callable[[], bytes]]:
         """Name of each file of values -> what makes its bytes; a sample that is only planned has no values yet."""
         ...
 
-    def settings(self, folder: str, samples: Iterable[Sample]) -> Mapping[str, str]:
-        """Files with settings for the trainer: name -> text.
+    def settings(self, folder: str, samples: Iterable[Sample]) -> Mapping[str, bytes]:
+        """Files of the whole export, such as settings for the trainer, by name.
 
         ``folder`` is the path as the trainer sees it, ``samples`` are all of them, without values.
         """

@@ -21,8 +21,9 @@ import torch
 
 from latentcache.errors import UsageError, count_of
 from latentcache.export.folder import File, Folder, check_room, is_export, link
-from latentcache.export.format import IDS, LATENTS, POOLED, TEXT, Content, Format, Latent, Request, Sample
+from latentcache.export.format import LATENTS, MASK, TEXT, Content, Format, Latent, Request, Sample
 from latentcache.export.kohya import Kohya
+from latentcache.export.onetrainer import OneTrainer
 from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
 from latentcache.fields.prompt_embeds import PromptRecipe
@@ -43,9 +44,7 @@ if TYPE_CHECKING:
     from latentcache.export.run import ExportSettings
 
 #: By ``--to``.
-TRAINER_FORMATS: Mapping[str, Callable[[Request], Format]] = {"kohya": Kohya}
-#: Value of ``--fields`` -> fields of the cache.
-FIELDS = {"latents": (LATENTS,), "text": (TEXT, POOLED, IDS), "all": (LATENTS, TEXT, POOLED, IDS)}
+TRAINER_FORMATS: Mapping[str, type[Format]] = {"kohya": Kohya, "onetrainer": OneTrainer}
 #: Bytes of a file of arrays beside the values: headers of its members and of the zip.
 _AROUND = 2048
 
@@ -64,19 +63,22 @@ class ImageExport:
             warnings.simplefilter("ignore", UserWarning)  # of demo caches and parts
             self._cache: Cache = open_cache(settings.cache)
         self._snapshot = self._cache.snapshots[0]
-        self._wanted = [name for name in FIELDS[settings.fields or "latents"] if name in self._snapshot.fields]
+        made, kinds = TRAINER_FORMATS[settings.format], settings.fields or "latents"
+        names = [name for kind, fields in made.fields.items() if kinds in (kind, "all") for name in fields]
+        self._wanted = [name for name in names if name in self._snapshot.fields]
         recipe = self._checked_recipe()
         root = names_root(settings.data or Path(self._snapshot.source["root"]), self._snapshot.source)
         self._root, self._recipe = root, recipe
         like = LatentsSettings(trainer_config=settings.trainer_config, like=settings.format).with_trainer()[0]
         self._geometry = geometry_of(like, recipe, recipe.encoder.multiple)
         self._tables = self._geometry.like_tables()
-        self._format = TRAINER_FORMATS[settings.format](
+        self._format = made(
             Request(
                 recipe=recipe,
                 geometry=self._geometry,
                 wanted=self._wanted,
-                title=root.name,
+                root=root,
+                trainer_config=settings.trainer_config,
                 architecture=settings.architecture,
                 release=settings.release,
             )
@@ -104,6 +106,9 @@ class ImageExport:
         self._check_config()
         self._format.check(Content(recipes=recipes, wanted=self._wanted, shapes=shapes))
         self._check_sizes()
+        self._shown = self._settings.as_path or str(self._settings.out.absolute())
+        """The folder as the trainer sees it."""
+        self._format.begin(self._shown, (self._sample(number, values=False) for number in self._numbers))
         self._check_names()
         check_room(self._settings.out, self.bytes)
 
@@ -143,7 +148,7 @@ class ImageExport:
             raise UsageError(f"{out} exists", where=str(out), fix="give another folder")
         folder_path = out.with_name(f"{out.name}.partial") if is_new else out
         make_folder(folder_path)
-        shown, about = self._settings.as_path or str(out), self._about()
+        shown, about = self._shown, self._about()
         with Folder(folder_path) as folder:
             names = set[str]()
             for done, number in enumerate(self._numbers, 1):
@@ -153,8 +158,8 @@ class ImageExport:
                 on_progress(done, len(self._numbers))
             # Beside the images such a file would say how DATA is read.
             configured = {} if self._settings.beside else self._format.settings(shown, self._samples())
-            for name, text in configured.items():
-                file, make = _of_bytes(name, text.encode())
+            for name, data in configured.items():
+                file, make = _of_bytes(name, data)
                 folder.put(file, make)
                 names.add(name)
             deleted = folder.finish(names, about)
@@ -313,11 +318,14 @@ class ImageExport:
     def _with_values(self, sample: Sample, number: int) -> Sample:
         texts = dict[str, Any]()
         for name in self._wanted:
-            if name != LATENTS:
+            if name not in (LATENTS, MASK):
                 item = self._entries.read(name, int(self._rows[name][number][0][0]))
                 texts[name] = _floats(item, self._snapshot.fields[name].spec.dtype)
-        latents = [self._latent(*rows) for rows in self._rows.get(LATENTS, {}).get(number, ())]
-        return replace(sample, latents=latents, text=texts)
+        latents, masks = (
+            [self._latent(name, *rows) for rows in self._rows.get(name, {}).get(number, ())]
+            for name in (LATENTS, MASK)
+        )
+        return replace(sample, latents=latents, masks=masks, text=texts)
 
     def _partners(self, number: int) -> dict[str, Mapping[str, Any]]:
         """Places of the masks and control images of a sample that are files of their own."""
@@ -328,17 +336,19 @@ class ImageExport:
                 found[role] = places(self._snapshot.samples, [number], role)[0]
         return found
 
-    def _latent(self, *rows: int) -> Latent:
-        """The latents of a sample in one size; ``rows`` are those of its variants."""
-        field, flips = self._snapshot.fields[LATENTS], self._recipe.geometry.flip
+    def _latent(self, name: str, *rows: int) -> Latent:
+        """The latents or the mask of a sample in one size; ``rows`` are those of its variants."""
+        field, flips = self._snapshot.fields[name], self._recipe.geometry.flip
         bucket = Size(*field.groups[int(field.group[rows[0]])].dims[1:])
-        flipped = self._values(rows[1]) if flips and rows[1] != rows[0] else None
-        return Latent(bucket=bucket, values=self._values(rows[0]), flipped=flipped)
+        flipped = self._values(name, rows[1]) if flips and rows[1] != rows[0] else None
+        return Latent(bucket=bucket, values=self._values(name, rows[0]), flipped=flipped)
 
-    def _values(self, row: int) -> Any:
-        """Float32 latents (C, h, w): the mean or one draw, scaled if the format asks for it."""
-        field = self._snapshot.fields[LATENTS]
-        stored = torch.from_numpy(_floats(self._entries.read(LATENTS, row), field.spec.dtype))
+    def _values(self, name: str, row: int) -> Any:
+        """Float32 values (C, h, w): of latents the mean or one draw, scaled if the format asks for it."""
+        field = self._snapshot.fields[name]
+        stored = torch.from_numpy(_floats(self._entries.read(name, row), field.spec.dtype))
+        if name == MASK:
+            return (stored / 255).numpy()
         if self._recipe.encoder.posterior == "moments":
             out = torch.empty((1, len(stored) // 2, *stored.shape[1:]))
             draw, seed = ("mode", 0) if self._settings.draw is None else ("sample", self._settings.draw)

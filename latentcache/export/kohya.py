@@ -143,6 +143,7 @@ class Kohya:
     """Files for sd-scripts and lora-scripts. See :class:`~latentcache.export.format.Format`."""
 
     name = "kohya"
+    fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS,), "text": (TEXT, POOLED, IDS)}
 
     def __init__(self, request: Request) -> None:
         recipe = request.recipe
@@ -150,7 +151,7 @@ class Kohya:
         self._table = cast("KohyaTable", request.geometry.like_tables()[0])
         self._architecture = _architecture(recipe, request.architecture)
         self._form = _form(self._architecture, request.release)
-        self._title = re.sub(r"[^\w-]", "_", request.title) or "images"
+        self._title = re.sub(r"[^\w-]", "_", request.root.name) or "images"
         self._has_text = TEXT in request.wanted
         self.is_scaled = self._architecture.is_scaled
         if self._form != "suffixed" and len(recipe.geometry.resolutions) > 1:
@@ -203,6 +204,9 @@ class Kohya:
         readable = extension.lower() if extension.lower()[1:] in _EXTENSIONS else ".png"
         return folder and f"{folder}/{sample.stem}{readable}"
 
+    def begin(self, folder: str, samples: Iterable[Sample]) -> None:
+        """See ``Format``: the files of an image depend on no other one."""
+
     def files(self, sample: Sample, fields: Sequence[str]) -> Mapping[str, Callable[[], bytes]]:
         """See ``Format``."""
         found = dict[str, Callable[[], bytes]]()
@@ -214,7 +218,7 @@ class Kohya:
             found[name] = partial(_TEXT_WRITERS[self._architecture.name], sample)
         return found
 
-    def settings(self, folder: str, samples: Iterable[Sample]) -> Mapping[str, str]:
+    def settings(self, folder: str, samples: Iterable[Sample]) -> Mapping[str, bytes]:
         """See ``Format``."""
         geometry, table = self._geometry, self._table
         lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
@@ -237,7 +241,7 @@ class Kohya:
                 for name in names:
                     lines += subsets[name].lines(folder, name)
                 lines.append("")
-        return {"dataset.toml": "\n".join(lines)}
+        return {"dataset.toml": "\n".join(lines).encode()}
 
     def advice(self, folder: str, samples: Iterable[Sample]) -> Sequence[str]:
         """See ``Format``."""

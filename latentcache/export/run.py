@@ -30,17 +30,18 @@ if TYPE_CHECKING:
     from latentcache.loader.cache import Cache
 
 #: Settings of every format of images.
-_OF_IMAGES = ("as", "beside", "copy", "data", "draw", "fields", "force")
+_OF_IMAGES = ("as", "copy", "data", "draw", "fields", "force")
 #: Format -> the settings that it takes.
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "hf-disk": ("pad", "pack", "chunk", "for", "overflow", "padding-side", "validation"),
     "megatron": ("validation",),
     "datatrove": ("validation",),
     "mds": ("pad", "chunk", "overflow", "validation"),
-    "kohya": (*_OF_IMAGES, "architecture", "release", "trainer-config"),
+    "kohya": (*_OF_IMAGES, "architecture", "beside", "release", "trainer-config"),
+    "onetrainer": (*_OF_IMAGES, "release", "trainer-config"),
 }
 #: Formats of images; the others are formats of tokens.
-IMAGE_FORMATS = ("kohya",)
+IMAGE_FORMATS = ("kohya", "onetrainer")
 #: Layouts of rows, as ``cache.rows()`` names them.
 LAYOUTS = ("pad", "pack", "chunk")
 #: The file of metadata in an exported folder, and the version of its keys.
@@ -58,7 +59,7 @@ class ExportSettings(Value):
     """The folder to create."""
     format: str = setting(
         "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry); of images: kohya"
-        " (sd-scripts, lora-scripts). [default: hf-disk]",
+        " (sd-scripts, lora-scripts) or onetrainer. [default: hf-disk]",
         flag="--to",
         metavar="FORMAT",
         default="hf-disk",

@@ -215,11 +215,11 @@ def _settings(path: Path, config: TrainingConfig) -> TrainerSettings:
     words += [f"sides are multiples of {step}"]
     words += [f"{config.missing} is not there: no concept was read"] if config.missing else []
     return TrainerSettings(
-        words=", ".join(words), options=options, no_latents=_no_latents(config), no_text=_no_text(config)
+        words=", ".join(words), options=options, no_latents=_forbids_pixels(config), no_text=_forbids_text(config)
     )
 
 
-def _no_latents(config: TrainingConfig) -> tuple[str, ...]:
+def _forbids_pixels(config: TrainingConfig) -> tuple[str, ...]:
     found = [] if config.values.get("latent_caching", True) else ["latent_caching = false"]
     if any(word in config.model for word in _MORE_INPUTS) or config.values.get("custom_conditioning_image"):
         found.append(f"model_type = {config.model}: it has further inputs")
@@ -231,7 +231,7 @@ def _no_latents(config: TrainingConfig) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _no_text(config: TrainingConfig) -> tuple[str, ...]:
+def _forbids_text(config: TrainingConfig) -> tuple[str, ...]:
     """Settings with which it encodes text while it trains, or another text than the first caption."""
     values, found = config.values, list[str]()
     for part in ("text_encoder", "text_encoder_2", "text_encoder_3")[: _encoders(config.model)]:

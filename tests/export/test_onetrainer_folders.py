@@ -1,0 +1,221 @@
+"""Folders for OneTrainer: what is in them, what is refused, and what later exports change."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from small_cache import build, draw
+
+from latentcache import open_cache
+from latentcache.errors import UsageError
+from latentcache.export.format import Sample
+from latentcache.export.onetrainer import _TEXTS, Concept, OneTrainer
+from latentcache.geometry.sizes import Size
+
+SIZES = [(400, 240), (240, 400), (300, 300), (410, 240)]
+LIKE = {"like": "onetrainer", "resolutions": (256,), "bucket_step": 64}
+EXPORT = ("--to", "onetrainer")
+#: Name of the image cache of a concept of ``/sets/cats`` with all defaults but crop jitter, by OneTrainer's code.
+CATS = "cache/image/196a810e3c6e660120a9e275ff4266e59a2f542450ab6f4c21a9229a3470d559/variation-0"
+
+
+def images(folder):
+    """Four images of noise in three buckets, with captions."""
+    for number, size in enumerate(SIZES):
+        draw(folder / f"p{number}.png", size, seed=number)
+        (folder / f"p{number}.txt").write_text(f"caption {number}, tag", "utf-8")
+    return folder
+
+
+@pytest.fixture
+def onetrainer(tmp_path):
+    """A data folder and its cache with the geometry of OneTrainer."""
+    data = images(tmp_path / "cats")
+    build(data, tmp_path / "cache", **LIKE)
+    return data, tmp_path / "cache", tmp_path / "out"
+
+
+def tree(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def item(path):
+    return torch.load(path, weights_only=True)
+
+
+def config(folder, *concepts, **values):
+    path = folder / "config.json"
+    values = {"model_type": "STABLE_DIFFUSION_XL_10_BASE", "resolution": "256", "concepts": concepts} | values
+    path.write_text(json.dumps(values), "utf-8")
+    return path
+
+
+def still(**more):
+    """A concept that changes no pixels."""
+    return {"image": {"enable_crop_jitter": False, **more}}
+
+
+def test_the_cache_of_a_concept_holds_the_values_of_our_cache(run, onetrainer):
+    data, cache, out = onetrainer
+    done = run("export", cache, out, *EXPORT, "--as", "/sets/run", "--json")
+    assert (done.status, done.json["samples"], done.json["written"]) == (0, 4, 15)
+    (folder,) = out.glob("cache/image/*/variation-0")
+    loader = open_cache(cache).read(scaled=False).loader(batch_size=1, seed=None)
+    for number in range(4):
+        found = item(folder / f"{number}.pt")
+        batch = next(
+            batch for batch in (loader.batch([row]) for row in range(4)) if batch["names"] == [f"p{number}.png"]
+        )
+        assert found["latent_image"].dtype == torch.float32
+        torch.testing.assert_close(found["latent_image"], batch["latents"][0].float(), rtol=0, atol=0)
+        width, height = SIZES[number]
+        assert found["original_resolution"] == (height, width)
+        assert found["crop_offset"] == tuple(batch["crop_top_left"][0].tolist())
+    sizes = item(folder / "aggregate.pt")
+    assert [one["crop_resolution"] for one in sizes] == [(192, 320), (320, 192), (256, 256), (192, 320)]
+    assert sizes[1]["image_path"] == "/sets/run/images/cats/p1.png"
+    (concept,) = json.loads((out / "concepts.json").read_text())
+    assert (concept["name"], concept["path"], concept["balancing"]) == ("cats", "/sets/run/images/cats", 1.0)
+    assert concept["image"]["enable_crop_jitter"] is False
+    assert (out / "images/cats/p0.png").samefile(data / "p0.png")
+    assert (out / "images/cats/p0.txt").read_text("utf-8") == "caption 0, tag"
+    assert sum("clear_cache_before_training" in line for line in done.json["advice"]) == 1
+    assert "clear_cache_before_training" in (out / "onetrainer.txt").read_text()
+    assert run("verify", out, "--data", data).status == 0
+
+
+def test_names_are_those_of_the_trainer(run, onetrainer):
+    _, cache, out = onetrainer
+    run("export", cache, out, *EXPORT, "--as", "C:\\sets")
+    (concept,) = json.loads((out / "concepts.json").read_text())
+    assert concept["path"] == "C:\\sets\\images\\cats"
+    settings = {**concept, "path": "/sets/cats"}
+    assert Concept(settings=settings, first=0, samples=()).cache("image") == CATS
+
+
+def test_a_later_export_writes_what_changed_and_renumbers(run, onetrainer):
+    data, cache, out = onetrainer
+    run("export", cache, out, *EXPORT)
+    again = run("export", cache, out, *EXPORT, "--json").json
+    assert (again["written"], again["kept"], again["deleted"]) == (0, 15, 0)
+    draw(data / "p9.png", (300, 300), seed=9)
+    build(data, cache, **LIKE)
+    added = run("export", cache, out, *EXPORT, "--json").json
+    assert (added["written"], added["kept"], added["deleted"]) == (4, 13, 0)  # 4.pt, the image, sizes, concepts
+    (data / "p0.png").unlink()
+    build(data, cache, **LIKE)
+    removed = run("export", cache, out, *EXPORT, "--json").json
+    assert removed["deleted"] == 3
+    (folder,) = out.glob("cache/image/*/variation-0")
+    assert tree(folder) == ["0.pt", "1.pt", "2.pt", "3.pt", "aggregate.pt"]
+    assert item(folder / "0.pt")["original_resolution"] == (400, 240)
+    assert run("verify", out, "--data", data).status == 0
+
+
+def test_text_that_the_trainer_cached_does_not_outlive_another_caption(run, onetrainer):
+    """It finds its text by the number of an image, in a folder named by the settings of the concept."""
+    data, cache, out = onetrainer
+    run("export", cache, out, *EXPORT)
+    (before,) = json.loads((out / "concepts.json").read_text())
+    (data / "p1.txt").write_text("another caption", "utf-8")
+    build(data, cache, **LIKE)
+    run("export", cache, out, *EXPORT)
+    (after,) = json.loads((out / "concepts.json").read_text())
+    assert before["text"] != after["text"]
+    assert before["image"] == after["image"]
+
+
+def test_flips_and_resolutions_are_drawn_for_each_variation(run, onetrainer, tmp_path):
+    data, cache, out = onetrainer
+    build(data, cache, **LIKE | {"resolutions": (256, 320), "flip": True})
+    concept = {**still(enable_random_flip=True), "path": str(data), "image_variations": 8, "name": "my cats"}
+    path = config(tmp_path, concept, resolution="256, 320")
+    assert run("export", cache, out, *EXPORT, "--trainer-config", path).status == 0
+    (made,) = json.loads((out / "concepts.json").read_text())
+    assert (made["name"], made["image_variations"]) == ("my cats", 8)
+    folders = sorted(out.glob("cache/image/*/variation-*"))
+    assert len(folders) == 8
+    for number in range(4):
+        latents = [item(folder / f"{number}.pt")["latent_image"] for folder in folders]
+        sizes = [item(folder / "aggregate.pt")[number]["crop_resolution"] for folder in folders]
+        assert [(8 * one.shape[1], 8 * one.shape[2]) for one in latents] == sizes
+        assert len({one.numpy().tobytes() for one in latents}) > 2
+
+
+def test_masks_are_exported_beside_latents(run, tmp_path):
+    data = images(tmp_path / "cats")
+    draw(data / "p0-masklabel.png", SIZES[0], seed=5)
+    words = ("--model", "stub", "--like", "onetrainer", "--resolution", "256")
+    assert run("build", data, "--out", tmp_path / "cache", *words).status == 0
+    path = config(tmp_path, still(), masked_training=True)
+    done = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--trainer-config", path)
+    assert done.status == 0
+    (folder,) = (tmp_path / "out").glob("cache/image/*/variation-0")
+    mask, full = item(folder / "0.pt")["latent_mask"], item(folder / "1.pt")["latent_mask"]
+    assert tuple(mask.shape) == (1, 24, 40)
+    assert 0.3 < mask.mean() < 0.7
+    assert (full == 1).all()
+    assert (tmp_path / "out/images/cats/p0-masklabel.png").exists()
+
+
+def test_a_folder_of_the_trainer_says_which_settings_its_concepts_have(run, onetrainer, tmp_path):
+    _, cache, out = onetrainer
+    file = tmp_path / "OneTrainer/modules/util/config/ConceptConfig.py"
+    file.parent.mkdir(parents=True)
+    lines = ["class ConceptImageConfig:", "    data.append(('enable_crop_jitter', True, bool, False))",
+             "    data.append(('a_new_setting', 0.5, float, False))",
+             "class ConceptTextConfig:", "    data.append(('prompt_source', 'sample', str, False))"]  # fmt: skip
+    file.write_text("\n".join(lines))
+    assert run("export", cache, out, *EXPORT, "--release", tmp_path / "OneTrainer").status == 0
+    (concept,) = json.loads((out / "concepts.json").read_text())
+    assert concept["image"]["a_new_setting"] == 0.5
+    assert set(concept["image"]) == {
+        "__version",
+        "enable_crop_jitter",
+        "a_new_setting",
+        "enable_random_flip",
+        "enable_fixed_flip",
+    }
+
+
+REFUSALS = [
+    (("--release", "2019"), {}, {}, "unknown release"),
+    (("--beside",), {}, {}, "--beside: not available"),
+    ((), {"masked_training": True}, {}, "masked_training is on"),
+    ((), {"latent_caching": False}, {}, "takes no cached latents"),
+    ((), {"resolution": "512"}, {}, "would encode 4 images"),
+    ((), {"model_type": "SANA"}, {}, "would encode 3 images"),
+    ((), {}, {"model": "demo"}, "a demo encoder made it"),
+]
+
+
+@pytest.mark.parametrize(("words", "values", "changes", "expected"), REFUSALS)
+def test_what_does_not_fit_is_named_before_anything_is_written(run, tmp_path, words, values, changes, expected):
+    build(images(tmp_path / "cats"), tmp_path / "cache", **LIKE | changes)
+    words = (*words, "--trainer-config", config(tmp_path, still(), **values))
+    error = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, *words, "--json").error
+    assert expected in error["what"]
+    assert error["fix"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_that_change_pixels_have_their_names(run, onetrainer, tmp_path):
+    _, cache, out = onetrainer
+    path = config(tmp_path, {"name": "cats"})
+    error = run("export", cache, out, *EXPORT, "--trainer-config", path, "--json").error
+    assert error["why"] == "concept cats: enable_crop_jitter = true"
+    path = config(tmp_path, still(enable_random_flip=True))
+    assert "no flips" in run("export", cache, out, *EXPORT, "--trainer-config", path, "--json").error["what"]
+
+
+def test_an_image_that_looks_like_a_mask_by_its_name_is_refused():
+    sample = Sample(name="a-condlabel.png", target="a-condlabel.png", size=Size(8, 8), caption="")
+    with pytest.raises(UsageError, match="takes it for a mask"):
+        OneTrainer.__new__(OneTrainer).target(sample)
+
+
+def test_text_of_sdxl_is_split_into_its_encoders():
+    joined, pooled = np.arange(77 * 2048, dtype=np.float32).reshape(77, 2048), np.ones(1280, np.float32)
+    found = _TEXTS["StableDiffusionXLPipeline"](joined, pooled)
+    assert [values.shape for values in found.values()] == [(77, 768), (77, 1280), (1280,)]
