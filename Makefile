@@ -13,7 +13,7 @@ DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/archite
 # Benchmarks of a GPU and of millions of entries have targets of their own.
 BENCHES := $(filter-out tools/bench_gpu.py tools/bench_scale.py tools/bench_versions.py,$(wildcard tools/bench_*.py))
 
-.PHONY: help setup format lint types imports docs static check test test-peers test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo native reader clean
+.PHONY: help setup format lint types imports docs static check test test-browser test-peers test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo native reader clean
 
 help:  ## print this list
 	@echo "latentcache: make <target>"
@@ -68,6 +68,13 @@ test: .venv/.stamp  ## run the test suite, a few minutes
 
 test-slow: .venv/.stamp  ## run the tests that take minutes each
 	@$(BIN)/pytest -m slow
+
+test-browser: .venv/.stamp  ## open reports in headless Chromium (CHROMIUM=PATH)
+	@$(BIN)/python -c 'import playwright' 2>/dev/null || { echo "test-browser: installing playwright"; $(PIP) playwright; }
+	@command -v $(or $(CHROMIUM),chromium) >/dev/null || { \
+	  echo "error: there is no $(or $(CHROMIUM),chromium)" >&2; \
+	  echo "fix: apt-get install chromium, or make test-browser CHROMIUM=/path/to/chromium" >&2; exit 1; }
+	@CHROMIUM=$$(command -v $(or $(CHROMIUM),chromium)) $(BIN)/pytest -m browser tests/report
 
 test-peers: .venv/.stamp  ## run the code of other trainers, from checkouts in PEERS=DIR
 	@PEERS=$(abspath $(or $(PEERS),peers)) $(BIN)/pytest -m peers tests/peers

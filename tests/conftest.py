@@ -62,7 +62,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect slow tests, and those that need a GPU or trainers, unless ``-m`` or a test name selects them."""
     if config.getoption("-m") or any("::" in word for word in config.args):
         return
-    items[:] = [item for item in items if not {"slow", "gpu", "peers"} & {mark.name for mark in item.iter_markers()}]
+    items[:] = [
+        item
+        for item in items
+        if not {"slow", "gpu", "peers", "browser"} & {mark.name for mark in item.iter_markers()}
+    ]
 
 
 def pytest_collection_finish() -> None:

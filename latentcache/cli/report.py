@@ -11,7 +11,7 @@ from latentcache.cli import flags
 from latentcache.cli.console import Result
 from latentcache.cli.flags import argument, option
 from latentcache.errors import UsageError, count_of
-from latentcache.report.units import human_bytes
+from latentcache.plan.numbers import human_bytes
 
 HELP = "Write a page that shows a cache: images, crops, captions, tokens, findings. With OTHER: the changes to it."
 

@@ -22,19 +22,18 @@ from latentcache.errors import CacheNotFoundError, LatentcacheError
 from latentcache.fields.protocol import flat_settings
 from latentcache.loader.cache import Cache, open_cache
 from latentcache.plan.batching import PlanReport
+from latentcache.plan.numbers import human_bytes
 from latentcache.report.audit import audit
 from latentcache.report.cache import describe_cache
 from latentcache.report.captions import caption_facts, remark_facts, set_facts
 from latentcache.report.crops import crop_facts, crops_of
-from latentcache.report.groups import grouped
 from latentcache.report.preview import Stored
 from latentcache.report.sheet import sheet_facts
 from latentcache.report.tokens import token_facts
-from latentcache.report.units import human_bytes
 from latentcache.store.snapshot import Snapshot
 from latentcache.value import Value
-from latentcache.verify.findings import Finding, shown_text
-from latentcache.verify.selection import Depth
+from latentcache.verify.entries import Depth
+from latentcache.verify.findings import Finding, grouped, shown_text
 from latentcache.verify.sources import described_now, find_data
 from latentcache.verify.verify import check_cache
 
