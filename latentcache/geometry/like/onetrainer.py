@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings
+from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings, enlarges
 from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
 
@@ -75,13 +75,7 @@ class OneTrainerTable(Value):
 
     def within(self, image: Size) -> Size | None:
         """Not there: raises RecipeError."""
-        raise RecipeError(
-            "OneTrainer enlarges images that are smaller than their bucket",
-            argument="upscale",
-            value="False",
-            fix="leave --no-upscale out; --min-pixels N rejects small images",
-            fix_python="leave upscale out; min_pixels=N rejects small images",
-        )
+        raise enlarges("OneTrainer")
 
     def resized(self, image: Size, bucket: Size, *, upscale: bool) -> Size:
         """Size that an image is resized to before its middle is cut out."""

@@ -7,6 +7,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
+from latentcache.errors import RecipeError
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
@@ -81,3 +82,14 @@ class Trainer(Protocol):
     def changes(self, tables: Sequence[Any], batch: int) -> Iterator[tuple[str, Sequence[Any], int]]:
         """Each one setting changed: its words, and the tables and the batch size that follow."""
         ...
+
+
+def enlarges(trainer: str) -> RecipeError:
+    """What ``Table.within`` raises for a trainer without such buckets."""
+    return RecipeError(
+        f"{trainer} enlarges images that are smaller than their bucket",
+        argument="upscale",
+        value="False",
+        fix="leave --no-upscale out; --min-pixels N rejects small images",
+        fix_python="leave upscale out; min_pixels=N rejects small images",
+    )

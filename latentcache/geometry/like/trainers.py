@@ -8,10 +8,11 @@ from pathlib import Path
 from latentcache.errors import UsageError
 from latentcache.geometry.like.kohya import KohyaTrainer
 from latentcache.geometry.like.onetrainer import OneTrainer
+from latentcache.geometry.like.simpletuner import SimpleTuner
 from latentcache.geometry.like.trainer import Trainer
 
 #: By name.
-TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (KohyaTrainer(), OneTrainer())}
+TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (KohyaTrainer(), OneTrainer(), SimpleTuner())}
 
 
 def trainer_of(path: Path, like: str | None) -> Trainer:

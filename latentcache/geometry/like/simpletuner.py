@@ -1,0 +1,272 @@
+"""Buckets of SimpleTuner.
+
+Rules (bghira/SimpleTuner bc8e6ab): ``MultiaspectImage.calculate_new_size_by_pixel_area`` of
+``helpers/multiaspect/image.py`` and ``TrainingSample.calculate_target_size`` of
+``helpers/image_manipulation/training_sample.py``; batches as in ``helpers/metadata/backends``. Settings are read from
+the list of data backends (``multidatabackend.json``), and from the ``config.json`` that names it.
+
+There the size of an image is no function of its size: the first image with a ratio of width to height decides for
+all others whose bucket has this ratio, and its map is kept in the output folder. An order of files, or one more
+image, gives other sizes. Here a ratio always has the same size, one that SimpleTuner could have chosen: of all that
+it computes for this ratio, the one of the nearest image. An export writes the map, so the trainer agrees.
+Only sizes are theirs: pixels are resized by our one kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from latentcache.errors import RecipeError, UsageError
+from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings, enlarges
+from latentcache.geometry.sizes import Size, square
+from latentcache.value import Value
+
+#: Megapixels -> the side of a square image near this number, which differs from that of other images.
+_SQUARES = {0.25: 512, 0.5: 768, 1.0: 1024, 2.0: 1536, 4.0: 2048}
+#: Ratios of images are rounded to hundredths; longer ones than this are no images that a model trains on.
+_LONGEST = 2000
+#: Setting of a backend -> values with which it trains on other pixels than those of the cache.
+_NO_LATENTS: Mapping[str, tuple[Any, ...]] = {
+    "vae_cache_clear_each_epoch": (True,),
+    "vae_cache_disable": (True,),
+    "crop_aspect": ("random", "closest"),
+}
+
+
+class SimpleTunerTable(Value):
+    """The buckets of one resolution, in pixels."""
+
+    resolution: Size
+    """A square; buckets have about its area."""
+    step: int = 64
+    """``aspect_bucket_alignment``."""
+    buckets: bool = True
+    """False: every image is cropped to the square (``crop_aspect = square``)."""
+
+    @property
+    def megapixels(self) -> float:
+        """As SimpleTuner converts ``resolution_type = pixel_area``."""
+        return self.resolution.width * self.resolution.width / 1000**2
+
+    @cached_property
+    def square(self) -> Size:
+        """Bucket of images that are about as wide as high."""
+        near = [side for megapixels, side in _SQUARES.items() if abs(self.megapixels - megapixels) < 0.05]
+        side = self._rounded(near[0] if near else math.sqrt(self.megapixels * 1e6))
+        return Size(side, side)
+
+    @cached_property
+    def sizes(self) -> Mapping[float, Size]:
+        """Ratio of width to height -> the size of its bucket."""
+        nearest = dict[float, tuple[float, Size]]()
+        for hundredths in range(1, _LONGEST):
+            size = self._computed(hundredths / 100)
+            ratio = _ratio(size)
+            distance = abs(hundredths / 100 - ratio)
+            if ratio not in nearest or distance < nearest[ratio][0]:
+                nearest[ratio] = distance, size
+        return {ratio: size for ratio, (_, size) in nearest.items()} | {1.0: self.square}
+
+    def nearest(self, image: Size) -> Size:
+        """The bucket of an image."""
+        if not self.buckets:
+            return self.square
+        size = self._computed(_ratio(image))
+        return self.sizes.get(_ratio(size), size)
+
+    def within(self, image: Size) -> Size | None:
+        """Not there: raises RecipeError."""
+        raise enlarges("SimpleTuner")
+
+    def resized(self, image: Size, bucket: Size, *, upscale: bool) -> Size:
+        """Size that an image is resized to before its middle is cut out: the intermediary size.
+
+        Where SimpleTuner's own is smaller than the bucket, and so leaves black bars, this one covers it.
+        """
+        ratio = image.width / image.height
+        target = self._computed(_ratio(image)) if self.buckets else self.square
+        if target.width < target.height:
+            width, height = target.width, int(target.width / ratio)
+        else:
+            width, height = int(target.height * ratio), target.height
+        if bucket.width > width:
+            height += int((bucket.width - width) / ratio)
+            width = bucket.width
+        elif bucket.height > height:
+            width += int((bucket.height - height) * ratio)
+            height = bucket.height
+        return Size(max(height, bucket.height), max(width, bucket.width))
+
+    def _computed(self, ratio: float) -> Size:
+        """The size of the first image of a ratio."""
+        edge = self._rounded(int(math.sqrt(self.megapixels * 1e6)))
+        root = math.sqrt(max(ratio, 0.01))
+        return Size(self._rounded(edge / root), self._rounded(edge * root))
+
+    def _rounded(self, side: float) -> int:
+        return max(round(side / self.step) * self.step, self.step)
+
+
+class SimpleTuner:
+    """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
+
+    name = "simpletuner"
+
+    def tables(self, sizes: SizeOptions) -> Sequence[SimpleTunerTable]:
+        """See ``Trainer``."""
+        for argument in ("min_side", "max_side"):
+            if getattr(sizes, argument):
+                raise RecipeError(
+                    "SimpleTuner has no shortest and no longest side of a bucket",
+                    argument=argument,
+                    value=getattr(sizes, argument),
+                    fix="leave it out",
+                )
+        squares = [square(resolution) for resolution in sizes.buckets or sizes.resolutions]
+        for size in squares:
+            if size.height != size.width:
+                raise RecipeError(
+                    "SimpleTuner crops to squares, or to buckets of the area of a square",
+                    argument="buckets",
+                    value=str(size),
+                    fix="--resolution PIXELS",
+                    fix_python="resolutions=[PIXELS]",
+                )
+        return [SimpleTunerTable(resolution=size, step=sizes.step, buckets=not sizes.buckets) for size in squares]
+
+    def reads(self, path: Path) -> bool:
+        """See ``Trainer``: a list of backends, or a JSON file that names one."""
+        try:
+            value = json.loads(path.read_text("utf-8")) if path.suffix == ".json" else None
+        except (OSError, ValueError):
+            return False
+        if isinstance(value, list):
+            return any(isinstance(entry, dict) and ("id" in entry and "type" in entry) for entry in value)
+        return isinstance(value, dict) and bool(value.keys() & {"data_backend_config", "--data_backend_config"})
+
+    def settings(self, path: Path) -> TrainerSettings:
+        """See ``Trainer``."""
+        general, backends, backend_path = _read(path)
+        try:
+            return _settings(path, general, backends, backend_path)
+        except (TypeError, ValueError, AttributeError) as error:
+            what, fix = f"{path}: a setting has another form", "give it as SimpleTuner reads it"
+            raise UsageError(what, where=str(path), why=str(error), fix=fix) from error
+
+    def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
+        """See ``Trainer``: a bucket without a full batch for a rank is dropped; else the last batch is smaller."""
+        of_rank = -(-samples // ranks)
+        if of_rank < batch:
+            return 0, 0, samples
+        batches = -(-of_rank // batch) * ranks
+        return batches, batches * batch - samples, 0
+
+    def steps(self, batches: int, ranks: int, accum: int) -> int:
+        """See ``Trainer``."""
+        return -(-batches // ranks // accum)
+
+    def changes(
+        self, tables: Sequence[SimpleTunerTable], batch: int
+    ) -> Iterator[tuple[str, Sequence[SimpleTunerTable], int]]:
+        """See ``Trainer``: another batch size, or squares."""
+        for size in range(1, batch * 3 // 2 + 1):
+            yield f"train_batch_size = {size}", tables, size
+        squares = [SimpleTunerTable(resolution=table.square, step=table.step, buckets=False) for table in tables]
+        yield "crop = true and crop_aspect = square", squares, batch
+
+
+def _ratio(size: Size) -> float:
+    """Width / height as SimpleTuner rounds it."""
+    return round(size.width / size.height, 2)
+
+
+def _read(path: Path) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], Path]:
+    """General settings, the backends of images, and the file of these."""
+    value = _json(path)
+    if isinstance(value, list):
+        return {}, value, path
+    general = {str(name).removeprefix("--"): entry for name, entry in value.items()}
+    name = Path(str(general.get("data_backend_config", "config/multidatabackend.json")))
+    files = [folder / name for folder in (path.parent, *path.absolute().parents, Path.cwd())]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        what, fix = f"{path}: {name} is not there", "give multidatabackend.json itself"
+        raise UsageError(what, where=str(path), why="it is looked for here and in the folders above", fix=fix)
+    return general, _json(file), file
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        fix = "give the JSON file of SimpleTuner"
+        raise UsageError(f"{path}: {error.strerror}", where=str(path), fix=fix) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON file", where=str(path), why=str(error), fix="mend this line") from error
+
+
+def _settings(
+    path: Path, general: Mapping[str, Any], backends: Sequence[Mapping[str, Any]], backend_path: Path
+) -> TrainerSettings:
+    images = [
+        {**general, **backend}
+        for backend in backends
+        if backend.get("dataset_type", "image") == "image" and not backend.get("disabled")
+    ]
+    if not images:
+        what, fix = f"{path}: has no backend of images", "add a backend with dataset_type = image"
+        raise UsageError(what, where=str(path), fix=fix)
+    sides = tuple(dict.fromkeys(_side(path, backend) for backend in images))
+    is_square = {bool(backend.get("crop")) and backend.get("crop_aspect", "square") == "square" for backend in images}
+    if len(is_square) > 1:
+        raise UsageError(
+            f"{path}: some backends crop to squares, others do not",
+            where=str(path),
+            why="a cache has one table of sizes",
+            fix="build one cache for each, with a configuration of its own",
+        )
+    step = int(general.get("aspect_bucket_alignment", 64))
+    sizes = {"buckets": tuple(Size(side, side) for side in sides)} if True in is_square else {"resolutions": sides}
+    words = [f"resolution_type pixel_area, resolution {side}" for side in sides]
+    words += ["crop_aspect square" if True in is_square else "crop false or preserve"]
+    words += [f"aspect_bucket_alignment {step}{'' if 'aspect_bucket_alignment' in general else ' (default)'}"]
+    return TrainerSettings(
+        words=", ".join(words),
+        options={**sizes, "bucket_step": step},
+        source={"config": str(backend_path.resolve()), "layout": ""},
+        no_latents=_set(images, _NO_LATENTS),
+        no_text=tuple(
+            f"{backend.get('id')}: caption_shuffle.enable = true"
+            for backend in images
+            if backend.get("caption_shuffle", {}).get("enable")
+        ),
+    )
+
+
+def _side(path: Path, backend: Mapping[str, Any]) -> int:
+    """Side of a square of the area of a backend's resolution, in pixels."""
+    value, kind = float(backend.get("resolution", 1.0)), backend.get("resolution_type", "area")
+    if kind == "area":
+        return int(math.sqrt(value * 1e6))
+    if kind == "pixel" and not (backend.get("crop") and backend.get("crop_aspect", "square") == "square"):
+        raise UsageError(
+            f"{path}: {backend.get('id')} has resolution_type = pixel",
+            where=str(path),
+            why="then the shorter side is fixed, and a cache has buckets of one area",
+            fix="set resolution_type = pixel_area, or crop_aspect = square",
+        )
+    return int(value)
+
+
+def _set(backends: Sequence[Mapping[str, Any]], forbidden: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
+    return tuple(
+        f"{backend.get('id')}: {name} = {str(backend[name]).lower()}"
+        for backend in backends
+        for name, values in forbidden.items()
+        if backend.get(name) in values and (name != "crop_aspect" or backend.get("crop"))
+    )
