@@ -129,7 +129,7 @@ def built(data: Path, pipeline: Path, out: Path) -> tuple[float, float]:
     whole = time.perf_counter() - started
     shutil.rmtree(out)
     done = report.fields["prompt_embeds"]
-    return done.encoded / done.encode_s, done.encoded / whole
+    return done.encoded / done.run.encode_s, done.encoded / whole
 
 
 def make_data(folder: Path, texts: Sequence[str]) -> Path:

@@ -68,7 +68,7 @@ def _payload(report: BuildReport) -> dict[str, Any]:
         "snapshot": report.snapshot,
         "published": report.published,
         "allow_failed": report.plan.allow_failed,
-        "worker_restarts": sum(field.restarts for field in report.fields.values()),
+        "worker_restarts": sum(field.run.restarts for field in report.fields.values()),
         "elapsed_s": round(report.elapsed_s, 3),
     }
 
@@ -84,8 +84,8 @@ def _field(name: str, report: BuildReport) -> dict[str, Any]:
         "recipe_id": planned.recipe.recipe_id.hex(),
         "recipe": planned.recipe.as_json(),
         "numbers": dict(done.numbers),
-        "encode_s": round(done.encode_s, 3),
-        "waits": {stage: round(seconds, 3) for stage, seconds in done.waits.items()},
+        "encode_s": round(done.run.encode_s, 3),
+        "waits": {stage: round(seconds, 3) for stage, seconds in done.run.waits.items() if done.run.total},
     }
 
 
@@ -122,8 +122,8 @@ def _work(report: BuildReport, quarantined: str) -> Iterator[str]:
     took = f"{report.elapsed_s:.1f} s ({only}{human_bytes(report.written_bytes)} written)"
     yield f"{report.encoded} encoded, {report.cached} reused{shared}, {quarantined} in {took}"
     for name, field in report.fields.items():
-        span = sum(field.waits.values())
-        slow = {stage: seconds / span for stage, seconds in field.waits.items() if span >= 1}
+        span = sum(field.run.waits.values())
+        slow = {stage: seconds / span for stage, seconds in field.run.waits.items() if span >= 1}
         waits = ", ".join(f"{stage} {part:.0%}" for stage, part in slow.items() if part >= 0.01)
         numbers = ", ".join(f"{label.replace('_', ' ')} {number:,}" for label, number in field.numbers.items())
         details = [f"{field.encoded} encoded, {field.cached} reused", _rate(field)] if len(report.fields) > 1 else []
@@ -133,4 +133,4 @@ def _work(report: BuildReport, quarantined: str) -> Iterator[str]:
 
 
 def _rate(field: FieldDone) -> str:
-    return f"{field.encoded / field.encode_s:.1f} entries/s while encoding" if field.encode_s else ""
+    return f"{field.encoded / field.run.encode_s:.1f} entries/s while encoding" if field.run.encode_s else ""

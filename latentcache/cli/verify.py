@@ -21,7 +21,7 @@ from latentcache.plan.numbers import human_bytes
 
 if TYPE_CHECKING:
     from latentcache.verify.findings import VerifyReport
-    from latentcache.verify.repair import Repair
+    from latentcache.verify.verify import Repair
 
 HELP = """Check a cache against its sources; exit 1 with stale, missing or damaged samples.
 
@@ -114,7 +114,7 @@ def _check_flags(
 
 def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> Repair:
     """Check and repair; afterwards the build alone is the fix of what was removed."""
-    from latentcache.verify.repair import repair_cache
+    from latentcache.verify.verify import repair_cache
 
     made = repair_cache(cache, **look, confirm=lambda plan: _confirmed(plan, yes=yes))
     if not made.done:

@@ -98,8 +98,11 @@ class FieldWork:
     @property
     def committed(self) -> int:
         """Distinct items that are committed."""
-        if self.kept is not None:
-            return _distinct_items(self.kept)
+        if self.kept is not None and self.kept.packing != "block":
+            return self.kept.entries
+        if self.kept is not None:  # several rows may have one item
+            item = np.asarray(self.kept.entry).astype(np.int64) << 32 | np.asarray(self.kept.start)
+            return len(item) if (item[1:] > item[:-1]).all() else len(np.unique(item))
         seen = np.zeros(int(self.catalog_item.max(initial=-1)) + 2, dtype=np.bool_)
         seen[self.catalog_item] = True  # the last one: -1
         return int(np.count_nonzero(seen[:-1]))
@@ -248,7 +251,10 @@ def field_work(
         rows = usable_items(plan, usable, described.recipe.spec.first_prompt)
         plan = replace(plan, **{name: getattr(plan, name)[rows] for name in ("sample", "group", "variant", "cost")})
     same = before if before is not None and before.recipe_id == described.recipe.recipe_id else None
-    kept = same if same is not None and _is_kept(same, plan, samples, catalog) else None
+    kept = None
+    if same is not None and catalog.whole.issuperset(same.shards):  # builds may use all its shards
+        numbers = None if samples.names is same.samples.names else match_names(samples.names, same.samples.names)
+        kept = same if same.holds(plan, samples, numbers) else None
     content = kind.content(samples)
     work = FieldWork(
         kind=kind,
@@ -277,20 +283,6 @@ def field_work(
         work.assumed = min(free, unread)
     work.plan = replace(plan, cost=plan.cost[:0].copy())
     return work
-
-
-def _is_kept(before: FieldRows, plan: FieldPlan, samples: SampleTable, catalog: Catalog) -> bool:
-    """True if a field has exactly these items, and builds may use all its shards."""
-    numbers = None if samples.names is before.samples.names else match_names(samples.names, before.samples.names)
-    return catalog.whole.issuperset(before.shards) and before.holds(plan, samples, numbers)
-
-
-def _distinct_items(rows: FieldRows) -> int:
-    """Number of distinct items of a field: several rows may have one."""
-    if rows.packing != "block":
-        return rows.entries
-    item = np.asarray(rows.entry).astype(np.int64) << 32 | np.asarray(rows.start)
-    return len(item) if (item[1:] > item[:-1]).all() else len(np.unique(item))
 
 
 def usable_items(

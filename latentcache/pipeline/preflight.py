@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,16 +37,18 @@ from latentcache.errors import (
 from latentcache.fields.protocol import Described, FieldKind
 from latentcache.fields.registry import field_kind
 from latentcache.fields.table import Files, Rejected
-from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.settings import BuildSettings, beside
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.part import Part
-from latentcache.sources.scan import Listing
 from latentcache.store.atomic_io import make_folder, read_json, remove_durably, write_atomically, write_json, writing
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot, load_manifest, open_snapshot, own_checksum
 from latentcache.value import Value
+
+if TYPE_CHECKING:
+    from latentcache.pipeline.report import BuildPlan
+    from latentcache.sources.scan import Listing
 
 #: Format of the build state.
 _FORMAT = 1

@@ -75,7 +75,12 @@ def reencode(
 
 def _encoded(producer: Producer, root: str, job: Job) -> Iterator[tuple[int, Made | Failure]]:
     """The items of a job, or why they cannot be made."""
-    items = attempt(lambda: _prepared(producer, root, job))
+
+    def prepared() -> Sequence[Prepared] | Failure:
+        inputs = read_inputs(root, job)
+        return producer.prepare(job, inputs.data) if inputs.content == job.content else _CHANGED
+
+    items = attempt(prepared)
     if isinstance(items, Failure):
         yield from ((output.item, items) for output in job.outputs)
         return
@@ -85,11 +90,6 @@ def _encoded(producer: Producer, root: str, job: Job) -> Iterator[tuple[int, Mad
             yield item.output.item, (results.result() if isinstance(results, Pending) else results)[0]
         except MemoryError as error:
             yield item.output.item, too_large(error)
-
-
-def _prepared(producer: Producer, root: str, job: Job) -> Sequence[Prepared] | Failure:
-    inputs = read_inputs(root, job)
-    return producer.prepare(job, inputs.data) if inputs.content == job.content else _CHANGED
 
 
 def _output(held: FieldRows, row: int) -> Output:

@@ -14,11 +14,12 @@ import numpy as np
 
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.diff import FieldWork
+from latentcache.pipeline.workers.engine import RunResult
 from latentcache.plan.numbers import tolerated
 from latentcache.value import Value
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.workers.engine import RunResult, Task
+    from latentcache.pipeline.workers.engine import Task
     from latentcache.sources.scan import Listing
     from latentcache.store.snapshot import FieldRows
 
@@ -67,22 +68,20 @@ class BuildPlan(Value):
 class FieldDone(Value):
     """Result of a build for one field."""
 
-    encoded: int = 0
-    """Distinct items computed and committed by this run."""
     cached: int = 0
     """Distinct needed items that were there, or were copied from an item of equal pixels."""
     duplicates: int = 0
     num_bytes: int = 0
     """Headers and payloads of the entries that the snapshot needs."""
-    written_bytes: int = 0
-    encode_s: float = 0.0
-    """Seconds with an open encoder; 0.0: nothing was encoded."""
-    waits: Mapping[str, float] = field(default_factory=dict)
-    """Seconds per stage, summed over workers."""
-    restarts: int = 0
-    """Worker processes that ended and were replaced."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the kind counts beside items, such as tokens."""
+    run: RunResult
+    """Result of the run, which counts nothing if nothing had to be encoded."""
+
+    @property
+    def encoded(self) -> int:
+        """Distinct items computed and committed by this run."""
+        return self.run.encoded
 
 
 class BuildReport(Value):
@@ -124,7 +123,7 @@ class BuildReport(Value):
     @property
     def written_bytes(self) -> int:
         """Headers and payloads committed by this run."""
-        return sum(field.written_bytes for field in self.fields.values())
+        return sum(field.run.written_bytes for field in self.fields.values())
 
     @property
     def quarantined(self) -> int:
@@ -174,15 +173,11 @@ def quarantined(rejected: Iterable[Rejected]) -> int:
 
 def field_done(work: FieldWork, stored: FieldRows) -> FieldDone:
     """Count what was done for one field."""
-    result, needed = work.result, work.committed
+    run, needed = work.result or RunResult(work.name), work.committed
     return FieldDone(
-        encoded=result.encoded if result else 0,
-        cached=max(0, needed - result.encoded) if result else needed,
+        cached=max(0, needed - run.encoded),
         duplicates=int(np.count_nonzero(work.catalog_item >= 0)) - needed,
         num_bytes=int(np.sum(stored.head, dtype=np.int64) + np.sum(stored.bytes, dtype=np.int64)),
-        written_bytes=result.written_bytes if result else 0,
-        encode_s=result.encode_s if result else 0.0,
-        waits=dict(result.waits) if result else {},
-        restarts=result.restarts if result else 0,
         numbers=work.kind.numbers(work.recipe, {**stored.columns, **stored.ragged_columns, "length": stored.length}),
+        run=run,
     )

@@ -184,12 +184,15 @@ class Catalog:
             ((_, _, index, row),) = self._parts(np.array([number]))
             entry = index.columns["item.entry"][row]
             head = int(index.head[entry][0])
-            with _opened(index) as file:
+            path = index.folder / "data.mdb"
+            # A worker whose build was killed seals its shard, perhaps since it was listed.
+            path = path if path.exists() else index.folder.with_suffix("") / path.name
+            with opened(path) as file:
                 header, value = read_entry(
                     file, int(index.offset[entry][0]) - head, head + int(index.bytes[entry][0])
                 )
             position = np.flatnonzero((header.item_keys() == index.keys(row)).all(axis=1))[0]
-        except (StoreError, IndexError):
+        except (StoreError, IndexError, OSError):
             return None
         return header, int(position), value[head:]
 
@@ -365,18 +368,6 @@ def _mixed(keys: NDArray[np.uint8], hashes: NDArray[np.uint8] | None = None) -> 
     first = words[:, 1] if hashes is None else np.ascontiguousarray(hashes).view(">u8")[:, 0]
     mixed: NDArray[np.uint64] = first ^ (words[:, 0] * _ODD + words[:, 3])
     return mixed
-
-
-@contextlib.contextmanager
-def _opened(index: ShardIndex) -> Iterator[int]:
-    path = index.folder / "data.mdb"
-    # A worker whose build was killed seals its shard, perhaps since it was listed.
-    path = path if path.exists() else index.folder.with_suffix("") / path.name
-    try:
-        with opened(path) as descriptor:
-            yield descriptor
-    except OSError as error:
-        raise unreadable(path, error) from error
 
 
 def picked(ends: Any, values: Any, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[Any]]:

@@ -32,7 +32,7 @@ from latentcache.store.garbage import (
 )
 from latentcache.store.lock import builder_lock, holders, unleased
 from latentcache.store.paths import CachePaths
-from latentcache.store.snapshot import Snapshot, load_manifest, open_snapshot
+from latentcache.store.snapshot import load_manifest, open_snapshot
 from latentcache.value import Value
 
 #: Snapshots that stay, the current one among them.
@@ -180,7 +180,9 @@ class _Collector:
                     self._add_part("removable", "low-utilization", use)
                     continue
                 with suppress(CacheDamagedError, CorruptEntryError):
-                    moved[use.name] = self._copied(current, use.name)
+                    number, fields = current.shards.index(use.name), current.fields.values()
+                    spans = [rows.entry_spans(np.flatnonzero(np.asarray(rows.shard) == number)) for rows in fields]
+                    moved[use.name] = copy_entries(self.paths, self.paths.shard(use.name), np.concatenate(spans))
                     continue
                 reason, until = "damaged", _DAMAGED
             if everywhere[use.name].entries > everywhere[use.name].needed:
@@ -188,12 +190,6 @@ class _Collector:
         if moved:
             failpoint("collect-delete")
             publish_moved(self.paths, current, moved)
-
-    def _copied(self, snapshot: Snapshot, name: str) -> str:
-        """The new shard with the needed entries of another one. Raises as :func:`copy_entries`."""
-        number, fields = snapshot.shards.index(name), snapshot.fields.values()
-        spans = [rows.entry_spans(np.flatnonzero(np.asarray(rows.shard) == number)) for rows in fields]
-        return copy_entries(self.paths, self.paths.shard(name), np.concatenate(spans))
 
     def _snapshots(self, *, remove: bool) -> Iterator[_Old]:
         """Snapshots that stay, upwards; ``remove`` the others, while readers are kept away from them."""

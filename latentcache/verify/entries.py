@@ -99,34 +99,20 @@ def choose(snapshot: Snapshot, selection: Selection | None) -> Chosen:
     if selection is None:
         every = {name: np.ones(len(rows.key), dtype=np.bool_) for name, rows in fields.items()}
         return Chosen(np.ones(total, dtype=np.bool_), every)
+    samples, entries = np.zeros(total, dtype=np.bool_), dict[str, NDArray[np.bool_]]()
     if selection.unit == "slice":
-        entries = {name: _slice(np.asarray(rows.key), selection) for name, rows in fields.items()}
-        samples = np.zeros(total, dtype=np.bool_)
-        for name, rows in fields.items():
+        for name, rows in fields.items():  # the first half of the content hash keeps variants of one input together
+            half = np.ascontiguousarray(np.asarray(rows.key)[:, CONTENT_SLICE][:, :8]).view("<u8").ravel()
+            entries[name] = half % np.uint64(selection.slices) == np.uint64(selection.amount - 1)
             samples[np.asarray(rows.sample)[entries[name][np.asarray(rows.entry)]]] = True
         return Chosen(samples, entries)
-    samples, entries = _drawn(snapshot, selection), {}
+    order = np.random.default_rng(selection.seed).permutation(total)
+    count = math.ceil(selection.amount * total / 100 if selection.unit == "percent" else selection.amount)
+    samples[order[:count]] = True
     for name, rows in fields.items():
         entries[name] = np.zeros(len(rows.key), dtype=np.bool_)
         entries[name][np.asarray(rows.entry)[samples[np.asarray(rows.sample)]]] = True
     return Chosen(samples, entries)
-
-
-def _slice(keys: NDArray[np.uint8], selection: Selection) -> NDArray[np.bool_]:
-    """(E,) entries in the slice: by the first half of the content hash, so variants of one input stay together."""
-    numbers = np.ascontiguousarray(keys[:, CONTENT_SLICE][:, :8]).view("<u8").ravel()
-    chosen: NDArray[np.bool_] = numbers % np.uint64(selection.slices) == np.uint64(selection.amount - 1)
-    return chosen
-
-
-def _drawn(snapshot: Snapshot, selection: Selection) -> NDArray[np.bool_]:
-    """(S,) True for as many random samples as are asked for."""
-    total = len(snapshot.samples)
-    order = np.random.default_rng(selection.seed).permutation(total)
-    count = math.ceil(selection.amount * total / 100 if selection.unit == "percent" else selection.amount)
-    chosen = np.zeros(total, dtype=np.bool_)
-    chosen[order[:count]] = True
-    return chosen
 
 
 def confidence(looked: int, total: int, unit: str = "samples") -> str:

@@ -29,8 +29,7 @@ from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
 from latentcache.verify.collect import collect
 from latentcache.verify.entries import Depth
-from latentcache.verify.repair import repair_cache
-from latentcache.verify.verify import verify_cache
+from latentcache.verify.verify import repair_cache, verify_cache
 
 NAMES = [f"{stem}.png" for stem in ("a", "b", "dir/c", "ü")]
 CONTENTS = sorted(COPIES)

@@ -22,7 +22,7 @@ from latentcache.pipeline.settings import BuildSettings
 known.RACY_NS = 0  # as ``trusted``
 settings = {"model": sys.argv[2], "resolutions": (64,), "compute_dtype": "float32"}
 report = build_cache(BuildSettings(data=Path(sys.argv[1]), device="cpu", fields={"latents": settings}))
-print(report.cache, report.encoded, report.fields["latents"].restarts, "torch" in sys.modules)
+print(report.cache, report.encoded, report.fields["latents"].run.restarts, "torch" in sys.modules)
 """
 
 

@@ -5,8 +5,7 @@ from made_cache import make
 from latentcache.fields.protocol import Difference, Failure, Made
 from latentcache.verify.entries import Depth
 from latentcache.verify.findings import Commands
-from latentcache.verify.repair import repair_cache
-from latentcache.verify.verify import check_cache, verify_cache
+from latentcache.verify.verify import check_cache, repair_cache, verify_cache
 
 
 class ReEncoder:

@@ -16,8 +16,7 @@ from latentcache.store.lock import builder_lock
 from latentcache.store.publish import publish_replacement
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import removed_entries
-from latentcache.verify.repair import repair_cache
-from latentcache.verify.verify import verify_cache
+from latentcache.verify.verify import repair_cache, verify_cache
 
 
 def repair(case, *, answer=True, **more):
@@ -114,7 +113,7 @@ _CHILD = """
 import sys
 from pathlib import Path
 from latentcache import failpoint
-from latentcache.verify.repair import repair_cache
+from latentcache.verify.verify import repair_cache
 failpoint.arm(sys.argv[2])
 repair_cache(Path(sys.argv[1]), confirm=lambda plan: True)
 """
