@@ -356,6 +356,7 @@ class Latents(FieldKind):
     work = WorkSize(unit_cost=1 << 28, cost_bytes=25, batch_cost=8 << 20)
     describer = "latentcache.encoders.vae.describe:describe"
     producer = "latentcache.encoders.vae.producer:VaeProducer"
+    decoder = "latentcache.encoders.vae.decode:decoder"
 
     def source_options(self, settings: LatentsSettings) -> Mapping[str, Any]:
         """Videos are samples if clips are encoded; the settings file of a trainer says how DATA is read."""

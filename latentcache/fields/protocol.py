@@ -407,8 +407,9 @@ class FieldKind:
     """``module:Class``: ``Class(described.producer, recipe, ProducerContext)``; imported in workers only."""
 
     decoder: str = ""
-    """``module:function``: ``(recipe, provenance)`` -> what makes of an item what a person can look at; for ids
-    ``(ids) -> [(text, True if special)]``. Raises LatentcacheError if the encoder is not here. Empty: none."""
+    """``module:function``: ``(recipe, provenance)`` -> what shows an item to a person: of ids ``[(text, True if
+    special)]``, of latents (C, F, h, w) the frames (H, W, 3). LatentcacheError: the encoder is not here. Empty: none.
+    """
 
     def resolved(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """Settings of this field in a build, or None; ``fields`` are those given, ``held``: the cache has it."""

@@ -1,17 +1,23 @@
 import json
 import shutil
 
+import diffusers
 import numpy as np
 import pytest
+import torch
 from damaged import damage_payload
+from made_videos import write_video
 from PIL import Image
 from small_cache import SMALL, build, cache, data, draw, run, shared
+from tiny_vae import tiny_vae
 
+from latentcache.fields.registry import load
 from latentcache.loader.cache import open_cache
 from latentcache.report.captions import caption_facts, set_facts
 from latentcache.report.compare import compare_facts, snapshot_at
 from latentcache.report.crops import crop_facts, crops_of
 from latentcache.report.page import PageOptions, render, report_facts
+from latentcache.report.preview import Stored
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
 
@@ -282,3 +288,45 @@ def test_a_rejected_sample_says_why(run, data, tmp_path):
     run("build", data, *SMALL, "--out", tmp_path / "c")
     error = run("show", tmp_path / "c", "bad.png", "--json").error
     assert "rejected" in error["why"]
+
+
+def test_latents_are_decoded_by_the_model(data, tmp_path):
+    model = tiny_vae(tmp_path / "vae")
+    build(data, tmp_path / "c", model=str(model), latents="moments")
+    cards = report_facts(tmp_path / "c", PageOptions(decode=2, verify=False))["sheet"]["cards"]
+    assert [[one["label"] for one in card["stored"]] for card in cards] == [["decoded"]] * 2 + [[]] * 2
+    snapshot = open_snapshot(tmp_path / "c")
+    rows = snapshot.fields["latents"]
+    decode = load(rows.kind.decoder)(rows.recipe, rows.provenance)
+    latent = Stored(snapshot).latent(rows, 0)
+    own = diffusers.AutoencoderKL.from_pretrained(model).eval()
+    with torch.inference_mode():
+        expected = own.decode(torch.from_numpy(latent[None, :, 0])).sample[0].permute(1, 2, 0)
+    (frame,) = decode(latent)
+    assert np.abs(frame - ((expected + 1) * 127.5).clamp(0, 255).numpy()).max() <= 0.51
+    tiny_vae(model, seed=8)
+    assert "not the model" in report_facts(tmp_path / "c", PageOptions(decode=2))["sheet"]["no_decode"]
+    shutil.rmtree(model)
+    assert report_facts(tmp_path / "c", PageOptions(decode=2))["sheet"]["no_decode"]
+
+
+def test_masks_are_shown_beside_their_images(run, tmp_path):
+    for number in range(9):
+        draw(tmp_path / "data" / f"p{number}.png", seed=number)
+    (tmp_path / "data" / "masks").mkdir()
+    Image.new("L", (96, 64), 200).save(tmp_path / "data" / "masks" / "p0.png")
+    run("build", tmp_path / "data", *SMALL, "--masks", "masks", "--out", tmp_path / "c")
+    cards = report_facts(tmp_path / "c", PageOptions())["sheet"]["cards"]
+    assert [one["label"] for one in cards[0]["stored"]] == ["latents", "mask"]
+
+
+def test_videos_are_film_strips(run, tmp_path):
+    pytest.importorskip("av")
+    for number in range(8):
+        write_video(tmp_path / "data" / f"v{number}.mp4", seed=number)
+    run("build", tmp_path / "data", *SMALL, "--frames", 9, "--out", tmp_path / "c")
+    facts, page = page_of(tmp_path / "c")
+    assert facts["missing"] == []
+    assert [card["frames"] for card in facts["sheet"]["cards"]] == [6] * 8
+    assert facts["sheet"]["cards"][0]["stored"][0]["aspect"] == pytest.approx(3 * 1.5, rel=0.3)
+    assert "film strip" in page
