@@ -173,7 +173,7 @@ class StaleCacheError(StoreError, slug="stale-cache"):
 class CorruptEntryError(StoreError, slug="entry-corrupt"):
     """One entry fails its check: of which ``sample``, its ``key`` in hex, and which part of it is damaged.
 
-    ``reason``: ``truncated``, ``header`` or ``payload``.
+    ``reason``: ``truncated``, ``header`` or ``payload``; ``io-error``: it cannot be read now, which is no damage.
     """
 
     default_fix = "run `latentcache verify --full` on the cache: it prints the commands that repair it"

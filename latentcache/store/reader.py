@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
+from latentcache.errors import CorruptEntryError, MissingEntryError, StoreError, UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import open_file, unreadable
@@ -167,15 +167,14 @@ class EntryReader:
         return files, np.array([file.descriptor for file in files], dtype=np.int64)[position]
 
     def _pread(self, columns: _Field, entry: int, size: int, offset: int) -> memoryview:
-        data, why = memoryview(b""), "the shard ends early"
+        file, data = self.file(int(columns.shard[entry])), memoryview(b"")
         try:
-            file = self.file(int(columns.shard[entry]))
             if 0 <= offset <= os.fstat(file.descriptor).st_size - size:
                 data = read_at(file.descriptor, offset, size)
         except OSError as error:
-            why = str(error)
+            raise self.corrupt(columns, entry, error) from error
         if len(data) != size:
-            raise self.corrupt(columns, entry, why)
+            raise self.corrupt(columns, entry, "the shard ends early")
         return data
 
     def check_hash(self, columns: _Field, entry: int, found: int) -> None:
@@ -186,17 +185,20 @@ class EntryReader:
     def _path(self, shard: int) -> str:
         return str(self.paths.data(self.snapshot.shards[shard]))
 
-    def corrupt(self, columns: _Field, entry: int, why: str) -> CorruptEntryError:
-        """The error that names a damaged entry."""
+    def corrupt(self, columns: _Field, entry: int, why: str | OSError) -> CorruptEntryError:
+        """The error that names a damaged entry, or one that cannot be read now."""
         rows = np.flatnonzero(columns.entry == entry)
         name = self.snapshot.samples.names[int(columns.rows.sample[int(rows[0])])] if len(rows) else ""
         more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        path, what = self._path(int(columns.shard[entry])), f"the {columns.rows.name} of {name}{more}"
         return CorruptEntryError(
-            f"the {columns.rows.name} of {name}{more} are damaged",
+            f"{what} {'are damaged' if isinstance(why, str) else 'cannot be read'}",
             sample=name,
             key=columns.rows.key[entry].tobytes().hex(),
-            where=f"{self._path(int(columns.shard[entry]))}:{int(columns.offset[entry])}",
-            why=why,
+            where=f"{path}:{int(columns.offset[entry])}",
+            why=str(why),
+            reason="payload" if isinstance(why, str) else "io-error",
+            fix="" if isinstance(why, str) else unreadable(Path(path), why).fix,
         )
 
 
@@ -242,16 +244,16 @@ class Located:
             if scaling is not None:
                 scale_pieces(self._pieces, out, scaling)
 
-    def _failure(self, item: int) -> CacheDamagedError | CorruptEntryError:
+    def _failure(self, item: int) -> StoreError:
         """The error of an item that did not come whole."""
         descriptor, first, size, _ = self._pieces[:, item].tolist()
-        why = "the shard ends early"
+        why: str | OSError = "the shard ends early"
         try:
             if len(read_at(descriptor, first, size)) == size:
-                where = str(self._reader.paths.root)
-                return CacheDamagedError("a read failed, and worked when repeated", where=where)
+                where, fix = str(self._reader.paths.root), "check the disk, then run again"
+                return StoreError("a read failed, and worked when repeated", where=where, fix=fix)
         except OSError as error:
-            why = str(error)
+            why = error
         entry = int(self._field.entry[self._rows[item]])
         return self._reader.corrupt(self._field, entry, why)
 

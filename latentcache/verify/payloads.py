@@ -192,7 +192,9 @@ def _compare(
     try:
         stored = reader.read(view.name, number)
     except StoreError as error:
-        check.note(view, "corrupt", "payload", entry, found=words(error))
+        is_unread = type(error) is StoreError or getattr(error, "reason", "") == "io-error"
+        category, reason = ("unverifiable", "io-error") if is_unread else ("corrupt", "payload")
+        check.note(view, category, reason, entry, found=words(error))
         return None
     assert rows.kind is not None
     assert rows.recipe is not None

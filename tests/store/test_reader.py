@@ -125,6 +125,21 @@ def test_too_many_open_files_are_no_damage(paths):
     assert caught.value.fix.startswith("ulimit -n")
 
 
+@pytest.mark.usefixtures("each_way")
+@pytest.mark.parametrize("name", KINDS)
+def test_an_entry_that_the_disk_does_not_give_is_no_damage(paths, name, tmp_path):
+    reader = reader_of(paths)
+    (tmp_path / "unread").touch()
+    os.truncate(tmp_path / "unread", 1 << 30)
+    unread = os.open(tmp_path / "unread", os.O_WRONLY)  # each read of it fails
+    for shard in range(2):
+        os.dup2(unread, reader.file(shard).descriptor)
+    os.close(unread)
+    with pytest.raises(CorruptEntryError, match=f"the {name} of .* cannot be read") as caught:
+        reader.read(name, 5)
+    assert (caught.value.reason, caught.value.fix.startswith("check the disk")) == ("io-error", True)
+
+
 def test_a_shard_that_is_gone_is_missing(paths):
     for shard in ("shard-0", "shard-1"):
         paths.data(shard).unlink()

@@ -1,8 +1,12 @@
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from made_cache import make
 
+from latentcache.errors import CorruptEntryError, StoreError
 from latentcache.fields.protocol import Difference, Failure, Made
+from latentcache.store.reader import EntryReader
 from latentcache.verify.entries import Depth
 from latentcache.verify.findings import Commands
 from latentcache.verify.verify import check_cache, repair_cache, verify_cache
@@ -110,3 +114,10 @@ def test_all_fields_of_a_sample_are_encoded_one_field_after_the_other(tmp_path):
     assert [field for field, _ in again.encoded] == ["flat"] * 3 + ["lines"] * 3
     assert (report.reencoded.samples, report.reencoded.entries, report.counts["ok"]) == (3, 6, 8)
     assert report.reencoded.confidence.startswith("3 samples clean: 95 % sure")
+
+
+@pytest.mark.parametrize("error", [CorruptEntryError("unread", reason="io-error"), StoreError("unread")])
+def test_a_stored_item_that_cannot_be_read_now_is_not_corrupt(case, error, monkeypatch):
+    monkeypatch.setattr(EntryReader, "read", Mock(side_effect=error))
+    report = check(case, ReEncoder())
+    assert {(finding.category, finding.reason) for finding in report.findings} == {("unverifiable", "io-error")}
