@@ -75,7 +75,7 @@ def publish(root, samples, fields, *, seal_every=10_000, part="", building=0):
         assert (place >= 0).all()
         new_fields.append(
             new_field(catalog, kind=field.kind, recipe=field.recipe, groups=field.groups, sample=field.sample,
-                        group=field.group, variant=field.variant, place=place)
+                        group=field.group, variant=field.variant, items=place)
         )  # fmt: skip
     source = {"root": str(Path(root).parent / "data"), "options": {}, "data_kind": "images", "part": part}
     new = NewSnapshot(samples=samples, fields=tuple(new_fields), shards=catalog.shards, source=source,
