@@ -101,7 +101,7 @@ bench-tokens: .venv/.stamp  ## measure tokens: reading, packing, building
 bench-verify: .venv/.stamp  ## measure verify
 	@$(BIN)/python tools/bench_verify.py
 
-demo: .venv/.stamp reader  ## build, verify, edit, verify and read a small cache
+demo: .venv/.stamp reader  ## build, verify, edit, read and show a small cache
 	@$(BIN)/python tools/demo.py
 
 NATIVE := latentcache/store/gather/_gather.so

@@ -1,4 +1,4 @@
-"""Demonstrate the tool on forty drawn images: inspect, build, info, verify, edit one, verify, build, plan, read.
+"""Demonstrate the tool on forty drawn images: from inspect and build to a page that shows the cache.
 
 Runs the installed command line, and shows each command before its output. Checks every exit status and the counts of
 the JSON output, and fails if one is wrong. Cost: about ten seconds; no network, no model weights.
@@ -25,6 +25,7 @@ import latentcache
 FOLDER = Path("demo")
 IMAGES = FOLDER / "images"
 CACHE = FOLDER / "images.latentcache"
+PAGE = FOLDER / "report.html"
 COUNT = 40
 BATCH_SIZE = 4
 #: The console script beside this interpreter.
@@ -65,7 +66,9 @@ def main() -> None:
     show("plan", CACHE, "--batch-size", BATCH_SIZE)
     plan = run_json("plan", CACHE, "--batch-size", BATCH_SIZE)
     read_one_epoch(plan["steps_per_epoch"])
+    show("report", CACHE, "--out", PAGE)
     say("All checks passed. What to try next:")
+    print(f"  open {PAGE} in a browser")
     print(
         f"  {display()} build YOUR_IMAGES\n"
         "      any folder of images; the cache is beside it: YOUR_IMAGES.latentcache\n"
