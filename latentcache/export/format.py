@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from latentcache.fields.latents import GeometrySettings, LatentsRecipe
@@ -157,3 +158,16 @@ def npz(arrays: Mapping[str, Array]) -> bytes:
             np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
             archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getvalue())
     return buffer.getvalue()
+
+
+def saved(value: Any) -> bytes:
+    """A value of dicts, lists, tuples, strings, numbers and tensors as ``torch.save`` writes it."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def joined(folder: str, name: str) -> str:
+    """A path as the trainer's machine writes it."""
+    separator = "\\" if "\\" in folder else "/"
+    return f"{folder}{separator}{name.replace('/', separator)}"

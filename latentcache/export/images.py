@@ -24,6 +24,7 @@ from latentcache.export.folder import File, Folder, check_room, is_export, link
 from latentcache.export.format import LATENTS, MASK, TEXT, Content, Format, Latent, Request, Sample
 from latentcache.export.kohya import Kohya
 from latentcache.export.onetrainer import OneTrainer
+from latentcache.export.simpletuner import SimpleTuner
 from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
 from latentcache.fields.prompt_embeds import PromptRecipe
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from latentcache.export.run import ExportSettings
 
 #: By ``--to``.
-TRAINER_FORMATS: Mapping[str, type[Format]] = {"kohya": Kohya, "onetrainer": OneTrainer}
+TRAINER_FORMATS: Mapping[str, type[Format]] = {format.name: format for format in (Kohya, OneTrainer, SimpleTuner)}
 #: Bytes of a file of arrays beside the values: headers of its members and of the zip.
 _AROUND = 2048
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import io
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +24,20 @@ import numpy as np
 import torch
 
 from latentcache.errors import UsageError
-from latentcache.export.format import IDS, LATENTS, MASK, POOLED, TEXT, Array, Content, Latent, Request, Sample
+from latentcache.export.format import (
+    IDS,
+    LATENTS,
+    MASK,
+    POOLED,
+    TEXT,
+    Array,
+    Content,
+    Latent,
+    Request,
+    Sample,
+    joined,
+    saved,
+)
 from latentcache.geometry.like.onetrainer import TrainingConfig, read_config
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
@@ -116,7 +128,7 @@ class OneTrainer:
 
     def __init__(self, request: Request) -> None:
         self._geometry, self._wanted, self._root = request.geometry, request.wanted, request.root
-        self._tables = request.geometry.like_tables()
+        self._recipe, self._tables = request.recipe, request.geometry.like_tables()
         self._release = request.release or RELEASES[0]
         self._image, self._text = _settings_of(self._release)
         config = request.trainer_config
@@ -201,7 +213,7 @@ class OneTrainer:
         first = 0
         for name, group in sorted(by_folder.items()):
             ordered = sorted(group, key=lambda sample: sample.target)
-            settings = self._concept(_joined(folder, name), ordered)
+            settings = self._concept(joined(folder, name), ordered)
             self._concepts[name] = Concept(settings=settings, first=first, samples=ordered)
             self._positions |= {sample.target: position for position, sample in enumerate(ordered)}
             first += len(ordered)
@@ -229,13 +241,13 @@ class OneTrainer:
                 sizes = [
                     {
                         "crop_resolution": _pair(self._bucket(sample.size, variation, concept.first + number)),
-                        "image_path": _joined(folder, sample.target),
+                        "image_path": joined(folder, sample.target),
                     }
                     for number, sample in enumerate(concept.samples)
                 ]
-                found[f"{concept.cache('image', variation)}/aggregate.pt"] = _saved(sizes)
+                found[f"{concept.cache('image', variation)}/aggregate.pt"] = saved(sizes)
             if TEXT in self._wanted:
-                found[f"{concept.cache('text')}/aggregate.pt"] = _saved([{} for _ in concept.samples])
+                found[f"{concept.cache('text')}/aggregate.pt"] = saved([{} for _ in concept.samples])
         return found
 
     def advice(self, folder: str, samples: Iterable[Sample]) -> Sequence[str]:
@@ -243,7 +255,7 @@ class OneTrainer:
         step = getattr(self._tables[0], "step", 64)
         lines = [
             "clear_cache_before_training must be off: it deletes this export at the start of the training",
-            f"concept_file_name: {_joined(folder, 'concepts.json')}   cache_dir: {_joined(folder, 'cache')}",
+            f"concept_file_name: {joined(folder, 'concepts.json')}   cache_dir: {joined(folder, 'cache')}",
             f"latent_caching: on; resolution: {self._resolution()}; sides are multiples of {step}. In the concepts"
             " you can change names, balancing, type and loss weight; anything else makes the trainer encode again",
         ]
@@ -323,7 +335,7 @@ class OneTrainer:
     def _latents(self, sample: Sample, concept: Concept, variation: int) -> bytes:
         number = concept.first + self._positions[sample.target]
         bucket = self._bucket(sample.size, variation, number)
-        placement, image = self._geometry.place(sample.size, bucket), concept.settings["image"]
+        placement, image = self._recipe.geometry.place(sample.size, bucket), concept.settings["image"]
         is_flipped = image["enable_fixed_flip"]
         if image["enable_random_flip"]:
             is_flipped = self._draw(_FLIP_STEP, variation, number).random() < 0.5
@@ -334,7 +346,7 @@ class OneTrainer:
         }
         if MASK in self._wanted:
             item["latent_mask"] = _tensor(sample.masks, bucket, is_flipped=is_flipped)
-        return _saved(item)
+        return saved(item)
 
     def _text_of(self, sample: Sample) -> bytes:
         parts = np.split(sample.text[IDS], np.cumsum(self._lengths)[:-1], axis=1)
@@ -347,7 +359,7 @@ class OneTrainer:
             end = "" if single else f"_{number}"
             item[f"tokens{end}"] = torch.from_numpy(ids.astype(np.int64))
             item[f"tokens_mask{end}"] = torch.from_numpy(mask.astype(np.int64))
-        return _saved(item)
+        return saved(item)
 
 
 def _sd_text(sequence: Array, pooled: Array | None) -> dict[str, Array]:
@@ -421,17 +433,5 @@ def _tensor(latents: Sequence[Latent], bucket: Size, *, is_flipped: bool) -> tor
     return torch.from_numpy(values)
 
 
-def _saved(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
 def _pair(size: Size) -> tuple[int, int]:
     return size.height, size.width
-
-
-def _joined(folder: str, name: str) -> str:
-    """A path as the trainer's machine writes it."""
-    separator = "\\" if "\\" in folder else "/"
-    return f"{folder}{separator}{name.replace('/', separator)}"

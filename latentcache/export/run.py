@@ -39,9 +39,10 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "mds": ("pad", "chunk", "overflow", "validation"),
     "kohya": (*_OF_IMAGES, "architecture", "beside", "release", "trainer-config"),
     "onetrainer": (*_OF_IMAGES, "release", "trainer-config"),
+    "simpletuner": (*_OF_IMAGES, "trainer-config"),
 }
 #: Formats of images; the others are formats of tokens.
-IMAGE_FORMATS = ("kohya", "onetrainer")
+IMAGE_FORMATS = ("kohya", "onetrainer", "simpletuner")
 #: Layouts of rows, as ``cache.rows()`` names them.
 LAYOUTS = ("pad", "pack", "chunk")
 #: The file of metadata in an exported folder, and the version of its keys.
@@ -59,7 +60,7 @@ class ExportSettings(Value):
     """The folder to create."""
     format: str = setting(
         "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry); of images: kohya"
-        " (sd-scripts, lora-scripts) or onetrainer. [default: hf-disk]",
+        " (sd-scripts, lora-scripts), onetrainer or simpletuner. [default: hf-disk]",
         flag="--to",
         metavar="FORMAT",
         default="hf-disk",
