@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -347,17 +347,17 @@ class ImageExport:
     def _values(self, name: str, row: int) -> Any:
         """Float32 values (C, h, w): of latents the mean or one draw, scaled if the format asks for it."""
         field = self._snapshot.fields[name]
+        recipe = cast("LatentsRecipe", field.recipe)
         stored = torch.from_numpy(_floats(self._entries.read(name, row), field.spec.dtype))
-        if name == MASK:
-            return (stored / 255).numpy()
-        if self._recipe.encoder.posterior == "moments":
+        if recipe.encoder.posterior == "moments":
             out = torch.empty((1, len(stored) // 2, *stored.shape[1:]))
             draw, seed = ("mode", 0) if self._settings.draw is None else ("sample", self._settings.draw)
             posterior(stored[None], field.row_keys(np.array([row])), out, draw, (seed, 0))  # type: ignore[arg-type]
             stored = out[0]
-        if self._format.is_scaled:
-            read = self._recipe.read_time
-            stored = Affine.of(read.affine).apply(stored[None].contiguous(), torch.empty(1, *stored.shape))[0]
+        if self._format.is_scaled or name == MASK:
+            stored = Affine.of(recipe.read_time.affine).apply(
+                stored[None].contiguous(), torch.empty(1, *stored.shape)
+            )[0]
         return stored.numpy()
 
     def _files(self, number: int) -> Iterator[tuple[File, Callable[[Path], tuple[int, str]]]]:

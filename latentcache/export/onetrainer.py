@@ -177,13 +177,13 @@ class OneTrainer:
 
     def _check_length(self) -> None:
         """T5 must have the tokens that the trainer gives it."""
-        wanted = {"StableDiffusion3Pipeline": 77}.get(self._pipeline)
+        wanted, around = (77, 77) if self._pipeline == "StableDiffusion3Pipeline" else (0, 0)
         if self._pipeline == "FluxPipeline" and self._config.values:
             wanted = self._config.values.get("text_encoder_2_sequence_length", 77) or 512
         if wanted and self._lengths[-1] != wanted:
             raise UsageError(
                 f"prompt_embeds: {self._lengths[-1]} tokens of T5, and OneTrainer has {wanted}",
-                fix=f"build the text with --text-length {wanted}, or export --fields latents",
+                fix=f"build the text with --text-length {wanted + around}, or export --fields latents",
             )
 
     def target(self, sample: Sample) -> str:

@@ -1,0 +1,275 @@
+"""OneTrainer, by its own code, takes our folders: nothing is encoded again, all values are equal.
+
+Its data loader runs in a process of its own; see ``checkouts.toml`` for where the checkouts come from.
+"""
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from made_pipelines import clip, make_pipeline, tiny_vae
+from small_cache import draw, run
+from test_sd_scripts import HERE, PEERS, SIZES, checkout
+
+from latentcache import open_cache
+
+__all__ = ["run"]
+pytestmark = pytest.mark.peers
+MODELS = {
+    "sd": ("StableDiffusionBaseDataLoader", "STABLE_DIFFUSION_15", (4, 0.18215, None), 8),
+    "sdxl": ("StableDiffusionXLBaseDataLoader", "STABLE_DIFFUSION_XL_10_BASE", (4, 0.13025, None), 64),
+    "sd3": ("StableDiffusion3BaseDataLoader", "STABLE_DIFFUSION_35", (16, 1.5305, 0.0609), 64),
+    "flux": ("FluxBaseDataLoader", "FLUX_DEV_1", (16, 0.3611, 0.1159), 64),
+}
+STILL = {"enable_crop_jitter": False}
+
+
+def python():
+    own = PEERS / "venv-onetrainer/bin/python"
+    return own if own.exists() else checkout("mgds-3a6994a")[1]
+
+
+def serve(out, name, *, text=False, epochs=1, **config):
+    """Epochs by the trainer: what it served, and its counts; None if it would encode again."""
+    loader, model, _, _ = MODELS[name]
+    settings = {"loader": [loader, loader], "text": text, "epochs": epochs}
+    settings["config"] = {"model_type": model, "resolution": "256", "batch_size": 2, **config}
+    served = out.with_name("served.npz")
+    folders = [checkout(name)[0] for name in ("OneTrainer-23df383", "mgds-3a6994a")]
+    command = [python(), HERE / "serve_onetrainer.py", *folders, out, served, json.dumps(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return done.stderr, None
+    with np.load(served) as found:
+        return dict(found), json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def ten(tmp_path_factory):
+    """Ten images in several buckets, in two folders of kohya with repeats; a mask."""
+    folder = tmp_path_factory.mktemp("ten")
+    for number, size in enumerate(SIZES):
+        place = folder / ("2_cats" if number < 6 else "1_dogs")
+        draw(place / f"p{number}.png", size, seed=number)
+        (place / f"p{number}.txt").write_text(f"caption {number}, tag", "utf-8")
+    draw(folder / "1_dogs/p7-masklabel.png", SIZES[7], seed=77)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vaes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vaes")
+    for name, (*_, scaling, _) in MODELS.items():
+        torch.manual_seed(0)
+        tiny_vae(*scaling).save_pretrained(folder / name)
+    return folder
+
+
+def make(run, ten, folder, name, model, *more, export=()):
+    """A cache of the trainer's sizes, and its export."""
+    words = ("--like", "onetrainer", "--resolution", "256", "--bucket-step", MODELS[name][3], *more)
+    done = run("build", ten, "--out", folder / "cache", "--model", model, *words)
+    assert done.status == 0, done.err
+    done = run("export", folder / "cache", folder / "out", "--to", "onetrainer", *export)
+    assert done.status == 0, done.err
+    return folder / "out"
+
+
+def of_image(served, name, epoch=0):
+    """What was served of an image: key of a batch -> values."""
+    return {
+        key.rpartition("@")[2]: value
+        for key, value in served.items()
+        if f"/{name}@" in key and key.startswith(f"{epoch}/")
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_image_is_accepted_and_every_value_is_equal(run, ten, vaes, tmp_path, name):
+    out = make(run, ten, tmp_path, name, vaes / name)
+    served, counts = serve(out, name, epochs=5, masked_training=True)
+    assert counts is not None, served
+    loader = (
+        open_cache(tmp_path / "cache")
+        .read(scaled=False, repeats=False, dtype=torch.float32)
+        .loader(batch_size=1, seed=None)
+    )
+    seen = set()
+    for row in range(10):
+        batch = loader.batch([row])
+        for epoch in range(5):
+            found = of_image(served, batch["names"][0].rpartition("/")[2], epoch)
+            if not found:  # dropped in this epoch
+                continue
+            seen.add(row)
+            np.testing.assert_array_equal(found["latent_image"], batch["latents"][0].numpy())
+            np.testing.assert_array_equal(found["latent_mask"], batch["mask"][0].numpy())
+            assert found["prompt" if name == "sd" else "prompt_1"].item() == batch["captions"][0]
+            if name != "sd":
+                assert found["original_resolution"].tolist() == batch["original_size"][0].tolist()
+                assert found["crop_resolution"].tolist() == batch["target_size"][0].tolist()
+                assert found["crop_offset"].tolist() == batch["crop_top_left"][0].tolist()
+    assert len(seen) == 10
+    plan = run(
+        "plan",
+        ten,
+        "--for",
+        "onetrainer",
+        "--batch-size",
+        "2",
+        "--resolution",
+        "256",
+        "--bucket-step",
+        MODELS[name][3],
+        "--json",
+    ).json["trainer"]
+    assert counts["batches"] == counts["lengths"] == [plan["steps_per_epoch"]] * 5
+
+
+PIPELINES = {
+    "sd": "StableDiffusionPipeline",
+    "sdxl": "StableDiffusionXLPipeline",
+    "sd3": "StableDiffusion3Pipeline",
+    "flux": "FluxPipeline",
+}
+
+
+#: T5 has 77 tokens by default; those of CLIP stand before them in embeddings of SD3.
+LENGTHS = {"sd3": ("--text-length", "154"), "flux": ("--text-length", "77")}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_text_is_taken_and_every_value_is_equal(run, ten, tmp_path, name):
+    import transformers
+
+    torch.manual_seed(0)
+    parts = {"vae": tiny_vae(*MODELS[name][2])}
+    projected = transformers.CLIPTextModelWithProjection
+    if name == "sdxl":  # its two encoders are told apart by their widths
+        parts |= {"text_encoder": clip(hidden=768), "text_encoder_2": clip(projected, hidden=1280, projection=1280)}
+    if name == "sd3":
+        parts |= {"text_encoder": clip(projected, 768, 768), "text_encoder_2": clip(projected, 1280, 1280)}
+        parts |= {"text_encoder_3": wide_t5()}
+    make_pipeline(PIPELINES[name], tmp_path / "model", **parts)
+    fields = "latents,prompt_embeds,prompt_ids" + (",pooled_prompt_embeds" if name != "sd" else "")
+    more = ("--fields", fields, *LENGTHS.get(name, ()))
+    out = make(run, ten, tmp_path, name, tmp_path / "model", *more, export=("--fields", "all"))
+    served, counts = serve(out, name, text=True)
+    assert counts is not None, served
+    loader = open_cache(tmp_path / "cache").read(repeats=False, dtype=torch.float32).loader(batch_size=1, seed=None)
+    for row in range(10):
+        batch = loader.batch([row])
+        found = of_image(served, batch["names"][0].rpartition("/")[2])
+        if not found:
+            continue
+        ids, masks = batch["prompt_ids"][0].numpy()
+        joined = [found[key] for key in sorted(found) if key in ("tokens", "tokens_1", "tokens_2", "tokens_3")]
+        np.testing.assert_array_equal(np.concatenate(joined), ids)
+        if name in ("sd3", "flux"):
+            np.testing.assert_array_equal(
+                np.concatenate([found[key] for key in sorted(found) if "_mask_" in key]), masks
+            )
+        for key, values in expected_text(name, batch).items():
+            np.testing.assert_array_equal(found[key], values, err_msg=key)
+
+
+def wide_t5():
+    import transformers
+
+    config = transformers.T5Config(vocab_size=64, d_model=2560, d_kv=8, d_ff=64, num_layers=1, num_heads=2)
+    return transformers.T5EncoderModel(config)
+
+
+def expected_text(name, batch):
+    """What the trainer gets of the values that a pipeline of diffusers makes."""
+    sequence = batch["prompt_embeds"][0].numpy()
+    if name == "sd":
+        return {"text_encoder_hidden_state": sequence}
+    pooled = batch["pooled_prompt_embeds"][0].numpy()
+    if name == "flux":
+        return {"text_encoder_1_pooled_state": pooled, "text_encoder_2_hidden_state": sequence}
+    first = {
+        "text_encoder_1_hidden_state": sequence[:77, :768],
+        "text_encoder_2_hidden_state": sequence[:77, 768:2048],
+    }
+    if name == "sdxl":
+        return {**first, "text_encoder_2_pooled_state": pooled}
+    pooled_states = {"text_encoder_1_pooled_state": pooled[:768], "text_encoder_2_pooled_state": pooled[768:]}
+    return {**first, **pooled_states, "text_encoder_3_hidden_state": sequence[77:]}
+
+
+def test_flips_and_resolutions_are_those_that_its_generator_draws(run, ten, vaes, tmp_path):
+    """Every drawn flip is in the place where its own ``RandomFlip`` puts one: see ``draws_onetrainer.py``."""
+    concepts = [
+        {"path": str(ten / folder), "image": {**STILL, "enable_random_flip": True}, "image_variations": 4}
+        for folder in ("1_dogs", "2_cats")
+    ]
+    config = tmp_path / "config.json"
+    model = {"model_type": MODELS["sdxl"][1], "resolution": "256, 320"}
+    config.write_text(json.dumps({"concepts": concepts, "aspect_ratio_bucketing": True, **model}))
+    words = ("build", ten, "--out", tmp_path / "cache", "--model", vaes / "sdxl", "--trainer-config", config)
+    assert run(*words).status == 0
+    out = tmp_path / "out"
+    assert run("export", tmp_path / "cache", out, "--to", "onetrainer", "--trainer-config", config).status == 0
+    folders = [checkout(name)[0] for name in ("OneTrainer-23df383", "mgds-3a6994a")]
+    command = [python(), HERE / "draws_onetrainer.py", *folders, out, "256, 320"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    drawn = json.loads(done.stdout.splitlines()[-1])
+    read = open_cache(tmp_path / "cache").read(scaled=False, repeats=False, dtype=torch.float32, flip=False)
+    plain = {
+        (batch["names"][0].rpartition("/")[2], *batch["target_size"][0].tolist()): batch["latents"][0]
+        for batch in read.loader(batch_size=1, seed=None)
+    }
+    for concept in json.loads((out / "concepts.json").read_text()):
+        for number, (name, sizes, flips) in enumerate(drawn[concept["path"]]):
+            for variation, (size, flip) in enumerate(zip(sizes, flips, strict=True)):
+                (file,) = [
+                    path
+                    for path in out.glob(f"cache/image/*/variation-{variation}/{number}.pt")
+                    if name in str(torch.load(path.with_name("aggregate.pt"), weights_only=True)[number])
+                ]
+                latent = torch.load(file, weights_only=True)["latent_image"]
+                assert [8 * side for side in latent.shape[1:]] == size
+                assert torch.equal(latent, plain[(name, *size)]) is not flip
+
+
+@pytest.mark.parametrize("wrong", ["listing", "settings", "shape"])
+def test_wrong_exports_are_refused(run, ten, vaes, tmp_path, wrong):
+    out = make(run, ten, tmp_path, "sdxl", vaes / "sdxl")
+    if wrong == "settings":
+        path = out / "concepts.json"
+        path.write_text(path.read_text().replace('"enable_random_hue": false', '"enable_random_hue": true'))
+    elif wrong == "listing":
+        for file in out.glob("cache/image/*/variation-0/aggregate.pt"):
+            file.unlink()
+    else:
+        (file,) = out.glob("cache/image/*/variation-0/5.pt")
+        item = torch.load(file, weights_only=True)
+        torch.save({**item, "latent_image": item["latent_image"][:, :, 1:]}, file)
+    _, counts = serve(out, "sdxl", epochs=2)
+    assert counts is None
+    if wrong != "settings":
+        assert run("verify", out).status == 1
+
+
+def test_sizes_are_those_of_its_own_code_on_ten_thousand():
+    done = subprocess.run(
+        [python(), HERE / "sizes_onetrainer.py", checkout("mgds-3a6994a")[0], "200"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    from latentcache.geometry.like.onetrainer import OneTrainerTable
+    from latentcache.geometry.sizes import Size
+
+    vectors = json.loads(done.stdout)
+    assert len(vectors) >= 10_000
+    for resolution, step, height, width, *expected in vectors:
+        table, image = OneTrainerTable(resolution=Size(resolution, resolution), step=step), Size(height, width)
+        bucket = table.nearest(image)
+        resized = table.resized(image, bucket, upscale=True)
+        assert [bucket.height, bucket.width, resized.height, resized.width] == expected
