@@ -28,13 +28,26 @@ from latentcache.export.format import IDS, LATENTS, POOLED, TEXT, Array, Content
 from latentcache.fields.latents import LatentsRecipe
 from latentcache.geometry.like.kohya import KohyaTable, letterbox
 from latentcache.geometry.sizes import Size, square
-from latentcache.value import Value
 
 #: Tokens of CLIP.
 _CLIP_TOKENS = 77
 
 
-class Architecture(Value):
+class Text(NamedTuple):
+    """Text of one kind of model."""
+
+    ending: str
+    """Of the names of its files."""
+    pipeline: str
+    """Pipeline of diffusers whose embeddings it is."""
+    write: Callable[[Sample], bytes]
+    has_ids: bool = True
+    """True if its files hold attention masks or ids."""
+    advice: str = ""
+    """Line for the user."""
+
+
+class Architecture(NamedTuple):
     """What sd-scripts writes for one kind of model."""
 
     name: str
@@ -42,85 +55,16 @@ class Architecture(Value):
     """At the end of the name of a file of latents."""
     channels: int
     scale: float
-    """``scaling_factor`` of the VAE, which tells architectures apart."""
+    """``scaling_factor`` of the VAE, which with ``shift`` tells architectures apart."""
     shift: float = 0.0
     is_scaled: bool = False
     has_forms: bool = False
     """True if the form of its files changed over time."""
-    text: str = ""
-    """At the end of the name of a file of text; empty: its text is not exported."""
-    pipeline: str = ""
-    """Pipeline of diffusers whose embeddings are its text."""
-    has_ids: bool = False
-    """True if its files of text hold attention masks or ids."""
+    text: Text | None = None
     no_text: str = ""
     """Reason why its text is not exported."""
-    text_advice: str = ""
-    """Line for the user beside exported text."""
 
 
-ARCHITECTURES = {
-    architecture.name: architecture
-    for architecture in (
-        Architecture(
-            name="sd",
-            suffix="_sd",
-            channels=4,
-            scale=0.18215,
-            has_forms=True,
-            no_text="sd-scripts caches no text of SD",
-        ),
-        Architecture(
-            name="sdxl",
-            suffix="_sdxl",
-            channels=4,
-            scale=0.13025,
-            has_forms=True,
-            text="_te_outputs",
-            pipeline="StableDiffusionXLPipeline",
-        ),
-        Architecture(
-            name="sd3",
-            suffix="_sd3",
-            channels=16,
-            scale=1.5305,
-            shift=0.0609,
-            text="_sd3_te",
-            has_ids=True,
-            pipeline="StableDiffusion3Pipeline",
-        ),
-        Architecture(
-            name="flux",
-            suffix="_flux",
-            channels=16,
-            scale=0.3611,
-            shift=0.1159,
-            is_scaled=True,
-            text="_flux_te",
-            has_ids=True,
-            pipeline="FluxPipeline",
-        ),
-        Architecture(
-            name="lumina",
-            suffix="_lumina",
-            channels=16,
-            scale=0.3611,
-            shift=0.1159,
-            is_scaled=True,
-            text="_lumina_te",
-            has_ids=True,
-            pipeline="Lumina2Pipeline",
-            text_advice="--system_prompt: the captions follow the default system_prompt of Lumina2Pipeline",
-        ),
-        Architecture(
-            name="hunyuan-image",
-            suffix="_hi",
-            channels=64,
-            scale=0.75289,
-            no_text="its files hold two sequences (Qwen2.5-VL and ByT5), and a cache holds one per caption",
-        ),
-    )
-}
 #: Release -> form of SD and SDXL. ``suffixed`` came with pull request 2269 (58f7b4c, 2026-02-23).
 RELEASES = {
     "stable": "stable",
@@ -168,20 +112,22 @@ class Kohya:
 
     def check(self, content: Content) -> None:
         """See ``Format``."""
-        if TEXT in content.wanted and not self._architecture.text:
+        if TEXT not in content.wanted:
+            return
+        text, recipe = self._architecture.text, content.recipes.get(TEXT)
+        if text is None:
             raise UsageError(
                 f"--fields: text of {self._architecture.name} cannot be exported",
                 why=self._architecture.no_text,
                 fix="--fields latents, and let the trainer encode the text",
             )
-        recipe = content.recipes.get(TEXT)
-        if TEXT in content.wanted and getattr(recipe, "pipeline", "") != self._architecture.pipeline:
+        if getattr(recipe, "pipeline", "") != text.pipeline:
             raise UsageError(
                 f"prompt_embeds: a {getattr(recipe, 'pipeline', 'plug-in')} made the text of the cache",
-                why=f"{self._architecture.name} takes that of a {self._architecture.pipeline}",
+                why=f"{self._architecture.name} takes that of a {text.pipeline}",
                 fix="build the text with the pipeline of the model that you train: --text-encoder PIPELINE",
             )
-        if TEXT in content.wanted and self._architecture.has_ids and IDS not in content.wanted:
+        if text.has_ids and IDS not in content.wanted:
             raise UsageError(
                 "prompt_ids: the cache holds none, and files of text need their attention masks",
                 fix="run the same `latentcache build` with --prompt-ids: only token ids are made",
@@ -213,9 +159,9 @@ class Kohya:
         if LATENTS in fields:
             size = f"_{sample.size.width:04d}x{sample.size.height:04d}{self._architecture.suffix}"
             found[f"{sample.stem}{'' if self._form == 'stable' else size}.npz"] = partial(self._latents, sample)
-        if TEXT in fields:
-            name = f"{sample.stem}{self._architecture.text}.npz"
-            found[name] = partial(_TEXT_WRITERS[self._architecture.name], sample)
+        text = self._architecture.text
+        if TEXT in fields and text is not None:
+            found[f"{sample.stem}{text.ending}.npz"] = partial(text.write, sample)
         return found
 
     def settings(self, folder: str, samples: Iterable[Sample]) -> Mapping[str, bytes]:
@@ -255,14 +201,18 @@ class Kohya:
             where = f"--dataset_config {folder}/dataset.toml {flags}"
         off = "random_crop, color_aug and face_crop_aug_range must be off: cached latents cannot have them"
         lines = [where, f"{flags}: the trainer then takes these files; {off}"]
-        if self._has_text:
+        text = self._architecture.text
+        if self._has_text and text is not None:
             lines.append(
                 "--cache_text_encoder_outputs --cache_text_encoder_outputs_to_disk --network_train_unet_only;"
                 " shuffle_caption, caption_dropout_rate, caption_tag_dropout_rate, apply_t5_attn_mask and"
                 " apply_lg_attn_mask must be off"
             )
-            lines += [self._architecture.text_advice] if self._architecture.text_advice else []
-        if any(subset.is_left_out for subset in _subsets(samples).values()):
+            lines += [text.advice] if text.advice else []
+        subsets = _subsets(samples).values()
+        if any(subset.conditioning for subset in subsets):
+            lines.append("conditioning_data_dir needs --masked_loss, or a training of ControlNet")
+        if any(subset.is_left_out for subset in subsets):
             lines.append(
                 "dataset.toml has no masks and control images: conditioning_data_dir needs one for each image of a"
                 " folder, and no regularization images"
@@ -339,30 +289,35 @@ def _lumina_text(sample: Sample) -> bytes:
     )
 
 
-_TEXT_WRITERS = {"sdxl": _sdxl_text, "flux": _flux_text, "sd3": _sd3_text, "lumina": _lumina_text}
+_SD_TEXT = "sd-scripts caches no text of SD"
+_HUNYUAN_TEXT = "its files hold two sequences (Qwen2.5-VL and ByT5), and a cache holds one per caption"
+_SDXL = Text("_te_outputs", "StableDiffusionXLPipeline", _sdxl_text, has_ids=False)
+_SD3, _FLUX = Text("_sd3_te", "StableDiffusion3Pipeline", _sd3_text), Text("_flux_te", "FluxPipeline", _flux_text)
+_PROMPT = "--system_prompt: the captions follow the default system_prompt of Lumina2Pipeline"
+_LUMINA = Text("_lumina_te", "Lumina2Pipeline", _lumina_text, advice=_PROMPT)
+_ROWS = (
+    Architecture("sd", "_sd", 4, 0.18215, has_forms=True, no_text=_SD_TEXT),
+    Architecture("sdxl", "_sdxl", 4, 0.13025, has_forms=True, text=_SDXL),
+    Architecture("sd3", "_sd3", 16, 1.5305, 0.0609, text=_SD3),
+    Architecture("flux", "_flux", 16, 0.3611, 0.1159, is_scaled=True, text=_FLUX),
+    Architecture("lumina", "_lumina", 16, 0.3611, 0.1159, is_scaled=True, text=_LUMINA),
+    Architecture("hunyuan-image", "_hi", 64, 0.75289, no_text=_HUNYUAN_TEXT),
+)
+ARCHITECTURES: Mapping[str, Architecture] = {row.name: row for row in _ROWS}
 
 
 def _architecture(recipe: LatentsRecipe, name: str | None) -> Architecture:
     """The architecture that is named, or the only one whose VAE this is."""
-    encoder = recipe.encoder
-    scaling = encoder.normalization
-    if name is not None:
-        if name not in ARCHITECTURES:
-            raise UsageError(
-                "unknown architecture",
-                argument="architecture",
-                value=name,
-                fix=f"--architecture {'|'.join(ARCHITECTURES)}",
-            )
-        fitting = [ARCHITECTURES[name]]
-    else:
-        fitting = list(ARCHITECTURES.values())
-    known = scaling.kind == "scale-shift"
+    encoder, scaling = recipe.encoder, recipe.encoder.normalization
+    if name is not None and name not in ARCHITECTURES:
+        fix = f"--architecture {'|'.join(ARCHITECTURES)}"
+        raise UsageError("unknown architecture", argument="architecture", value=name, fix=fix)
+    is_known = scaling.kind == "scale-shift"
     fitting = [
-        one
-        for one in fitting
-        if one.channels == encoder.channels
-        and (not known or (abs(one.scale - scaling.scale) < 1e-3 and abs(one.shift - scaling.shift) < 1e-3))
+        row
+        for row in (_ROWS if name is None else [ARCHITECTURES[name]])
+        if row.channels == encoder.channels
+        and (not is_known or (abs(row.scale - scaling.scale) < 1e-3 and abs(row.shift - scaling.shift) < 1e-3))
     ]
     if len(fitting) == 1:
         return fitting[0]
@@ -372,9 +327,8 @@ def _architecture(recipe: LatentsRecipe, name: str | None) -> Architecture:
             f"--to kohya: no architecture of sd-scripts has such latents ({numbers})",
             fix="build with the VAE of the model that you train: latentcache build DATA --model MODEL --like kohya",
         )
-    names = " and ".join(one.name for one in fitting)
     raise UsageError(
-        f"--to kohya: these latents fit {names}",
+        f"--to kohya: these latents fit {' and '.join(row.name for row in fitting)}",
         why=f"their latents are the same ({numbers}), their files are not",
         fix=f"--architecture {fitting[0].name}",
     )
