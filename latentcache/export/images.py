@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -262,20 +261,16 @@ class ImageExport:
 
     def _check_names(self) -> None:
         """Two images must not share the name of a file, and no name may be one of the data set's folder."""
-        names = Counter(self._sample(number, values=False).stem for number in self._numbers)
-        doubled = next((stem for stem, count in names.items() if count > 1), None)
-        if doubled is not None:
-            twins = [
-                self._snapshot.samples.names[number]
-                for number in self._numbers
-                if self._sample(number, values=False).stem == doubled
-            ]
-            raise UsageError(
-                f"{' and '.join(twins)} would share their files",
-                where=twins[0],
-                why=f"{self._format.name} names files by the name of the image without its extension",
-                fix="rename one of the images, and build again",
-            )
+        names = dict[str, str]()
+        for sample in self._samples():
+            other = names.setdefault(sample.stem, sample.name)
+            if other != sample.name:
+                raise UsageError(
+                    f"{other} and {sample.name} would share their files",
+                    where=other,
+                    why=f"{self._format.name} names files by the name of the image without its extension",
+                    fix="rename one of the images, and build again",
+                )
 
     def _caption(self, number: int) -> str:
         """The text that was encoded; empty if the sample has no caption."""
