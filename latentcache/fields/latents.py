@@ -288,7 +288,7 @@ class LatentsSettings(Settings):
         "Choose sizes and crops as a trainer does [default: none]", choices=("none", *TRAINERS)
     )
     trainer_config: Path | None = setting(
-        "Sizes and flips of the trainer, and --like, from its settings file.", metavar="FILE"
+        "Sizes, flips and captions of the trainer, and --like, from its settings file.", metavar="FILE"
     )
     crop: str | None = setting("Part of the resized image to keep [default: center]", choices=CROPS)
     crop_variants: int | None = setting(
