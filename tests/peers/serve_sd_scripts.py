@@ -42,7 +42,7 @@ def main():
 
     served = {}
     for dataset in group.datasets:
-        dataset.get_input_ids = lambda *_: torch.zeros(
+        getattr(dataset, "dreambooth_dataset_delegate", dataset).get_input_ids = lambda *_: torch.zeros(
             77, dtype=torch.long
         )  # tokens of a caption, which is given below
         for at in range(len(dataset)):
