@@ -108,7 +108,8 @@ def describe_ids(settings: PromptSettings, context: DescribeContext) -> Describe
     else:
         about = {"producer": dict(described.producer), "recipe": ids.as_json()}
         lengths = tuple(context.ask(_LENGTHS, **about))
-    return replace(described, recipe=replace(ids, lengths=lengths))
+    notes = () if context.followed is not None else described.notes  # the embeddings have the same
+    return replace(described, recipe=replace(ids, lengths=lengths), notes=notes)
 
 
 def _cached_recipe(context: DescribeContext) -> PromptRecipe | None:
