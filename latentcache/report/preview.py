@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,8 @@ from latentcache.value import Value
 _SIDE, _FRAMES, _BUDGET = 384, 6, 2_600_000
 #: Entries that a map is fitted on at most, every n-th is held out, points of an entry that are used, seconds.
 MAX_FITTED, _HELD_OUT, _POINTS, _FIT_S = 512, 5, 256, 12.0
-#: Images that a map needs, and the error, against the mean one, from which an image fits badly.
-_LEAST_FITTED, _BAD = 8, 4.0
-_SMALL = 0.02
+#: Images that a map needs; times the median error, and squared error of colors, above which an image fits badly.
+_LEAST_FITTED, _BAD, _SMALL = 8, 6.0, 0.02
 
 Pixels = NDArray[np.uint8]
 
@@ -85,8 +84,8 @@ class Preview(Value, eq=False):
     held_out: int
     r2: float
     """Part of the held-out images' variance that the map explains."""
-    error: float
-    """Mean squared error of the held-out images."""
+    misfits: tuple[int, ...]
+    """Items whose latents look unlike their images, worst first."""
 
     def colors(self, latent: NDArray[np.float32]) -> Pixels:
         """(H, W, 3) uint8 of a latent (C, H, W)."""
@@ -94,12 +93,6 @@ class Preview(Value, eq=False):
         flat = latent[:channels].reshape(channels, -1).T
         made = flat @ self.weights[:-1] + self.weights[-1]
         return np.asarray(np.clip(made * 255, 0, 255).round().astype(np.uint8).reshape(*latent.shape[1:], 3))
-
-    def fits(self, latent: NDArray[np.float32], target: NDArray[np.float64]) -> bool:
-        """False if the error of an image, against its own pixels (H, W, 3), is far above the usual one."""
-        channels = len(self.weights) - 1
-        made = latent[:channels].reshape(channels, -1).T @ self.weights[:-1] + self.weights[-1]
-        return float(np.square(made - target.reshape(-1, 3)).mean()) < max(_BAD * self.error, _SMALL)
 
 
 class Stored:
@@ -125,11 +118,13 @@ class Stored:
         self._reader.close()
 
 
-def fit_preview(crops: Crops, originals: Originals, stored: Stored) -> tuple[Preview | None, str]:
-    """Fit a map on the first frames of up to 512 images; None with a reason if there are too few."""
-    order = np.random.default_rng(0).permutation(len(crops.row))[: 2 * MAX_FITTED]
-    parts, began = list[tuple[NDArray[Any], NDArray[Any]]](), time.monotonic()
-    for number, frames in originals.read(order.tolist()):
+def fit_preview(
+    crops: Crops, originals: Originals, stored: Stored, chosen: Sequence[int]
+) -> tuple[Preview | None, str]:
+    """Fit a map on first frames of up to 512 images, the ``chosen`` items first; None and why if there are few."""
+    others = np.random.default_rng(0).permutation(len(crops.row))[: 2 * MAX_FITTED].tolist()
+    parts, began = dict[int, tuple[NDArray[Any], NDArray[Any]]](), time.monotonic()
+    for number, frames in originals.read(list(dict.fromkeys([*chosen, *others]))):
         if len(parts) == MAX_FITTED or time.monotonic() - began > _FIT_S:
             break
         if isinstance(frames, UnusableSampleError) or not frames:
@@ -140,29 +135,32 @@ def fit_preview(crops: Crops, originals: Originals, stored: Stored) -> tuple[Pre
             continue
         target = target_colors(crops, number, frames[0], latent.shape[1:])
         some = np.random.default_rng(number).permutation(latent[0].size)[:_POINTS]
-        parts.append((latent.reshape(len(latent), -1).T[some], target.reshape(-1, 3)[some]))
+        parts[number] = latent.reshape(len(latent), -1).T[some], target.reshape(-1, 3)[some]
     if len(parts) < _LEAST_FITTED:
         return None, f"a preview needs {_LEAST_FITTED} images whose files are there, and {len(parts)} could be read"
     return _solved(parts), ""
 
 
-def _solved(parts: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> Preview:
+def _solved(parts: Mapping[int, tuple[NDArray[Any], NDArray[Any]]]) -> Preview:
     """Least squares over the points of most images, measured on the others."""
-    fitted = [part for number, part in enumerate(parts) if number % _HELD_OUT]
-    held = [part for number, part in enumerate(parts) if not number % _HELD_OUT]
-    points, colors = (np.concatenate(column).astype(np.float64) for column in zip(*fitted, strict=True))
-    tested, expected = (np.concatenate(column).astype(np.float64) for column in zip(*held, strict=True))
-    padded = np.column_stack([points, np.ones(len(points))])
+    numbers = list(parts)
+    held = set(numbers[::_HELD_OUT])
+    fitted = [parts[number] for number in numbers if number not in held]
+    points, colors = (np.concatenate(column) for column in zip(*fitted, strict=True))
+    padded = np.column_stack([points, np.ones(len(points))]).astype(np.float64)
     weights = np.linalg.lstsq(padded, colors, rcond=None)[0]
-    error = np.square(tested @ weights[:-1] + weights[-1] - expected)
-    spread = np.square(expected - expected.mean(axis=0)).sum()
-    r2 = 1 - float(error.sum()) / float(spread) if spread else 0.0
+    made = ((some @ weights[:-1] + weights[-1], target) for some, target in parts.values())
+    errors = np.array([np.square(colors - target).mean() for colors, target in made])
+    expected = np.concatenate([parts[number][1] for number in held])
+    spread = float(np.square(expected - expected.mean(axis=0)).mean())
+    worst = np.argsort(-errors, kind="stable")
+    bad = worst[errors[worst] > max(_BAD * float(np.median(errors)), _SMALL)]
     return Preview(
         weights=np.asarray(weights, dtype=np.float64),
-        fitted=len(fitted),
+        fitted=len(numbers) - len(held),
         held_out=len(held),
-        r2=r2,
-        error=float(error.mean()),
+        r2=1 - float(errors[::_HELD_OUT].mean()) / spread if spread else 0.0,
+        misfits=tuple(numbers[place] for place in bad.tolist()),
     )
 
 

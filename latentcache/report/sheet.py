@@ -23,7 +23,6 @@ from latentcache.report.preview import (
     exact_image,
     fit_preview,
     strip,
-    target_colors,
 )
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.verify.findings import shown_text
@@ -47,9 +46,14 @@ def sheet_facts(
     originals = None if root is None else Originals(snapshot, root, crops)
     preview, why = None, "the data of this cache is not here"
     if originals is not None:
-        preview, why = fit_preview(crops, originals, stored)
+        preview, why = fit_preview(crops, originals, stored, chosen)
+    misfits = preview.misfits if preview is not None else ()
+    chosen = list(dict.fromkeys([*misfits, *chosen]))[:count]
     decode, no_decode = _model(crops.rows) if decoded else (None, "")
     cards = {number: _card(snapshot, crops, number, by_name) for number in chosen}
+    for number in misfits:
+        if number in cards:
+            cards[number]["marks"].append({"kind": "bad", "text": "latent unlike its image"})
     thumbnails = Thumbnails(len(chosen))
     for number, frames in originals.read(chosen) if originals is not None else ():
         if isinstance(frames, UnusableSampleError):
@@ -57,7 +61,6 @@ def sheet_facts(
         elif frames:
             cards[number]["original"] = thumbnails.image(frames)
             cards[number]["frames"] = len(frames)
-            _check_fit(cards[number], crops, number, frames[0], preview, stored)
     for place, number in enumerate(chosen):
         _add_stored(cards[number], snapshot, crops, number, preview, stored)
         if decode is not None and place < decoded:
@@ -123,20 +126,6 @@ def _card(snapshot: Snapshot, crops: Crops, number: int, findings: Mapping[str, 
         "frames": 1,
         "stored": [],
     }
-
-
-def _check_fit(
-    card: dict[str, Any], crops: Crops, number: int, pixels: Any, preview: Preview | None, stored: Stored
-) -> None:
-    """Mark an image whose latent looks unlike it."""
-    if preview is None:
-        return
-    try:
-        latent = stored.latent(crops.rows, int(crops.row[number]))[:, 0]
-    except LatentcacheError:
-        return
-    if not preview.fits(latent, target_colors(crops, number, pixels, latent.shape[1:])):
-        card["marks"].append({"kind": "bad", "text": "latent unlike its image"})
 
 
 def _add_stored(
