@@ -214,6 +214,7 @@ def _of_trainer(
             "steps_per_epoch": plan.steps,
             "samples_short": plan.short,
             "samples_dropped": plan.dropped,
+            "buckets_too_small": plan.too_small,
             "unused": plan.unused,
             "cropped": round(plan.cropped, 4),
         },
@@ -317,6 +318,11 @@ def _lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str]:
         f" {count_of(plan['samples_short'], 'samples')}, {plan['samples_dropped']} are dropped,"
         f" {plan['cropped']:.1%} of the images is cut off"
     )
+    if plan["buckets_too_small"]:
+        yield (
+            f"warning: {plan['name']} stops at its start: {count_of(plan['buckets_too_small'], 'buckets')} too small"
+            " for batch size times ranks times accumulation; repeat images, or change these"
+        )
     if plan["unused"]:
         yield f"warning: {count_of(plan['unused'], 'images')} smaller than a bucket: the trainer fails on them"
     if suggestion := payload.get("suggestion"):

@@ -44,6 +44,8 @@ class TrainerPlan(Value):
     """Places of batches that no sample fills."""
     dropped: int
     """Samples that are in no batch of this epoch."""
+    too_small: int
+    """Buckets at which the trainer stops at its start."""
     unused: int
     """Images smaller than a bucket."""
     cropped: float
@@ -80,12 +82,14 @@ class TrainerRun(Value):
                     TrainerBucket(size=bucket, samples=count, batches=batches, short=short, dropped=dropped)
                 )
         batches = sum(bucket.batches for bucket in buckets)
+        least = self.trainer.least(self.batch, self.ranks, self.accum)
         return TrainerPlan(
             buckets=tuple(buckets),
             batches=batches,
             steps=self.trainer.steps(batches, self.ranks, self.accum),
             short=sum(bucket.short for bucket in buckets),
             dropped=sum(bucket.dropped for bucket in buckets),
+            too_small=sum(bucket.samples < least for bucket in buckets),
             unused=unused,
             cropped=cropped / max(sum(bucket.samples for bucket in buckets), 1),
         )
@@ -105,7 +109,8 @@ class TrainerRun(Value):
         return best
 
 
-def _lost(plan: TrainerPlan, run: TrainerRun) -> float:
-    """Share of the places that no sample fills, of the samples that are dropped, and of images that is cut off."""
+def _lost(plan: TrainerPlan, run: TrainerRun) -> tuple[int, float]:
+    """Buckets that stop the trainer; then the share of places without a sample, of samples dropped, of images cut."""
     samples = sum(bucket.samples for bucket in plan.buckets)
-    return plan.short / max(plan.batches * run.batch, 1) + plan.dropped / max(samples, 1) + plan.cropped
+    unfilled = plan.short / max(plan.batches * run.batch, 1)
+    return plan.too_small, unfilled + plan.dropped / max(samples, 1) + plan.cropped

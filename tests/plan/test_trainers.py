@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from latentcache.geometry.like.kohya import KohyaTable, KohyaTrainer
 from latentcache.geometry.like.onetrainer import OneTrainer, OneTrainerTable
+from latentcache.geometry.like.simpletuner import SimpleTuner, SimpleTunerTable
 from latentcache.geometry.sizes import Size
 from latentcache.plan.trainers import TrainerRun
 
@@ -53,3 +54,11 @@ def test_onetrainer_drops_what_fills_no_batch_on_every_rank(sizes, batch, ranks,
     assert all(bucket.dropped < batch * ranks for bucket in plan.buckets)
     assert plan.steps == plan.batches // ranks // accum
     assert plan.short == 0
+
+
+def test_a_bucket_that_stops_the_trainer_is_counted_and_the_suggestion_mends_it():
+    tables = (SimpleTunerTable(resolution=Size(512, 512)),)
+    run = TrainerRun(trainer=SimpleTuner(), tables=tables, upscale=True, batch=4, accum=2)
+    sizes = Counter({Size(512, 512): 9, Size(512, 1024): 5})
+    assert (run.plan(sizes).too_small, run.plan(sizes).batches) == (1, 5)
+    assert run.suggestion(sizes)[1].too_small == 0

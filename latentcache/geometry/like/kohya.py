@@ -191,6 +191,10 @@ class KohyaTrainer:
         """See ``Trainer``: the last step of an epoch may have fewer batches."""
         return -(-batches // (ranks * accum))
 
+    def least(self, batch: int, ranks: int, accum: int) -> int:
+        """See ``Trainer``."""
+        return 0
+
     def changes(self, tables: Sequence[KohyaTable], batch: int) -> Iterator[tuple[str, Sequence[KohyaTable], int]]:
         """See ``Trainer``: a batch of nearly the same size, a coarser step, narrower limits."""
         for size in range(max(batch // 2, 2), batch * 3 // 2 + 1):

@@ -132,6 +132,10 @@ class OneTrainer:
         """See ``Trainer``: those of the first epoch, because accumulation goes on into the next."""
         return batches // ranks // accum
 
+    def least(self, batch: int, ranks: int, accum: int) -> int:
+        """See ``Trainer``."""
+        return 0
+
     def changes(
         self, tables: Sequence[OneTrainerTable], batch: int
     ) -> Iterator[tuple[str, Sequence[OneTrainerTable], int]]:

@@ -170,6 +170,10 @@ class SimpleTuner:
         """See ``Trainer``."""
         return -(-batches // ranks // accum)
 
+    def least(self, batch: int, ranks: int, accum: int) -> int:
+        """See ``Trainer``: ``split_buckets_between_processes`` raises an error for smaller ones."""
+        return batch * ranks * accum
+
     def changes(
         self, tables: Sequence[SimpleTunerTable], batch: int
     ) -> Iterator[tuple[str, Sequence[SimpleTunerTable], int]]:

@@ -79,6 +79,10 @@ class Trainer(Protocol):
         """Optimizer steps of an epoch, for the batches of all ranks."""
         ...
 
+    def least(self, batch: int, ranks: int, accum: int) -> int:
+        """Samples without which a bucket stops the trainer at its start; 0: none does."""
+        ...
+
     def changes(self, tables: Sequence[Any], batch: int) -> Iterator[tuple[str, Sequence[Any], int]]:
         """Each one setting changed: its words, and the tables and the batch size that follow."""
         ...
