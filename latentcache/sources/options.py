@@ -55,6 +55,8 @@ class SourceOptions(Value):
     follow_links: bool = setting("Follow links that lead out of DATA, too.", default=False)
     config: str = field(default="", metadata=_NO_OPTION)
     """Configuration of a trainer that names the sets in DATA, unless a layout is given; empty: DATA decides."""
+    config_folder: str = field(default="", metadata=_NO_OPTION)
+    """Working directory in which it was given: its paths may be relative to it."""
     videos: bool = field(default=False, metadata=_NO_OPTION)
     """True: files of videos are samples, as images are; False: they are counted in a note."""
 

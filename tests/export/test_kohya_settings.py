@@ -68,6 +68,25 @@ def test_captions_repeats_and_regularization_sets(run, data, tmp_path):
     assert run("verify", out, "--data", data).status == 0
 
 
+def test_a_configuration_is_read_from_anywhere_and_may_move(run, data, tmp_path, monkeypatch):
+    config = configured(
+        data, f"{GENERAL}[[datasets]]\nresolution = 256\n[[datasets.subsets]]\nimage_dir = 'data/cats'\n"
+    )
+    (tmp_path / "settings").mkdir()
+    config = config.rename(tmp_path / "settings/set.toml")
+    monkeypatch.chdir(tmp_path)
+    build(data, tmp_path / "cache", trainer_config="settings/set.toml", **SAME)
+    monkeypatch.chdir("/")
+    assert run("verify", tmp_path / "cache").status == 0
+    config.rename(tmp_path / "moved.toml")
+    error = run("verify", tmp_path / "cache", "--json").error
+    assert "is gone" in error["what"]
+    assert "--trainer-config FILE" in error["fix"]
+    monkeypatch.chdir(tmp_path)
+    assert build(data, tmp_path / "cache", trainer_config="moved.toml", **SAME).encoded == 0
+    assert run("verify", tmp_path / "cache").status == 0
+
+
 def test_an_empty_caption_that_was_chosen_has_a_line(run, data, tmp_path):
     source = {"default_caption": ""}
     build(data, tmp_path / "cache", like="kohya", resolutions=(256,), source=source)

@@ -62,3 +62,10 @@ def test_a_bucket_that_stops_the_trainer_is_counted_and_the_suggestion_mends_it(
     sizes = Counter({Size(512, 512): 9, Size(512, 1024): 5})
     assert (run.plan(sizes).too_small, run.plan(sizes).batches) == (1, 5)
     assert run.suggestion(sizes)[1].too_small == 0
+
+
+def test_a_step_larger_than_the_shortest_side_is_not_suggested():
+    tables = (KohyaTable(resolution=Size(256, 256), min_side=128),)
+    run = TrainerRun(trainer=TRAINER, tables=tables, upscale=True, batch=2)
+    change, _ = run.suggestion({Size(300, 200): 3, Size(200, 300): 1}) or ("", None)
+    assert change != "bucket_reso_steps = 256"

@@ -57,6 +57,14 @@ class KohyaTable(Value):
 
     def __post_init__(self) -> None:
         low, high = self._limits
+        if self.buckets and not low:
+            raise RecipeError(
+                f"kohya takes no sides of {self.min_side} pixels: they are multiples of {self.step}",
+                argument="min_side",
+                value=self.min_side,
+                fix=f"--min-side {self.step} or more, as in the trainer's settings",
+                fix_python=f"min_side={self.step} or more, as in the trainer's settings",
+            )
         if self.buckets and not low <= self.resolution.height <= high >= self.resolution.width >= low:
             raise RecipeError(
                 f"kohya takes no resolution of {self.resolution}: sides are {low} to {high} pixels",
@@ -239,7 +247,7 @@ def _settings(path: Path, value: Mapping[str, Any]) -> TrainerSettings:
         values = dict.fromkeys(str(subset.get(name, default)) for subset in subsets)
         is_given = any(name in subset for subset in subsets)
         words.append(f"{name} {' and '.join(values) or repr('')}{'' if is_given else ' (default)'}")
-    source: dict[str, Any] = {"config": str(path.resolve()), "layout": ""}
+    source: dict[str, Any] = {"config": str(path.resolve()), "config_folder": str(Path.cwd()), "layout": ""}
     if not names_sets:
         source = {"config": "", **_captions(subsets[0])}
         unread = [name for name in _OF_DATA if subsets[0].get(name)]

@@ -87,6 +87,8 @@ class Config:
     """Sides of squares of equal area that sets ask for."""
     is_followed: bool = False
     """True if the build takes its sizes and flips from this file too."""
+    folder: str = ""
+    """Folder that paths may be relative to; empty: the working directory."""
 
     def take(self, entries: Mapping[str, Any], used: Iterable[str]) -> None:
         """Count the settings of one object that are not used."""
@@ -125,7 +127,7 @@ class Config:
                 f"{name}: expected a path, found {json.dumps(value)}", f"give {name} in {self.path.name}"
             )
         beside = Path(os.path.abspath(self.path.parent / value))  # noqa: PTH100 - links stay
-        below = Path(os.path.abspath(value))  # noqa: PTH100 - the working directory
+        below = Path(os.path.abspath(Path(self.folder, value)))  # noqa: PTH100
         paths = [path for path in dict.fromkeys((beside, below)) if path.exists()]
         if len(paths) > 1:
             raise self.error(

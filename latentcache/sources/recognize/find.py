@@ -205,8 +205,15 @@ def _of_file(data: Path, options: SourceOptions) -> Layout:
 
 def _of_config(data: Path, options: SourceOptions, inventory: Inventory | None) -> Layout:
     """The sets that the configuration of a trainer names: in the folder DATA, or wherever if DATA is this file."""
+    if not os.path.isfile(options.config):  # noqa: PTH113
+        raise SourceNotFoundError(
+            f"the configuration of the trainer is gone: {options.config}",
+            where=options.config,
+            why="it says how the cache reads DATA",
+            fix=f"latentcache build {shlex.quote(str(data))} --trainer-config FILE says where it is now",
+        )
     config = read_config(Path(options.config))
-    config.is_followed = True
+    config.is_followed, config.folder = True, options.config_folder
     trainer = _trainer(config.value)
     if trainer is None or (inventory is None and data.resolve() != config.path.resolve()):
         what = "names no sets of images" if trainer is None else f"names other images than DATA={data}"
