@@ -191,16 +191,19 @@ class Kohya:
 
     def advice(self, folder: str, samples: Iterable[Sample]) -> Sequence[str]:
         """See ``Format``."""
-        flags = "--cache_latents --cache_latents_to_disk"
+        flags, subsets = "--cache_latents --cache_latents_to_disk", _subsets(samples).values()
         if not folder:
             where = f"{flags}, with the folders and sizes that you train with today"
         elif self._form == "stable":
-            where = f"train_data_dir: {folder}   (lora-scripts: the folder of training images)"
-            where += f"; reg_data_dir: {folder}/{_REG}, if there are regularization images"
+            reg = f"; reg_data_dir: {folder}/{_REG}" if any(subset.first.is_reg for subset in subsets) else ""
+            where = f"train_data_dir: {folder}   (lora-scripts: the folder of training images){reg}"
         else:
             where = f"--dataset_config {folder}/dataset.toml {flags}"
+        lines = [where]
+        if folder and self._form == "stable":
+            lines.append("caption_extension: .txt; resolution, flips and buckets as in dataset.toml")
         off = "random_crop, color_aug and face_crop_aug_range must be off: cached latents cannot have them"
-        lines = [where, f"{flags}: the trainer then takes these files; {off}"]
+        lines.append(f"{flags}: the trainer then takes these files; {off}")
         text = self._architecture.text
         if self._has_text and text is not None:
             lines.append(
@@ -209,7 +212,6 @@ class Kohya:
                 " apply_lg_attn_mask must be off"
             )
             lines += [text.advice] if text.advice else []
-        subsets = _subsets(samples).values()
         if any(subset.conditioning for subset in subsets):
             lines.append("conditioning_data_dir needs --masked_loss, or a training of ControlNet")
         if any(subset.is_left_out for subset in subsets):

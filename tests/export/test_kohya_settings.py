@@ -66,6 +66,9 @@ def test_captions_repeats_and_regularization_sets(run, data, tmp_path):
         {"image_dir": f"{out}/reg/1_reg", "num_repeats": 1, "class_tokens": "cat", "is_reg": True},
     ]
     assert run("verify", out, "--data", data).status == 0
+    stable = run("export", tmp_path / "cache", tmp_path / "stable", *EXPORT[:4], "--release", "stable")
+    assert f"reg_data_dir: {tmp_path}/stable/reg/" in stable.out
+    assert "caption_extension: .txt" in stable.out
 
 
 def test_a_configuration_is_read_from_anywhere_and_may_move(run, data, tmp_path, monkeypatch):
