@@ -321,12 +321,12 @@ class _Build:
             with writing(self.paths.building):
                 failpoint("plan-written")
             self.encode(plan, works, catalog)
-            catalog = self.found(works)
+            catalog = self.look_up(works)
         report = self.publish(plan, works, catalog)
         remove_durably(self.paths.building)
         return report
 
-    def found(self, works: list[FieldWork]) -> Catalog:
+    def look_up(self, works: list[FieldWork]) -> Catalog:
         """Look up what is committed by now."""
         catalog = load_catalog(self.paths)
         for work in works:
@@ -369,7 +369,7 @@ class _Build:
                 work.result = RunResult(work.name, len(work.todo), work.cost, self.events)
                 for number, jobs in enumerate(slices(work.jobs(self.listing), every)):
                     if number and not self.stop.requested:
-                        catalog = self.found(works)
+                        catalog = self.look_up(works)
                         self.publish(plan, works, catalog, is_part=True)
                     if not self.stop.requested:
                         self.run_field(plan, work, jobs, catalog)

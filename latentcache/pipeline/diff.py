@@ -48,6 +48,8 @@ _RUN = 16
 #: Reasons of failures that every build tries again: they depend on flags, the machine or the time.
 AGAIN = frozenset(("too-many-pixels", "out-of-memory", "entry-lost", "permission", "io-error",
                    "changing", "not-found", "needs-pyav"))  # fmt: skip
+#: Spreads sizes over all bits.
+_PRIME = np.uint64(0x9E37_79B9_7F4A_7C15)
 _UNREAD = bytes(HASH_BYTES)
 
 
@@ -360,9 +362,6 @@ def _ordered(items: NDArray[np.intp], plan: FieldPlan, samples: SampleTable, kin
     new = np.diff(sample, prepend=-1) != 0
     group = plan.group[items[new]][np.cumsum(new) - 1]
     return items[np.argsort(group, kind="stable")]
-
-
-_PRIME = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
 def with_equal_files(

@@ -50,6 +50,12 @@ if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan
     from latentcache.sources.scan import Listing
 
+#: Bytes left free on the disk beside what the plan needs.
+RESERVE_BYTES = 64 << 20
+#: Settings of a source that one kind of data has no use for.
+_OF_RECORDS = ("datasets", "text_lines")
+_OF_IMAGES = ("layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines",
+              "image_column", "caption_column")  # fmt: skip
 #: Format of the build state.
 _FORMAT = 1
 
@@ -203,14 +209,6 @@ def kind_of(name: str) -> FieldKind:
             fix_python="install the package that provides it, or name it in LATENTCACHE_FIELDS=MODULE:CLASS",
         )
     return kind
-
-
-#: Bytes left free on the disk beside what the plan needs.
-RESERVE_BYTES = 64 << 20
-#: Settings of a source that one kind of data has no use for.
-_OF_RECORDS = ("datasets", "text_lines")
-_OF_IMAGES = ("layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines",
-              "image_column", "caption_column")  # fmt: skip
 
 
 def check_paths(data: Path, cache: Path) -> None:

@@ -84,7 +84,9 @@ def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalo
     """Draw up the next snapshot; completes the rejections of the works."""
     samples, is_waiting = base.samples, np.zeros(len(base.samples), dtype=np.bool_)
     for work in works if base.building else ():
-        is_waiting[_unsettled(work)] = True
+        lacking = work.plan.sample[(work.catalog_item < 0) & (work.plan.variant < work.recipe.spec.first_prompt)]
+        failed = [row for row, _ in work.result.failed] if work.result else []
+        is_waiting[np.setdiff1d(lacking, [*failed, *work.rejected])] = True
     items = [_publishable_items(work, samples, root, is_waiting) for work in works]
     kept, numbers = samples_in_use(samples, works, items)
     fields = tuple(_field(work, chosen, numbers, catalog) for work, chosen in zip(works, items, strict=True))
@@ -117,13 +119,6 @@ def _part_of(work: FieldWork, samples: SampleTable, catalog: Catalog) -> FieldWo
     if work.kept is not None:
         find_items(part, samples, catalog)
     return part
-
-
-def _unsettled(work: FieldWork) -> NDArray[np.integer]:
-    """Samples of which an item is neither committed nor known to have failed."""
-    lacking = work.plan.sample[(work.catalog_item < 0) & (work.plan.variant < work.recipe.spec.first_prompt)]
-    failed = [row for row, _ in work.result.failed] if work.result else []
-    return np.setdiff1d(lacking, [*failed, *work.rejected])
 
 
 def _publishable_items(

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from latentcache.sources.records import Record
     from latentcache.sources.scan import Listing
 
+#: Inputs of a field that are encoded at most, and seconds after which no further batch begins.
+_PROBED, _PROBE_S = 64, 3.0
 #: ``Record.form`` of a conversation.
 _CHAT = 1
 #: Records whose roles are counted, and files of records that are named.
@@ -159,10 +161,6 @@ def _shown_image(listing: Listing, row: int, plan: BuildPlan | None) -> dict[str
     if captions is not None:
         shown["caption"] = _excerpt(captions[row].replace(BETWEEN, " | "))
     return path_json(name) | shown
-
-
-#: Inputs of a field that are encoded at most, and seconds after which no further batch begins.
-_PROBED, _PROBE_S = 64, 3.0
 
 
 def estimate(plan: BuildPlan, name: str, engine: LocalEngine) -> dict[str, Any]:

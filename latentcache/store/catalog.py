@@ -24,7 +24,7 @@ from latentcache.fields.protocol import FieldKind
 from latentcache.identity.content import CONTENT_SLICE, KEY_BYTES
 from latentcache.store.atomic_io import make_folder, opened, unreadable, writing
 from latentcache.store.entry import EntryHeader, Item
-from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index, read_entry
+from latentcache.store.index import ShardIndex, checked_index, collect_index, load_index, read_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.snapshot import removed_entries
 
@@ -319,7 +319,7 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False, mended: Collec
         looked.add(folder.name)
         is_open = folder.suffix == OPEN_SUFFIX
         try:
-            index = open_shard_index(folder) if is_open else checked_index(folder)
+            index = ShardIndex(folder, collect_index(folder / "data.mdb")) if is_open else checked_index(folder)
             if not is_open:
                 index.left_out = _left_out(index, removed.get(folder.name, []))
             indexes.append(index)

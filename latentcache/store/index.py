@@ -272,8 +272,3 @@ def checked_index(folder: Path) -> ShardIndex:
     index = load_index(folder)
     index.columns.check()
     return index
-
-
-def open_shard_index(folder: Path) -> ShardIndex:
-    """Index the committed part of a shard that is being written, or was when its builder died; nothing is written."""
-    return ShardIndex(folder, collect_index(folder / "data.mdb"))

@@ -65,6 +65,12 @@ if TYPE_CHECKING:
     from latentcache.verify.compare import Compared
     from latentcache.verify.payloads import Reencode
 
+#: Largest sizes by name, bytes; everything else but shards has ``_MOST_FILE_BYTES``.
+_FILE_BYTES = {"CURRENT": 64, "BUILDING": 1 << 20, "builder.lock": 1 << 16, "manifest.json": 1 << 26}
+_MOST_FILE_BYTES = 1 << 32
+_FOLDERS_DEEP = 4
+#: Memory beyond what columns and indexes need.
+_MEMORY_BYTES = 2 << 30
 #: Types of arguments of :func:`verify_cache`.
 _TYPES: Any = make_dataclass(
     "Arguments",
@@ -259,14 +265,6 @@ def _stated(check: Check, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_
     return confidence(int(looked.sum()), len(looked))
 
 
-#: Largest sizes by name, bytes; everything else but shards has ``_MOST``.
-_LIMITS = {"CURRENT": 64, "BUILDING": 1 << 20, "builder.lock": 1 << 16, "manifest.json": 1 << 26}
-_MOST = 1 << 32
-_FOLDERS_DEEP = 4
-#: Memory beyond what columns and indexes need.
-_MEMORY_BYTES = 2 << 30
-
-
 def check_outside(root: Path) -> None:
     """See that a folder holds only folders and regular files of sizes that a cache has."""
     for path in (Path(folder, name) for folder, *names in os.walk(root) for name in itertools.chain(*names)):
@@ -274,7 +272,7 @@ def check_outside(root: Path) -> None:
         if stat.S_ISLNK(status.st_mode):
             raise _foreign(path, f"it is a link to {path.readlink()}")
         if stat.S_ISREG(status.st_mode):
-            most = _LIMITS.get(path.name, _MOST)
+            most = _FILE_BYTES.get(path.name, _MOST_FILE_BYTES)
             if status.st_size > most and path.name != "data.mdb":
                 raise _foreign(path, f"it has {status.st_size:,} bytes, at most {most:,} are expected")
         elif not stat.S_ISDIR(status.st_mode) or len(path.relative_to(root).parts) >= _FOLDERS_DEEP:

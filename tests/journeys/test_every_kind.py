@@ -401,7 +401,7 @@ def test_a_signal_ends_a_build_with_a_hanging_worker(kind, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit for a running process")
 def test_the_memory_of_workers_is_limited(kind, tmp_path):
     """The system limits workers of CPU kinds; a byte budget limits workers that map device memory (see
-    ``test_host_memory``). ``tests/pipeline/workers/test_memory.py`` tests limits of containers.
+    ``test_host_memory``). ``tests/pipeline/workers/test_resources.py`` tests limits of containers.
     """
     process, *_ = start_until_commit(kind, tmp_path, "--host-memory", 1 << 30)
     bounded = field_kind(kind.field).device == "cpu"

@@ -19,7 +19,7 @@ from latentcache.identity.content import checksum
 from latentcache.store import shard as shard_module
 from latentcache.store.entry import read_header
 from latentcache.store.garbage import recover_shard
-from latentcache.store.index import INDEX, load_index, open_shard_index, read_meta
+from latentcache.store.index import INDEX, collect_index, load_index, read_meta
 from latentcache.store.paths import CachePaths
 from latentcache.store.shard import ShardWriter, seal_folder
 
@@ -165,7 +165,7 @@ def test_a_truncated_shard_is_set_aside(tmp_path):
     data = open_shard(tmp_path / "one.open", [flat_entry(n, 3000) for n in range(5)])
     os.truncate(data, data.stat().st_size // 2)
     with pytest.raises(CacheDamagedError, match="truncated"):
-        open_shard_index(tmp_path / "one.open")
+        collect_index(data)
     assert not recover_shard(CachePaths(tmp_path), tmp_path / "one.open")
     (kept,) = (tmp_path / "quarantine").iterdir()
     assert (kept / "data.mdb").exists()

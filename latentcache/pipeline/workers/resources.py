@@ -25,6 +25,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 #: Memory of a CPU worker beside its jobs: interpreter, libraries, a tokenizer of 250 000 entries, one unit of work.
 BASE_BYTES = 1 << 30
 _MOST_WORKERS = 32
+_DEVICE = re.compile(r"(auto|cpu|cuda|mps|xpu)(?::([0-9]+))?(?:\*([1-9][0-9]{0,2}))?")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: New objects between two looks for garbage; 700 took a tenth of a build of small records.
 _COLLECT = 50_000
 
@@ -146,10 +148,6 @@ class ByteBudget:
         return not self._held or self._held + size <= self.limit
 
 
-_ONE = re.compile(r"(auto|cpu|cuda|mps|xpu)(?::([0-9]+))?(?:\*([1-9][0-9]{0,2}))?")
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
 class Device(Value):
     """The device of one worker."""
 
@@ -165,7 +163,7 @@ def parse_devices(text: str) -> list[tuple[str, int | None]]:
     """``cuda:0,cuda:1`` or ``cpu*2`` as kinds with numbers, one for each worker."""
     devices: list[tuple[str, int | None]] = []
     for word in text.split(","):
-        match = _ONE.fullmatch(word)
+        match = _DEVICE.fullmatch(word)
         if match is None or (match[2] and match[1] in ("auto", "cpu")) or (match[1] == "auto" and text != "auto"):
             raise UsageError(
                 "unknown device",

@@ -54,6 +54,9 @@ from latentcache.pipeline.workers.engine import (
     key_list,
 )
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Seconds that running batches may still take after a stop request; a container is killed after 10.
+PATIENCE_S = 5.0
 #: Seconds between two looks at signals and resting devices.
 _TICK_S = 0.1
 #: Deaths in a row after which a known-good job is tried, and that end the build.
@@ -66,6 +69,67 @@ _UNITS, _SMALLEST = 64, 8
 _RECENT_KEYS = 4096
 #: Seconds that killed workers get to end.
 _LAST_S = 3.0
+
+
+class StopSignal:
+    """Context manager that turns SIGINT and SIGTERM into a flag; a second signal ends a build without waiting.
+
+    While a build is planning, nothing is open, and the first signal raises at once. Outside the main thread only
+    :meth:`request` sets the flag.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.patience_s = PATIENCE_S
+        """Seconds that running batches may take; none after a second signal."""
+        self.orderly = False
+        """Set while work is running: a signal only raises the flag then."""
+        self._before: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """True if the build was asked to end."""
+        return self.number != 0
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def request(self, number: int = signal.SIGINT) -> None:
+        """Ask the build to end, as a signal would."""
+        self.patience_s = 0.0 if self.requested else PATIENCE_S
+        self.number = number
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """A block in which a signal only raises the flag; the build ends when the block does.
+
+        An exception out of a handler could leave a lock of a thread pool held, and the build would hang in it.
+        """
+        before, self.orderly = self.orderly, True
+        try:
+            yield
+        finally:
+            self.orderly = before
+        if self.requested and not before:
+            raise self.error()
+
+    def error(self) -> InterruptedBuildError:
+        """The error that the build ends with, once it is requested."""
+        name = signal.Signals(self.number).name
+        return InterruptedBuildError(
+            f"interrupted by {name}", why="all committed work is kept", signal_number=self.number
+        )
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.request(number)
+        if not self.orderly:
+            raise self.error()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -442,69 +506,3 @@ class Run:
 
     def _on(self, worker: _Worker) -> str:
         return f" on {worker.slot.label}" if len(self._slots) > 1 else ""
-
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Seconds that running batches may still take after a stop request; a container is killed after 10.
-PATIENCE_S = 5.0
-
-
-class StopSignal:
-    """Context manager that turns SIGINT and SIGTERM into a flag; a second signal ends a build without waiting.
-
-    While a build is planning, nothing is open, and the first signal raises at once. Outside the main thread only
-    :meth:`request` sets the flag.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.patience_s = PATIENCE_S
-        """Seconds that running batches may take; none after a second signal."""
-        self.orderly = False
-        """Set while work is running: a signal only raises the flag then."""
-        self._before: dict[int, Any] = {}
-
-    @property
-    def requested(self) -> bool:
-        """True if the build was asked to end."""
-        return self.number != 0
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-    def request(self, number: int = signal.SIGINT) -> None:
-        """Ask the build to end, as a signal would."""
-        self.patience_s = 0.0 if self.requested else PATIENCE_S
-        self.number = number
-
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """A block in which a signal only raises the flag; the build ends when the block does.
-
-        An exception out of a handler could leave a lock of a thread pool held, and the build would hang in it.
-        """
-        before, self.orderly = self.orderly, True
-        try:
-            yield
-        finally:
-            self.orderly = before
-        if self.requested and not before:
-            raise self.error()
-
-    def error(self) -> InterruptedBuildError:
-        """The error that the build ends with, once it is requested."""
-        name = signal.Signals(self.number).name
-        return InterruptedBuildError(
-            f"interrupted by {name}", why="all committed work is kept", signal_number=self.number
-        )
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.request(number)
-        if not self.orderly:
-            raise self.error()

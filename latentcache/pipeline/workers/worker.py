@@ -66,6 +66,10 @@ from latentcache.store.paths import CachePaths
 _TICK_S = 0.05
 #: Seconds that the end of a worker waits for jobs that are being prepared; the threads end with the process anyway.
 _JOIN_S = 3.0
+#: Seconds that a worker process may outlive its build.
+LAST_S = 8
+#: Seconds between two heartbeats.
+BEAT_S = 0.5
 #: The thread that encodes; those behind it prepare.
 _ENCODER = 0
 #: How much preparing threads give way to the thread that encodes, which has no substitute. On two cores beside an
@@ -402,12 +406,6 @@ class WorkerLoop:
         finally:
             if producer is not None:
                 producer.close()
-
-
-#: Seconds that a worker process may outlive its build.
-LAST_S = 8
-#: Seconds between two heartbeats.
-BEAT_S = 0.5
 
 
 class Question(NamedTuple):
