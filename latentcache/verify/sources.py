@@ -16,13 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import (
-    EmptySourceError,
-    LatentcacheError,
-    ModelNotFoundError,
-    SourceNotFoundError,
-    UsageError,
-)
+from latentcache.errors import EmptySourceError, LatentcacheError, ModelNotFoundError, SourceNotFoundError, UsageError
 from latentcache.fields.protocol import DescribeContext, Described, FieldPlan, Group
 from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected

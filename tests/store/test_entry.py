@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_entries import (
-    KINDS,
-    PLANE,
-    PLANE_RECIPE,
-    RECIPES,
-    WORDS,
-    WORDS_RECIPE,
-    item_of,
-    items_of,
-)
+from made_entries import KINDS, PLANE, PLANE_RECIPE, RECIPES, WORDS, WORDS_RECIPE, item_of, items_of
 
 from latentcache.errors import CacheFormatError, CorruptEntryError
 from latentcache.identity.content import checksum

@@ -12,13 +12,7 @@ from latentcache.store import index as index_module
 from latentcache.store import snapshot as snapshot_module
 from latentcache.store.atomic_io import make_folder, unreadable
 from latentcache.store.catalog import load_catalog
-from latentcache.store.garbage import (
-    copy_entries,
-    mend_shards,
-    shard_use,
-    stored_catalog,
-    stored_entries,
-)
+from latentcache.store.garbage import copy_entries, mend_shards, shard_use, stored_catalog, stored_entries
 from latentcache.store.index import INDEX, load_index
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import publish_replacement
