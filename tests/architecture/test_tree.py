@@ -12,11 +12,11 @@ TREE = [
 TOP = [path for path in folders() if path.parent == PACKAGE]
 
 
-def readme_tree():
-    """Return the lines of the README's package tree with single spaces."""
-    blocks = re.findall(r"^```.*?\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), flags=re.M | re.S)
+def drawn_tree():
+    """Return the lines of the package tree in CONTRIBUTING.md with single spaces."""
+    blocks = re.findall(r"^```.*?\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), flags=re.M | re.S)
     drawings = [block for block in blocks if re.search(r"^\s*latentcache/", block, flags=re.M)]
-    assert len(drawings) == 1, "README.md draws the tree once, in a fenced block with a line latentcache/"
+    assert len(drawings) == 1, "CONTRIBUTING.md draws the tree once, in a fenced block with a line latentcache/"
     return [" ".join(line.split()) for line in drawings[0].splitlines()]
 
 
@@ -34,13 +34,13 @@ def test_folders_match_the_design():
 
 
 @pytest.mark.parametrize("folder", [path.name for path in TOP])
-def test_readme_lists_every_folder_with_its_docstring(folder):
-    (line,) = [line for line in readme_tree() if re.match(rf"(\W+ )?{folder}/ ", line)]
+def test_contributing_lists_every_folder_with_its_docstring(folder):
+    (line,) = [line for line in drawn_tree() if re.match(rf"(\W+ )?{folder}/ ", line)]
     assert line.split(f"{folder}/ ", 1)[1]
 
 
 def test_readme_lists_no_missing_folder():
-    drawn = {found[1] for line in readme_tree() if (found := re.match(r"(?:\W+ )?([a-z]+)/(?: |$)", line))}
+    drawn = {found[1] for line in drawn_tree() if (found := re.match(r"(?:\W+ )?([a-z]+)/(?: |$)", line))}
     assert drawn - set(TREE) - {path.name for path in ROOT.iterdir() if path.is_dir()} == set()
 
 

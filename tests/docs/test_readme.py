@@ -72,4 +72,4 @@ def test_quick_start_has_five_lines(block):
 
 
 def test_readme_is_short():
-    assert len(README.read_text("utf-8").splitlines()) < 150
+    assert len(README.read_text("utf-8").splitlines()) <= 120
