@@ -80,8 +80,8 @@ def _lines(out: Path, facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"{part['part']} cannot be shown: {part['why']}"
     if about := facts["cache"]:
         yield f"{count_of(about['counts']['samples'], 'samples')} in {', '.join(about['fields'])}"
-    if (found := facts.get("verify")) is not None:
-        counts = ", ".join(f"{number} {name}" for name, number in found["counts"].items())
+    if (checked := facts.get("verify")) is not None:
+        counts = ", ".join(f"{number} {name}" for name, number in checked["counts"].items())
         yield f"quick check: {counts}"
     for field in facts.get("audit") or ():
         kinds = ("constant", "outliers", "copies", "damaged")

@@ -21,5 +21,5 @@ def show(
 
     snapshot = open_leased(cache)
     facts = sample_of(snapshot, find_sample(snapshot, name)).facts
-    is_damaged = any("shape" not in item for one in facts["fields"].values() for item in one["items"])
+    is_damaged = any("shape" not in item for values in facts["fields"].values() for item in values["items"])
     return Result({"cache": str(cache), "sample": facts}, sample_lines(facts), exit_code=int(is_damaged))

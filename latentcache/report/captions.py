@@ -113,9 +113,9 @@ def _tags(texts: Sequence[str], times: Sequence[int]) -> tuple[str, Counter[str]
     is_tags = bool(parts) and commas >= len(parts) / 2 and words / len(parts) <= _TAG_WORDS
     counts, captioned = Counter[str](), 0
     for variants, number in zip(every, times, strict=True):
-        found = {tag for text in variants for tag in (_split_tags(text) if is_tags else _split_words(text))}
+        present = {tag for text in variants for tag in (_split_tags(text) if is_tags else _split_words(text))}
         captioned += number if variants else 0
-        for tag in found:
+        for tag in present:
             counts[tag] += number
     return ("tags" if is_tags else "words"), counts, captioned
 

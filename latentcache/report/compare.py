@@ -35,13 +35,13 @@ def compare_facts(before: Snapshot, after: Snapshot) -> dict[str, Any]:
     Raises:
         UsageError: They hold different kinds of data.
     """
-    kinds = [str(one.source.get("data_kind", "")) for one in (before, after)]
+    kinds = [str(snapshot.source.get("data_kind", "")) for snapshot in (before, after)]
     if kinds[0] != kinds[1]:
         raise UsageError(
             f"{kinds[0]} and {kinds[1]} cannot be compared", fix="give two caches of the same kind of data"
         )
     return {
-        "sides": [_side(one) for one in (before, after)],
+        "sides": [_side(snapshot) for snapshot in (before, after)],
         "recipes": list(_recipes(before, after)),
         **_samples(before, after),
         "buckets": _buckets(before, after),
@@ -68,7 +68,7 @@ def _recipes(before: Snapshot, after: Snapshot) -> Sequence[dict[str, Any]]:
     """Settings that differ, field by field; a field that one side lacks is one line."""
     changes = list[dict[str, Any]]()
     for name in dict.fromkeys([*before.fields, *after.fields]):
-        sides = [one.fields.get(name) for one in (before, after)]
+        sides = [snapshot.fields.get(name) for snapshot in (before, after)]
         if None in sides:
             texts = ["absent" if side is None else "present" for side in sides]
             changes.append({"field": name, "setting": "field", "before": texts[0], "after": texts[1]})
@@ -84,8 +84,10 @@ def _recipes(before: Snapshot, after: Snapshot) -> Sequence[dict[str, Any]]:
 
 def _samples(before: Snapshot, after: Snapshot) -> dict[str, Any]:
     """Samples by name, and by the content of their first input."""
-    sides = [dict(zip(one.samples.names, range(len(one.samples)), strict=True)) for one in (before, after)]
-    contents = [_contents(one) for one in (before, after)]
+    sides = [
+        dict(zip(snapshot.samples.names, range(len(snapshot.samples)), strict=True)) for snapshot in (before, after)
+    ]
+    contents = [_contents(snapshot) for snapshot in (before, after)]
     shared = [name for name in sides[1] if name in sides[0]]
     changed = [name for name in shared if contents[0][sides[0][name]] != contents[1][sides[1][name]]]
     added = [name for name in sides[1] if name not in sides[0]]
@@ -106,10 +108,14 @@ def _contents(snapshot: Snapshot) -> NDArray[np.bytes_]:
 
 def _buckets(before: Snapshot, after: Snapshot) -> list[dict[str, Any]]:
     """Items by bucket on both sides, of the first field that has buckets."""
-    counts = list[dict[str, int]]()
-    for snapshot in (before, after):
-        rows = next((rows for rows in snapshot.fields.values() if any(one.label for one in rows.groups)), None)
-        number = np.bincount(np.asarray(rows.group), minlength=len(rows.groups)).tolist() if rows is not None else []
-        counts.append(dict(zip([one.label for one in rows.groups] if rows is not None else [], number, strict=True)))
+    counts = [_items_by_bucket(snapshot) for snapshot in (before, after)]
     labels = dict.fromkeys([*counts[0], *counts[1]])
-    return [{"label": one, "before": counts[0].get(one, 0), "after": counts[1].get(one, 0)} for one in labels]
+    return [{"label": label, "before": counts[0].get(label, 0), "after": counts[1].get(label, 0)} for label in labels]
+
+
+def _items_by_bucket(snapshot: Snapshot) -> dict[str, int]:
+    for rows in snapshot.fields.values():
+        if any(group.label for group in rows.groups):
+            numbers = np.bincount(np.asarray(rows.group), minlength=len(rows.groups)).tolist()
+            return {group.label: number for group, number in zip(rows.groups, numbers, strict=True)}
+    return {}

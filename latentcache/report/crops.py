@@ -125,10 +125,10 @@ def _cells(crops: Crops, loss: NDArray[np.float64]) -> list[dict[str, float]]:
 def _ticks(crops: Crops) -> list[dict[str, Any]]:
     """Where the buckets are on the axis of aspects."""
     buckets = np.unique(crops.bucket, axis=0)
-    places = _across(buckets[:, 1] / np.maximum(buckets[:, 0], 1)).tolist()
+    positions = _across(buckets[:, 1] / np.maximum(buckets[:, 0], 1)).tolist()
     return [
-        {"x": place, "label": f"{width} x {height}"}
-        for place, (height, width) in zip(places, buckets.tolist(), strict=True)
+        {"x": position, "label": f"{width} x {height}"}
+        for position, (height, width) in zip(positions, buckets.tolist(), strict=True)
     ]
 
 

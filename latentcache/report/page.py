@@ -125,11 +125,11 @@ def _opened(folder: Path) -> Cache:
 
 def _recipe(name: str, rows: Any) -> dict[str, Any]:
     """The settings of a field, and where its values are from."""
-    made = rows.provenance
-    libraries = ", ".join(f"{library} {version}" for library, version in (made.get("libraries") or {}).items())
+    provenance = rows.provenance
+    libraries = ", ".join(f"{library} {version}" for library, version in (provenance.get("libraries") or {}).items())
     origin = {
-        "model": made.get("label") or made.get("model") or made.get("tokenizer"),
-        "machine": made.get("machine"),
+        "model": provenance.get("label") or provenance.get("model") or provenance.get("tokenizer"),
+        "machine": provenance.get("machine"),
     }
     return {
         "field": name,
@@ -208,21 +208,25 @@ def _groups(findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
         first = group[0]
         items = [
             {
-                "name": shown_text(f"{one.path or one.file or one.key}{f':{one.line}' if one.line else ''}"),
-                "field": one.field,
-                "text": shown_text(f"expected {one.expected}, found {one.found}" if one.expected else one.found),
-                "names": [shown_text(name) for name in one.names],
-                "hint": shown_text(one.hint),
+                "name": shown_text(
+                    f"{finding.path or finding.file or finding.key}{f':{finding.line}' if finding.line else ''}"
+                ),
+                "field": finding.field,
+                "text": shown_text(
+                    f"expected {finding.expected}, found {finding.found}" if finding.expected else finding.found
+                ),
+                "names": [shown_text(name) for name in finding.names],
+                "hint": shown_text(finding.hint),
             }
-            for one in group[:_LISTED]
+            for finding in group[:_LISTED]
         ]
         yield {
             "category": "rejected" if first.category == "quarantined" else first.category,
             "reason": first.reason,
-            "count": sum(one.count for one in group),
+            "count": sum(finding.count for finding in group),
             "items": items,
             "hints": list(dict.fromkeys(item["hint"] for item in items if item["hint"])),
-            "fixes": list(dict.fromkeys(shown_text(one.fix) for one in group if one.fix))[:3],
+            "fixes": list(dict.fromkeys(shown_text(finding.fix) for finding in group if finding.fix))[:3],
         }
 
 
@@ -249,7 +253,9 @@ def html_of(shown: Any) -> str:
     if isinstance(shown, PlanReport):
         return fragment("plan", plan_facts(shown))
     if isinstance(shown, Cache):
-        return "".join(fragment("overview", {"cache": describe_cache(one.paths.root)}) for one in shown.snapshots)
+        return "".join(
+            fragment("overview", {"cache": describe_cache(snapshot.paths.root)}) for snapshot in shown.snapshots
+        )
     report = getattr(shown, "report", None)
     if isinstance(report, PlanReport):
         return fragment("plan", plan_facts(report))

@@ -57,11 +57,11 @@ class Originals:
         """(item, its frames (H, W, 3), or why they cannot be read); an image has one frame."""
         samples = self._crops.sample[list(numbers)].tolist()
         inputs = self._listing.job_inputs(samples, ("image",), strict=False)
-        for number, (_, places) in zip(numbers, inputs, strict=True):
-            if places["image"] is None:
+        for number, (_, locations) in zip(numbers, inputs, strict=True):
+            if locations["image"] is None:
                 continue
             try:
-                yield number, self._frames(read_image(self._root, places["image"])[0], number)
+                yield number, self._frames(read_image(self._root, locations["image"])[0], number)
             except UnusableSampleError as error:
                 yield number, error
 
@@ -71,7 +71,7 @@ class Originals:
             return [file.pixels(self._profile)]
         group = self._crops.rows.groups[int(self._crops.rows.group[int(self._crops.row[number])])]
         every = list(file.pixels(group.dims[0], self._clips)) if self._clips else []
-        return [every[place] for place in _spaced(len(every))]
+        return [every[frame] for frame in _spaced(len(every))]
 
 
 class Preview(Value, eq=False):
@@ -91,8 +91,8 @@ class Preview(Value, eq=False):
         """(H, W, 3) uint8 of a latent (C, H, W)."""
         channels = len(self.weights) - 1
         flat = latent[:channels].reshape(channels, -1).T
-        made = flat @ self.weights[:-1] + self.weights[-1]
-        return np.asarray(np.clip(made * 255, 0, 255).round().astype(np.uint8).reshape(*latent.shape[1:], 3))
+        colors = flat @ self.weights[:-1] + self.weights[-1]
+        return np.asarray(np.clip(colors * 255, 0, 255).round().astype(np.uint8).reshape(*latent.shape[1:], 3))
 
 
 class Stored:
@@ -149,8 +149,8 @@ def _solved(parts: Mapping[int, tuple[NDArray[Any], NDArray[Any]]]) -> Preview:
     points, colors = (np.concatenate(column) for column in zip(*fitted, strict=True))
     padded = np.column_stack([points, np.ones(len(points))]).astype(np.float64)
     weights = np.linalg.lstsq(padded, colors, rcond=None)[0]
-    made = ((some @ weights[:-1] + weights[-1], target) for some, target in parts.values())
-    errors = np.array([np.square(colors - target).mean() for colors, target in made])
+    predicted = ((some @ weights[:-1] + weights[-1], target) for some, target in parts.values())
+    errors = np.array([np.square(colors - target).mean() for colors, target in predicted])
     expected = np.concatenate([parts[number][1] for number in held])
     spread = float(np.square(expected - expected.mean(axis=0)).mean())
     worst = np.argsort(-errors, kind="stable")
@@ -160,7 +160,7 @@ def _solved(parts: Mapping[int, tuple[NDArray[Any], NDArray[Any]]]) -> Preview:
         fitted=len(numbers) - len(held),
         held_out=len(held),
         r2=1 - float(errors[::_HELD_OUT].mean()) / spread if spread else 0.0,
-        misfits=tuple(numbers[place] for place in bad.tolist()),
+        misfits=tuple(numbers[position] for position in bad.tolist()),
     )
 
 
@@ -205,7 +205,7 @@ def strip(latent: NDArray[np.float32], preview: Preview) -> list[Pixels]:
 
 def _spaced(count: int) -> list[int]:
     """Up to six places from the first to the last."""
-    return sorted({round(place) for place in np.linspace(0, count - 1, min(count, _FRAMES)).tolist()})
+    return sorted({round(position) for position in np.linspace(0, count - 1, min(count, _FRAMES)).tolist()})
 
 
 def _small(pixels: Pixels, side: int) -> Image.Image:

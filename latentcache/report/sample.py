@@ -176,7 +176,7 @@ def _item_lines(item: Mapping[str, Any]) -> Iterator[str]:
         yield f"  loss      {item['learned']} of {count_of(item['tokens'], 'tokens')}, marked \u27e6 \u27e7"
         if item["undecoded"]:
             yield f"  note      {item['undecoded']}"
-        runs = groupby(item["segments"], key=lambda one: bool(one["loss"]))
-        texts = [(has_loss, "".join(one["text"] for one in run)) for has_loss, run in runs]
+        runs = groupby(item["segments"], key=lambda segment: bool(segment["loss"]))
+        texts = [(has_loss, "".join(segment["text"] for segment in run)) for has_loss, run in runs]
         text = "".join(f"\u27e6{text}\u27e7" if has_loss else text for has_loss, text in texts)
         yield from (f"  | {json.dumps(line, ensure_ascii=False)[1:-1]}" for line in text.splitlines())

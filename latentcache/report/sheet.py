@@ -61,9 +61,9 @@ def sheet_facts(
         elif frames:
             cards[number]["original"] = thumbnails.image(frames)
             cards[number]["frames"] = len(frames)
-    for place, number in enumerate(chosen):
+    for position, number in enumerate(chosen):
         _add_stored(cards[number], snapshot, crops, number, preview, stored)
-        if decode is not None and place < decoded:
+        if decode is not None and position < decoded:
             _add_decoded(cards[number], stored, crops, number, decode, thumbnails)
     return {
         "shown": len(chosen),
@@ -79,12 +79,12 @@ def sheet_facts(
 
 def _by_name(findings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Reasons of the findings of each sample that they name."""
-    found = defaultdict[str, list[str]](list)
+    reasons = defaultdict[str, list[str]](list)
     for group in findings:
         for item in group["items"]:
             for name in item["names"] or [item["name"]]:
-                found[name].append(group["reason"])
-    return found
+                reasons[name].append(group["reason"])
+    return reasons
 
 
 def _chosen(snapshot: Snapshot, crops: Crops, named: set[str], count: int) -> list[int]:

@@ -65,15 +65,15 @@ def _of_field(cache: Cache, held: FieldRows, layout: Mapping[str, Any]) -> dict[
 def rows_of(cache: Cache, field: str, documents: Documents, layout: Mapping[str, Any]) -> tuple[Rows | None, str]:
     """The rows of a layout, and a sentence on how they are made; None if no row can be made."""
     longest = int(documents.lengths.max())
-    given, note = dict(layout), ""
-    if not given:
+    options, note = dict(layout), ""
+    if not options:
         length = min(1 << max(longest - 1, 1).bit_length(), _DEFAULT)
-        given = {"pad": length, "overflow": "truncate_right"}
+        options = {"pad": length, "overflow": "truncate_right"}
         note = f"one document a row of {length} tokens; --pack, --pad or --chunk show your layout"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            return cache.rows(**given, field=field), note
+            return cache.rows(**options, field=field), note
     except PlanError as error:
         return None, f"{error.what}: {error.fix}"
 
@@ -131,21 +131,21 @@ def _owners(rows: Rows, row: int) -> tuple[Any, int]:
 def segments(ids: Any, loss: Any, document: Any, decode: Callable[[Sequence[int]], Any] | None) -> list[Segment]:
     """Runs of ids of one document that all carry loss or all carry none, as text; padding is one segment."""
     changes = np.flatnonzero((np.diff(document) != 0) | (np.diff(loss.astype(np.int8)) != 0)) + 1
-    found = list[Segment]()
+    runs = list[Segment]()
     for begin, end in pairwise([0, *changes.tolist(), len(ids)]):
         owner, has_loss = int(document[begin]), bool(loss[begin])
         if begin == end:
             continue
         if not owner:
-            found.append({"text": f"{end - begin} x padding", "loss": False, "special": True, "document": 0})
+            runs.append({"text": f"{end - begin} x padding", "loss": False, "special": True, "document": 0})
             continue
         some = ids[begin:end].tolist()
         pieces = [(" ".join(map(str, some)), False)] if decode is None else decode(some)
-        found += [
+        runs += [
             {"text": shown_text(text), "loss": has_loss, "special": special, "document": owner}
             for text, special in pieces
         ]
-    return found
+    return runs
 
 
 def text_decoder(held: FieldRows) -> tuple[Callable[[Sequence[int]], Any] | None, str]:
@@ -177,8 +177,8 @@ def _efficiency(documents: Documents) -> list[dict[str, Any]]:
         parts = {}
         for kind in ("pad", "pack"):
             plan = plan_rows(documents.corpus, kind=kind, length=length, overflow="truncate_right", no_loss="drop")
-            places = len(plan) * length
-            parts[kind] = plan.tokens / places if places else 0.0
+            positions = len(plan) * length
+            parts[kind] = plan.tokens / positions if positions else 0.0
         over = int((documents.lengths > length).sum())
         facts.append({"length": length, **parts, "longer": over})
         if length >= 2 * longest:

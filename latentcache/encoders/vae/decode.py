@@ -27,8 +27,8 @@ def decoder(recipe: LatentsRecipe, provenance: Mapping[str, Any]) -> Callable[[N
     described = describe(LatentsSettings(), DescribeContext(recipe=recipe, provenance=provenance, check=True))
     if described.not_compared:
         raise EncoderError(described.not_compared, fix="put the model back")
-    found: Any = described.recipe
-    if found.encoder.fingerprint != recipe.encoder.fingerprint:
+    asked: Any = described.recipe
+    if asked.encoder.fingerprint != recipe.encoder.fingerprint:
         raise EncoderError(f"{described.label} is not the model that made these latents", fix="build the cache again")
     description = ModelDescription(**described.producer, spec=recipe.encoder)
     if not description.needs_torch:  # its first channels are means of red, green and blue
@@ -48,10 +48,10 @@ def decoder(recipe: LatentsRecipe, provenance: Mapping[str, Any]) -> Callable[[N
     def decode(latent: NDArray[np.float32]) -> Frames:
         values = torch.from_numpy(np.ascontiguousarray(latent))[None]
         try:
-            made = model.decode(values if description.frame_step else values[:, :, 0]).sample[0].float().numpy()
+            decoded = model.decode(values if description.frame_step else values[:, :, 0]).sample[0].float().numpy()
         except (RuntimeError, MemoryError) as error:
             raise LatentcacheError("the model cannot decode it", why=str(error)[:200], fix="--decode 0") from error
-        frames = made.swapaxes(0, 1) if made.ndim == 4 else made[None]
+        frames = decoded.swapaxes(0, 1) if decoded.ndim == 4 else decoded[None]
         return [_pixels(frame.transpose(1, 2, 0)) for frame in frames]
 
     return decode
