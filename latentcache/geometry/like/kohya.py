@@ -13,7 +13,6 @@ of ``library/config_util.py`` and ``library/train_util.py``.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings
+from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings, forms_named, read_file
 from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
 
@@ -173,22 +172,8 @@ class KohyaTrainer:
 
     def settings(self, path: Path) -> TrainerSettings:
         """See ``Trainer``."""
-        try:
-            value = tomllib.loads(path.read_text("utf-8"))
-        except OSError as error:
-            fix = "give the trainer's TOML file"
-            raise UsageError(f"{path}: {error.strerror}", where=str(path), fix=fix) from error
-        except ValueError as error:
-            what = f"{path} is no TOML file"
-            raise UsageError(what, where=str(path), why=str(error), fix="mend this line") from error
-        try:
-            return _settings(path, value)
-        except UsageError:
-            raise
-        except (TypeError, ValueError, AttributeError) as error:
-            what = f"{path}: a setting has another form"
-            fix = "give it as sd-scripts reads it, for example resolution = 1024"
-            raise UsageError(what, where=str(path), why=str(error), fix=fix) from error
+        with forms_named(path, "give it as sd-scripts reads it, for example resolution = 1024"):
+            return _settings(path, read_file(path))
 
     def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
         """See ``Trainer``: the last batch is smaller, nothing is dropped."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings, enlarges
+from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings, enlarges, forms_named, read_file
 from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
 
@@ -117,11 +117,8 @@ class OneTrainer:
     def settings(self, path: Path) -> TrainerSettings:
         """See ``Trainer``."""
         config = read_config(path)
-        try:
+        with forms_named(path, "save it with OneTrainer"):
             return _settings(path, config)
-        except (TypeError, ValueError, AttributeError, IndexError) as error:
-            what = f"{path}: a setting has another form"
-            raise UsageError(what, where=str(path), why=str(error), fix="save it with OneTrainer") from error
 
     def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
         """See ``Trainer``: what does not fill a batch on every rank is dropped."""
@@ -181,13 +178,7 @@ def read_config(path: Path) -> TrainingConfig:
 
 
 def _json(path: Path, kind: type) -> Any:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        fix = "give the JSON file that OneTrainer saves"
-        raise UsageError(f"{path}: {error.strerror}", where=str(path), fix=fix) from error
-    except ValueError as error:
-        raise UsageError(f"{path} is no JSON file", where=str(path), why=str(error), fix="mend this line") from error
+    value = read_file(path)
     if not isinstance(value, kind):
         what, fix = f"{path} is no file of OneTrainer", "give the JSON file that OneTrainer saves"
         raise UsageError(what, where=str(path), fix=fix)

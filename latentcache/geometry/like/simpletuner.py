@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings, enlarges
+from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings, enlarges, forms_named, read_file
 from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
 
@@ -152,11 +152,8 @@ class SimpleTuner:
     def settings(self, path: Path) -> TrainerSettings:
         """See ``Trainer``."""
         general, backends, backend_path = _read(path)
-        try:
+        with forms_named(path, "give it as SimpleTuner reads it"):
             return _settings(path, general, backends, backend_path)
-        except (TypeError, ValueError, AttributeError) as error:
-            what, fix = f"{path}: a setting has another form", "give it as SimpleTuner reads it"
-            raise UsageError(what, where=str(path), why=str(error), fix=fix) from error
 
     def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
         """See ``Trainer``: a bucket without a full batch for a rank is dropped; else the last batch is smaller."""
@@ -191,7 +188,7 @@ def _ratio(size: Size) -> float:
 
 def _read(path: Path) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], Path]:
     """General settings, the backends of images, and the file of these."""
-    value = _json(path)
+    value = read_file(path)
     if isinstance(value, list):
         return {}, value, path
     general = {str(name).removeprefix("--"): entry for name, entry in value.items()}
@@ -201,17 +198,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], Path]
     if file is None:
         what, fix = f"{path}: {name} is not there", "give multidatabackend.json itself"
         raise UsageError(what, where=str(path), why="it is looked for here and in the folders above", fix=fix)
-    return general, _json(file), file
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        fix = "give the JSON file of SimpleTuner"
-        raise UsageError(f"{path}: {error.strerror}", where=str(path), fix=fix) from error
-    except ValueError as error:
-        raise UsageError(f"{path} is no JSON file", where=str(path), why=str(error), fix="mend this line") from error
+    return general, read_file(file), file
 
 
 def _settings(

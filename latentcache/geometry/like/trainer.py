@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
-from latentcache.errors import RecipeError
+from latentcache.errors import RecipeError, UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
@@ -97,3 +100,29 @@ def enlarges(trainer: str) -> RecipeError:
         fix="leave --no-upscale out; --min-pixels N rejects small images",
         fix_python="leave upscale out; min_pixels=N rejects small images",
     )
+
+
+def read_file(path: Path) -> Any:
+    """Contents of a trainer's TOML or JSON file, by its ending; raises UsageError with the line."""
+    kind, parse = ("TOML", tomllib.loads) if path.suffix == ".toml" else ("JSON", json.loads)
+    try:
+        return parse(path.read_text("utf-8"))
+    except OSError as error:
+        what, fix = f"{path}: {error.strerror}", "give the settings file of the trainer"
+        raise UsageError(what, where=str(path), fix=fix) from error
+    except ValueError as error:
+        raise UsageError(
+            f"{path} is no {kind} file", where=str(path), why=str(error), fix="mend this line"
+        ) from error
+
+
+@contextmanager
+def forms_named(path: Path, fix: str) -> Iterator[None]:
+    """Make a setting of another form a UsageError."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        what = f"{path}: a setting has another form"
+        raise UsageError(what, where=str(path), why=str(error), fix=fix) from error

@@ -80,8 +80,9 @@ def test_configurations_of_both_kinds_are_read(tmp_path):
 def test_what_is_wrong_in_a_configuration_is_named(tmp_path, text, expected):
     path = tmp_path / "x.toml"
     path.write_text(text)
-    with pytest.raises(UsageError, match=expected):
+    with pytest.raises(UsageError) as caught:
         KohyaTrainer().settings(path)
+    assert expected in caught.value.what
 
 
 def test_a_missing_configuration_is_named(tmp_path):
