@@ -178,9 +178,16 @@ def _of_trainer(
         raise UsageError("--for: DATA are no images", fix="leave --for out")
     settings = replace(planned.settings or LatentsSettings(), like=trainer, model=None)
     geometry = geometry_of(settings.with_trainer()[0], recipe, recipe.encoder.multiple)
+    tables = geometry.like_tables()
+    if len(tables) > 1 and TRAINERS[trainer].draws_resolution:
+        raise UsageError(
+            f"--for={trainer}: it draws one of {len(tables)} resolutions for each image and epoch",
+            why="its batches differ from epoch to epoch",
+            fix="--resolution PIXELS for one of them",
+        )
     run = TrainerRun(
         trainer=TRAINERS[trainer],
-        tables=geometry.like_tables(),
+        tables=tables,
         upscale=geometry.upscale,
         batch=batches.batch_size,
         ranks=batches.world_size,
@@ -323,6 +330,8 @@ def _lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str]:
             f"warning: {plan['name']} stops at its start: {count_of(plan['buckets_too_small'], 'buckets')} too small"
             " for batch size times ranks times accumulation; repeat images, or change these"
         )
+    elif not plan["steps_per_epoch"]:
+        yield f"warning: {plan['name']} trains nothing and reports nothing: no bucket fills a batch"
     if plan["unused"]:
         yield f"warning: {count_of(plan['unused'], 'images')} smaller than a bucket: the trainer fails on them"
     if suggestion := payload.get("suggestion"):

@@ -15,6 +15,7 @@ import ast
 import hashlib
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from latentcache.errors import UsageError
+from latentcache.errors import UsageError, count_of
 from latentcache.export.format import (
     IDS,
     LATENTS,
@@ -259,6 +260,12 @@ class OneTrainer:
             f"latent_caching: on; resolution: {self._resolution()}; sides are multiples of {step}. In the concepts"
             " you can change names, balancing, type and loss weight; anything else makes the trainer encode again",
         ]
+        if (dropped := self._dropped()) > 0:
+            lines.append(
+                f"batch_size {self._config.batch}: {count_of(dropped, 'samples')} of an epoch fill no batch of their"
+                " bucket, and the trainer drops them and does not report it: `latentcache plan DATA --for onetrainer"
+                " --suggest`"
+            )
         if not self._is_masked and MASK in self._wanted:
             lines.append("masked_training: on, if the masks are to count")
         if TEXT in self._wanted:
@@ -270,6 +277,14 @@ class OneTrainer:
         if self._geometry.flip and not self._flips():
             lines.append("the cache has flips, which are not exported: no concept of --trainer-config draws them")
         return lines
+
+    def _dropped(self) -> int:
+        """Samples of the first epoch that fill no batch."""
+        counts = Counter[Size]()
+        for concept in self._concepts.values():
+            for number, sample in enumerate(concept.samples):
+                counts[self._bucket(sample.size, 0, concept.first + number)] += sample.repeats
+        return sum(count % self._config.batch for count in counts.values())
 
     def _flips(self) -> bool:
         """True if a concept flips its images."""

@@ -273,3 +273,16 @@ def test_sizes_are_those_of_its_own_code_on_ten_thousand():
         bucket = table.nearest(image)
         resized = table.resized(image, bucket, upscale=True)
         assert [bucket.height, bucket.width, resized.height, resized.width] == expected
+
+
+def test_buckets_smaller_than_a_batch_give_no_step(run, vaes, tmp_path):
+    """Its own count for five images in five buckets: no batch, no word; as ``plan`` says before."""
+    for number, size in enumerate([(400, 256), (256, 400), (300, 300), (512, 160), (160, 512)]):
+        draw(tmp_path / "data" / f"{number}.png", size, seed=number)
+    out = make(run, tmp_path / "data", tmp_path, "sdxl", vaes / "sdxl")
+    for batch in (4, 1):
+        served, counts = serve(out, "sdxl", batch_size=batch)
+        assert counts is not None, served
+        words = ("--for", "onetrainer", "--resolution", "256", "--batch-size", batch, "--json")
+        steps = run("plan", tmp_path / "data", *words).json["trainer"]["steps_per_epoch"]
+        assert counts["batches"] == counts["lengths"] == [steps] == [0 if batch == 4 else 5]

@@ -2,11 +2,15 @@
 
 OneTrainer gives no step for a bucket smaller than a batch, and does not report it. Here the plan is computed before
 the model is loaded: by default every image is used, and an epoch without steps is rejected with buckets, counts and
-fixes. The first two tests fail if ``remainder="drop"`` is the default, the others if ``require_steps`` accepts an
-empty epoch.
+fixes. The first two tests fail if ``remainder="drop"`` is the default, the next two if ``require_steps`` accepts an
+empty epoch. The last two are for those who stay with OneTrainer: its own count, the setting that mends it, and a
+folder that it trains from.
 """
 
+import json
+
 import pytest
+import torch
 from small_cache import SMALL, draw
 
 from latentcache import open_cache
@@ -47,6 +51,47 @@ def test_an_epoch_of_zero_steps_is_rejected_with_buckets_counts_and_fixes(run, s
 def test_the_reader_rejects_it_as_well(scattered):
     with pytest.raises(EmptyPlanError, match="0 steps per epoch"):
         open_cache(scattered).loader(batch_size=4, remainder="drop")
+
+
+def test_the_trainers_own_count_is_known_before(run, scattered):
+    data = scattered.with_name("data")
+    words = ("--for", "onetrainer", "--resolution", "64", "--bucket-step", "8", "--suggest")
+    done = run("plan", data, "--batch-size", "4", *words, "--json")
+    theirs, suggestion = done.json["trainer"], done.json["suggestion"]
+    assert (theirs["steps_per_epoch"], theirs["samples_dropped"]) == (0, 5)
+    assert all((bucket["samples"], bucket["batches"], bucket["dropped"]) == (1, 0, 1) for bucket in theirs["buckets"])
+    assert (suggestion["change"], suggestion["steps_per_epoch"]) == ("batch_size = 1", 5)
+    text = run("plan", data, "--batch-size", "4", *words).out
+    assert "onetrainer trains nothing and reports nothing: no bucket fills a batch" in text
+
+
+def test_from_images_to_a_folder_that_it_trains_from(run, scattered, tmp_path):
+    concept = {"image": {"enable_crop_jitter": False}}
+    values = {
+        "model_type": "STABLE_DIFFUSION_15",
+        "resolution": "64",
+        "batch_size": 4,
+        "aspect_ratio_bucketing": True,
+    }
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**values, "concepts": [concept]}))
+    words = ("--model", "stub", "--trainer-config", config, "--out", tmp_path / "like")
+    assert run("build", tmp_path / "data", *words).status == 0
+    export = (
+        "export",
+        tmp_path / "like",
+        tmp_path / "out",
+        "--to",
+        "onetrainer",
+        "--trainer-config",
+        config,
+        "--json",
+    )
+    assert any("5 samples of an epoch fill no batch" in line for line in run(*export).json["advice"])
+    config.write_text(json.dumps({**values, "batch_size": 1, "concepts": [concept]}))
+    assert not any("fill no batch" in line for line in run(*export).json["advice"])
+    (sizes,) = (tmp_path / "out").glob("cache/image/*/variation-0/aggregate.pt")
+    assert len(torch.load(sizes, weights_only=True)) == 5
 
 
 def test_ranks_count_too(run, scattered):

@@ -88,6 +88,7 @@ class OneTrainer:
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "onetrainer"
+    draws_resolution = True
 
     def tables(self, sizes: SizeOptions) -> Sequence[OneTrainerTable]:
         """See ``Trainer``."""
@@ -98,9 +99,19 @@ class OneTrainer:
                 value=sizes.min_side or sizes.max_side,
                 fix="leave it out",
             )
+        squares = [square(resolution) for resolution in sizes.resolutions]
+        oblong = next((size for size in squares if size.height != size.width), None)
+        if oblong is not None:
+            raise RecipeError(
+                "OneTrainer has one number as a resolution; a size of two sides is its only bucket",
+                argument="resolutions",
+                value=str(oblong),
+                fix=f"--bucket {oblong}",
+                fix_python=f"buckets=['{oblong}']",
+            )
         if sizes.buckets:
             return [OneTrainerTable(resolution=size, step=sizes.step, buckets=False) for size in sizes.buckets]
-        return [OneTrainerTable(resolution=square(side), step=sizes.step) for side in sizes.resolutions]
+        return [OneTrainerTable(resolution=size, step=sizes.step) for size in squares]
 
     def reads(self, path: Path) -> bool:
         """See ``Trainer``: a JSON file with names that OneTrainer alone has."""
@@ -157,6 +168,11 @@ class TrainingConfig(Value):
     def model(self) -> str:
         """Type of the model."""
         return str(self.values.get("model_type", "STABLE_DIFFUSION_15"))
+
+    @property
+    def batch(self) -> int:
+        """Images of a batch on each rank."""
+        return int(self.values.get("batch_size", 1))
 
     @property
     def step(self) -> int:

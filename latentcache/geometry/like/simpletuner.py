@@ -116,6 +116,7 @@ class SimpleTuner:
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "simpletuner"
+    draws_resolution = False
 
     def tables(self, sizes: SizeOptions) -> Sequence[SimpleTunerTable]:
         """See ``Trainer``."""

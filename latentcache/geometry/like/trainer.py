@@ -61,6 +61,8 @@ class Trainer(Protocol):
     """One trainer, as ``build --like`` and ``plan --for`` name it."""
 
     name: str
+    draws_resolution: bool
+    """True: of several resolutions an image has one in an epoch, drawn; False: it has all of them."""
 
     def tables(self, sizes: SizeOptions) -> Sequence[Table]:
         """Its buckets, for each resolution; raises RecipeError for sizes that it does not take."""
