@@ -119,7 +119,7 @@ def test_options_of_a_command_line_say_how_captions_are_read(run, data, tmp_path
     config = configured(data, options)
     command = ("build", data, "--out", tmp_path / "cache", "--model", "stub", "--trainer-config", config)
     built = run(*command)
-    assert "not read: train_data_dir, DATA has the images" in built.err + built.out
+    assert "the first line of a file is its caption, not read: train_data_dir, DATA has the" in built.err + built.out
     samples = open_cache(tmp_path / "cache").snapshots[0].samples
     assert list(samples.inputs["caption"].text) == ["first end", "", "", ""]
     configured(data, 'resolution = "256,256"')

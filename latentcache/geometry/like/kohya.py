@@ -236,6 +236,8 @@ def _settings(path: Path, value: Mapping[str, Any]) -> TrainerSettings:
     source: dict[str, Any] = {"config": str(path.resolve()), "config_folder": str(Path.cwd()), "layout": ""}
     if not names_sets:
         source = {"config": "", **_captions(subsets[0])}
+        lines = source["caption_lines"]
+        words.append("each line is a caption" if lines == "all" else "the first line of a file is its caption")
         unread = [name for name in _OF_DATA if subsets[0].get(name)]
         words += [f"not read: {', '.join(unread)}, DATA has the images"] if unread else []
     flips = any(subset.get("flip_aug") for subset in subsets)
