@@ -78,14 +78,16 @@ def remark_facts(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def set_facts(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Folders of the samples with their share of an epoch, repeats included."""
+    """Sets of the samples with their share of an epoch, repeats included; without sets their folders."""
     times, counts, weights = _times(snapshot), Counter[str](), Counter[str]()
+    about = {str(part["folder"]): part for part in snapshot.source.get("sets", ()) if part.get("folder")}
+    deepest = sorted(about, key=len, reverse=True)
     for name, number in zip(snapshot.samples.names, times, strict=True):
-        folder = name.rpartition("/")[0] or "."
+        inside = (folder for folder in deepest if name.startswith(f"{folder}/"))
+        folder = next(inside, "") or name.rpartition("/")[0] or "."
         counts[folder] += 1
         weights[folder] += number
     total = max(sum(weights.values()), 1)
-    about = {str(part.get("folder") or "."): part for part in snapshot.source.get("sets", ())}
     return [
         {
             "name": shown_text(folder),

@@ -141,6 +141,21 @@ def test_sets_have_their_share_with_repeats(tmp_path):
     }
 
 
+def test_regularization_sets_are_named(run, tmp_path):
+    for name in ("cats", "reg"):
+        for number in range(4):
+            draw(tmp_path / "data" / name / f"{number}.png", seed=number + len(name))
+    text = "".join(
+        f'[[datasets.subsets]]\nimage_dir = "{tmp_path / "data" / name}"\nis_reg = {is_reg}\n'
+        for name, is_reg in (("cats", "false"), ("reg", "true"))
+    )
+    (tmp_path / "data" / "dataset.toml").write_text(f"[[datasets]]\nresolution = 64\n{text}")
+    done = run("build", tmp_path / "data", *SMALL, "--out", tmp_path / "c")
+    assert done.status == 0, done.err
+    sets = {part["name"]: part for part in set_facts(open_snapshot(tmp_path / "c"))}
+    assert {name: part["regularization"] for name, part in sets.items()} == {"cats": False, "reg": True}
+
+
 def test_the_audit_names_constant_and_similar_images(gallery):
     (audit,) = report_facts(gallery / "cache", PageOptions(images=0))["audit"]
     assert (audit["looked_at"], audit["entries"]) == (27, 27)
