@@ -1,5 +1,6 @@
 """What a configuration says reaches sd-scripts and lora-scripts through our folders: flips, sets, masks, sizes."""
 
+import json
 import sys
 
 import numpy as np
@@ -16,9 +17,10 @@ from latentcache.geometry.sizes import Size
 from latentcache.images.decode import cut, encoded_file
 
 pytestmark = pytest.mark.peers
+SCRIPTS = [name for name in CHECKOUTS if "-scripts-" in name]
 
 
-@pytest.mark.parametrize("name", CHECKOUTS)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_flips_are_taken(ten, vaes, tmp_path, name):  # noqa: F811
     cache = build(ten, tmp_path / "cache", vaes / "sdxl", "--flip")
     words = ["export", cache, tmp_path / "out", "--to", "kohya", "--release", CHECKOUTS[name]["release"]]
@@ -60,8 +62,8 @@ class_tokens = "dog"
 """
 
 
-@pytest.mark.parametrize("name", CHECKOUTS)
-def test_sets_of_a_configuration_are_those_of_the_trainer(ten, vaes, tmp_path, name):  # noqa: F811
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_sets_of_a_configuration_are_those_of_the_trainer(ten, vaes, tmp_path, capsys, name):  # noqa: F811
     theirs, out = tmp_path / "theirs", tmp_path / "out"
     theirs.mkdir()
     config = theirs / "dataset.toml"
@@ -77,11 +79,15 @@ def test_sets_of_a_configuration_are_those_of_the_trainer(ten, vaes, tmp_path, n
     samples = open_cache(tmp_path / "cache").snapshots[0].samples
     repeats = dict(zip((name.rpartition("/")[2] for name in samples.names), samples.columns["repeats"], strict=True))
     assert sum(counts["repeats"].values()) == sum(map(int, repeats.values())) == 36
+    capsys.readouterr()
+    words = ["plan", ten, "--model", vaes / "sdxl", "--trainer-config", config, "--for", "kohya", "--batch-size", "2"]
+    assert main([*map(str, words), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["trainer"]["batches_per_epoch"] == counts["batches"]
     shown = {tuple(value.tolist()) for key, value in served.items() if key.endswith("/target_sizes_hw")}
     assert max(height * width for height, width in shown) <= 192 * 320
 
 
-@pytest.mark.parametrize("name", CHECKOUTS)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_masks_in_files_are_read(ten, vaes, tmp_path, name):  # noqa: F811
     data = tmp_path / "data"
     for path in sorted(ten.rglob("*.png")):
