@@ -17,15 +17,14 @@ import threading
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
-from textwrap import fill, indent
 from types import FrameType
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
 from latentcache import failpoint
 from latentcache.cli import console, flags
+from latentcache.cli.help import Command, suggest
 from latentcache.errors import UsageError
 
 _HELP = """Compute latents, embeddings and tokens once, verify them on demand, and train on correct batches.
@@ -33,7 +32,7 @@ _HELP = """Compute latents, embeddings and tokens once, verify them on demand, a
 Start with:  latentcache build DATA
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: In the order of the help. The module of a command has its function, under the same name, and ``HELP``.
+#: In the order of the help. The module of a command has its function, under the same name, ``HELP`` and ``EXAMPLES``.
 COMMANDS = ("build", "merge", "verify", "inspect", "info", "show", "report", "gc", "export", "plan")
 
 
@@ -52,31 +51,6 @@ def _options(
 ) -> None:
     """Options of every command."""
     failpoint.arm(os.environ.get(failpoint.VARIABLE))
-
-
-class _Command(TyperCommand):
-    """A command with plain metavars in its usage line, and options in sections."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """DATA instead of {DATA}."""
-        return [re.sub(r"\{(.*)\}(\.\.\.)?", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Options in sections; ``build`` explains those of DATA and of fields, other commands name them."""
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            section = "Arguments" if parameter.param_type_name == "argument" else "Options"
-            if record is not None:
-                sections.setdefault(getattr(parameter, "rich_help_panel", None) or section, []).append(record)
-        for title, records in sections.items():
-            explained = title in ("Arguments", "Options") or self.name == "build"
-            with formatter.section(title if explained else f"{title}, explained by `latentcache build --help`"):
-                if explained:
-                    formatter.write_dl(records)
-                else:
-                    names = ", ".join(words.split()[0] for words, _ in records)
-                    formatter.write(indent(fill(names, formatter.width - 4, break_on_hyphens=False), "  ") + "\n")
 
 
 def application(command: str | None = None) -> typer.Typer:
@@ -101,7 +75,8 @@ def application(command: str | None = None) -> typer.Typer:
         listed = command not in (None, name)
         function = (lambda: None) if listed else flags.as_command(name, getattr(module, name))
         short = re.split(r"[;(\n]|\. ", module.HELP)[0].strip(" .")
-        app.command(name, help=module.HELP, short_help=short, cls=_Command)(function)
+        about = {"help": module.HELP, "epilog": module.EXAMPLES, "short_help": short}
+        app.command(name, cls=Command, **about)(function)
     return app
 
 
@@ -150,7 +125,7 @@ def _run(argv: list[str]) -> int:
         console.prepare_streams()
         _listen()
         _reject_empty(argv)
-        asks_help = not {"--help", "-h"}.isdisjoint(argv)
+        asks_help = not {"--help", "-h", "--help-all"}.isdisjoint(argv)
         if command in COMMANDS and not asks_help:
             _load_numpy()
         flags.register(value for word, value in pairwise(argv) if word == "--field")
@@ -203,6 +178,7 @@ def _fail(command: str, error: BaseException, argv: Sequence[str]) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":  # a bare `latentcache`
         typer.echo(str(error), err=True)
         return UsageError.exit_code
+    suggest(error, lambda: vars(typer.main.get_command(application()))["commands"])
     known = console.as_known(error, argv)
     if os.environ.get("LATENTCACHE_DEBUG"):
         import traceback

@@ -24,6 +24,11 @@ DATA is a folder of images (with captions beside them or in a metadata table), a
 such folders (dataset.toml, concepts.json, multidatabackend.json, latentcache.toml), or records to tokenize: JSONL,
 JSON, text, parquet or Arrow, one file or a folder of them. Settings that are not given follow the cache.
 """
+EXAMPLES = """\
+latentcache build images/ --model ./sdxl --resolution 1024
+latentcache build images/ --model ./sdxl-vae --resolution 512 --resolution 768 --flip
+latentcache build chats.jsonl --tokenizer ./llama --out chats.latentcache
+"""
 
 
 def build(

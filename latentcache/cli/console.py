@@ -115,10 +115,6 @@ def as_known(error: BaseException, argv: Sequence[str] = ()) -> LatentcacheError
     if isinstance(error, _CallError):
         context = getattr(error, "ctx", None)
         where = getattr(context, "command_path", "latentcache")
-        if hasattr(error, "possibilities") and context is not None:  # an option that is not there
-            names = (name for parameter in context.command.params for name in parameter.opts)
-            alike = [name for name in names if name.startswith(error.option_name)]
-            error.possibilities = alike or error.possibilities
         missing = getattr(error, "param", None) if type(error).__name__ == "MissingParameter" else None
         fix = f"{where} --help"
         if missing is not None and missing.param_type_name == "option":

@@ -34,6 +34,11 @@ _PREPARED = "dataset_kwargs={'skip_prepare_dataset': True}, max_length=None"
 _TRL = {"pad": _PREPARED, "chunk": _PREPARED, "pack": f"{_PREPARED}, padding_free=True"}
 
 HELP = "Write a cache as the files that another trainer reads."
+EXAMPLES = """\
+latentcache export images.latentcache train/ --to kohya --release lora-scripts
+latentcache export chats.latentcache rows --pad 4096 --for trl
+latentcache export texts.latentcache tokens --to megatron
+"""
 
 
 def export(

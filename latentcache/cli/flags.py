@@ -24,6 +24,7 @@ import typer
 
 from latentcache.cli import console
 from latentcache.cli.console import Result
+from latentcache.cli.help import OF_BUILD
 from latentcache.errors import UsageError
 from latentcache.value import Value
 
@@ -216,7 +217,7 @@ def _run_options(command: str) -> dict[str, _Option]:
 def _annotation(field: str, flag: str, attribute: dataclasses.Field[Any], hint: Any) -> Any:
     """The annotated type that typer makes an option of."""
     about, kind, several = attribute.metadata, *_plain(hint)
-    panel = {"rich_help_panel": f"Options of {field}"} if field else {}
+    panel = {"rich_help_panel": OF_BUILD} if field else {}
     text = {"help": about.get("help", ""), "show_default": False, **panel}
     if kind is bool:
         both = flag if attribute.default is False else f"{flag}/--no-{flag.lstrip('-')}"

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from latentcache.verify.collect import CollectReport
 
 HELP = "Delete unreferenced data (dry run unless --apply)."
+EXAMPLES = """\
+latentcache gc images.latentcache
+latentcache gc images.latentcache --apply
+latentcache gc images.latentcache --keep 1 --grace 0 --apply
+"""
 
 
 def gc(

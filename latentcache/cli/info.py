@@ -12,6 +12,11 @@ from latentcache.errors import count_of
 from latentcache.plan.numbers import human_bytes
 
 HELP = "Show the contents of a cache."
+EXAMPLES = """\
+latentcache info images.latentcache
+latentcache info images.latentcache --entries
+latentcache info images.latentcache --json
+"""
 
 
 def info(

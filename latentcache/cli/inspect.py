@@ -27,6 +27,11 @@ HELP = """Show what is understood of DATA, what build would do with it, and if t
 Three samples are shown with their captions, splits, buckets and masks. Nothing is written. Exit status: 0 fine,
 1 inputs are rejected (or noticed and not used, with --strict), 2 build would reject DATA, 3 the machine cannot build.
 """
+EXAMPLES = """\
+latentcache inspect images/ --model ./sdxl
+latentcache inspect images/ --model ./sdxl --estimate
+latentcache inspect --machine
+"""
 
 
 def inspect(

@@ -12,6 +12,11 @@ from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import BuildProgress
 
 HELP = "Merge parts of a build into one cache."
+EXAMPLES = """\
+latentcache build images/ --model ./sdxl --part 0/2 --out part0
+latentcache build images/ --model ./sdxl --part 1/2 --out part1
+latentcache merge part0 part1 --out images.latentcache
+"""
 
 
 def merge(

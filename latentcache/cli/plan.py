@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from latentcache.plan.batching import BatchPlan, PlanReport
 
 HELP = "Count the steps of an epoch by bucket or row length."
+EXAMPLES = """\
+latentcache plan images.latentcache --batch-size 4
+latentcache plan images/ --batch-size 4 --world-size 8 --remainder drop
+latentcache plan texts.latentcache --batch-size 8 --pack 4096
+"""
 
 
 def plan(

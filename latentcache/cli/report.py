@@ -14,6 +14,11 @@ from latentcache.errors import UsageError, count_of
 from latentcache.plan.numbers import human_bytes
 
 HELP = "Write a page that shows a cache: images, crops, captions, tokens, findings. With OTHER: the changes to it."
+EXAMPLES = """\
+latentcache report images.latentcache -o report.html
+latentcache report images.latentcache -o report.html --no-images
+latentcache report old.latentcache new.latentcache -o changes.html
+"""
 
 
 def report(

@@ -7,6 +7,9 @@ from latentcache.cli.console import Result
 from latentcache.cli.flags import argument
 
 HELP = "Show one sample of a cache: size, crop, caption, values, decoded tokens with loss."
+EXAMPLES = """\
+latentcache show images.latentcache cats/one.png
+"""
 
 
 def show(

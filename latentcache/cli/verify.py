@@ -27,6 +27,11 @@ HELP = """Check a cache against its sources; exit 1 with stale, missing or damag
 
 With recipe flags: check if a build with these flags would reuse the entries. Read-only without --repair.
 """
+EXAMPLES = """\
+latentcache verify images.latentcache
+latentcache verify images.latentcache --full --repair
+latentcache verify images.latentcache --model ./sdxl
+"""
 
 
 def verify(

@@ -10,21 +10,38 @@ import typer
 from small_cache import SMALL, draw
 
 from latentcache.cli import app as front_door
-from latentcache.cli.app import application
+from latentcache.cli.app import COMMANDS, application
 
 PROGRAM = [sys.executable, "-m", "latentcache"]
-COMMANDS = ("build", "merge", "verify", "info", "gc", "export", "plan")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_documented_in_the_help(run, name):
-    """``build --help`` shows all options; other commands name only the shared ones."""
-    text = run(name, "--help").out
+    """``build --help-all`` explains all options; other commands name only the shared ones."""
+    text = run(name, "--help-all" if name == "build" else "--help").out
     for parameter in typer.main.get_command(application()).commands[name].params:
         word = parameter.opts[-1] if parameter.opts[-1][0] == "-" else parameter.metavar or parameter.name.upper()
         assert word in text
         if name == "build" or not parameter.rich_help_panel:
             assert parameter.help.split()[0] in text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_short_and_ends_with_examples(run, name):
+    text = run(name, "--help").out
+    explained, _, examples = text.partition("Examples:\n")
+    assert sum(line.startswith("  -") for line in explained.partition("Explained by")[0].splitlines()) <= 22
+    assert examples
+    assert all(line.startswith("  latentcache ") for line in examples.splitlines() if line)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(("build", "x", "--res", "5"), "--resolution"), (("verify", "x", "--resolutoin", "5"), "--resolution"),
+     (("gc", "x", "--tokenizer", "y"), "it is an option of build")],
+)  # fmt: skip
+def test_an_unknown_option_is_answered_with_those_that_may_be_meant(run, words, expected):
+    assert expected in run(*words).err
 
 
 def test_version(run):
