@@ -32,7 +32,7 @@ from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
 
 #: Pixels of the longer side of a thumbnail, the frames of a film strip, and the bytes that all originals may take.
-_SIDE, _FRAMES, _BUDGET = 384, 6, 2_600_000
+_SIDE, _FRAMES, _BUDGET = 384, 6, 2_200_000
 #: Entries that a map is fitted on at most, every n-th is held out, points of an entry that are used, seconds.
 MAX_FITTED, _HELD_OUT, _POINTS, _FIT_S = 512, 5, 256, 12.0
 #: Images that a map needs; times the median error, and squared error of colors, above which an image fits badly.
