@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache._version import __version__
-from latentcache.errors import CacheNotFoundError, LatentcacheError
+from latentcache.errors import CacheNotFoundError, LatentcacheError, count_of
 from latentcache.fields.protocol import flat_settings
 from latentcache.loader.cache import Cache, open_cache
 from latentcache.plan.batching import PlanReport
@@ -148,7 +148,9 @@ def _short(value: Any) -> str:
 
 
 def _plan(opened: Cache, batch_size: int) -> dict[str, Any] | None:
-    return plan_facts(opened.plan(batch_size=batch_size)) if opened.buckets else None
+    if not opened.buckets:
+        return None
+    return plan_facts(opened.plan(batch_size=batch_size)) | {"excluded": opened.excluded}
 
 
 def plan_facts(report: PlanReport) -> dict[str, Any]:
@@ -283,5 +285,6 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["number"] = lambda value: f"{value:,}"
     environment.filters["percent"] = lambda value, digits=0: f"{100 * value:.{digits}f}%"
+    environment.filters["counted"] = count_of
     environment.filters["bytes"] = human_bytes
     return environment

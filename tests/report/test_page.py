@@ -173,6 +173,14 @@ def test_a_damaged_entry_is_shown_with_its_name(data, tmp_path):
     assert "latentcache verify --repair" in page
 
 
+def test_samples_that_lack_a_field_are_counted(run, data, tmp_path):
+    run("build", data, *SMALL, "--text-encoder", "stub", "--out", tmp_path / "c")
+    facts, page = page_of(tmp_path / "c")
+    assert (facts["plan"]["used"], facts["plan"]["excluded"]) == (3, 1)
+    assert "1 sample without one of the fields" in page
+    assert [(group["reason"], group["count"]) for group in facts["rejected"]] == [("no-caption", 1)]
+
+
 def test_a_cache_without_its_data_shows_the_rest(data, tmp_path):
     build(data, tmp_path / "c")
     shutil.rmtree(data)
