@@ -64,12 +64,18 @@ def sample_of(snapshot: Snapshot, row: int) -> Sample:
 
 
 def find_sample(snapshot: Snapshot, name: str) -> int:
-    """The row of a sample by its name, or by the last part of it if that is clear; raises UsageError."""
+    """The row of a sample by its name, by the last part of it if that is clear, or by its number from 0.
+
+    Raises:
+        UsageError: There is no such sample, or there are several.
+    """
     names = list(snapshot.samples.names)
     rows = [row for row, held in enumerate(names) if held == name]
     rows = rows or [row for row, held in enumerate(names) if held.endswith(f"/{name}")]
     if len(rows) == 1:
         return rows[0]
+    if not rows and name.isdecimal() and int(name) < len(names):
+        return int(name)
     cache = snapshot.paths.root
     if rows:
         shown = ", ".join(names[row] for row in rows[:3])

@@ -288,6 +288,7 @@ def test_one_sample_by_name_or_number(run, shared):
     assert "size      80 x 80 pixels" in done.out
     assert "caption   caption 2" in done.out
     assert "4 x 8 x 8" in done.out
+    assert run("show", folder, 2).out == done.out
     found = run("show", folder, "p2.png", "--json").json["sample"]
     assert found["fields"]["latents"]["items"][0]["shape"] == [4, 8, 8]
     assert repr(open_cache(folder)["p2.png"]) == repr(open_cache(folder)[2]) == done.out.rstrip("\n")
