@@ -36,7 +36,7 @@ from latentcache.pipeline.publish import publish
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
 from latentcache.plan.numbers import several
 from latentcache.sources.known import match_names
-from latentcache.sources.part import Part
+from latentcache.sources.options import Part
 from latentcache.sources.scan import names_root
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.garbage import copy_entries

@@ -38,8 +38,7 @@ from latentcache.fields.protocol import Described, FieldKind
 from latentcache.fields.registry import field_kind
 from latentcache.fields.table import Files, Rejected
 from latentcache.pipeline.settings import BuildSettings, beside
-from latentcache.sources.options import SourceOptions
-from latentcache.sources.part import Part
+from latentcache.sources.options import Part, SourceOptions
 from latentcache.store.atomic_io import make_folder, read_json, remove_durably, write_atomically, write_json, writing
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths

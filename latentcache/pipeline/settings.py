@@ -15,8 +15,7 @@ from latentcache.fields.registry import settings_of
 from latentcache.fields.settings import checked, setting
 from latentcache.pipeline.workers.resources import devices_for
 from latentcache.plan.numbers import duration, tolerated
-from latentcache.sources.options import SourceOptions
-from latentcache.sources.part import Part
+from latentcache.sources.options import Part, SourceOptions
 from latentcache.value import Value
 
 #: Images with more pixels are rejected before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.

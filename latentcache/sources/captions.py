@@ -25,11 +25,10 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, StatMemo, content_hash
 from latentcache.sources.causes import Findings, fault, unused_lines
-from latentcache.sources.columns import CAPTION_COLUMNS
 from latentcache.sources.formats.files import read_source, shown
 from latentcache.sources.formats.text import UTF16_BOMS, parse_json
 from latentcache.sources.known import KnownFiles, hash_rows, take_rows
-from latentcache.sources.layout import CaptionRule
+from latentcache.sources.layout import CAPTION_COLUMNS, CaptionRule
 from latentcache.sources.units import Units
 
 #: Longest caption file, in bytes.

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import UsageError
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import SourceAmbiguousError, UsageError, keyword, option
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.sources.causes import fault
+from latentcache.sources.formats.files import listed
 from latentcache.sources.inventory import CAPTION_EXTENSIONS
 from latentcache.sources.records import Way
 from latentcache.value import Value
@@ -26,6 +31,12 @@ _MADE_CONTROLS = "_controls"
 #: Options of :meth:`CaptionRule.with_options`.
 CAPTION_OPTIONS = ("caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines",
                    "image_column", "caption_column")  # fmt: skip
+#: Names of the column of file names, in any case.
+FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")
+#: Names of the column of captions, in any case; of an object in a JSON file the first one counts.
+CAPTION_COLUMNS = ("caption", "text", "prompt")
+#: Names of the columns of the point in the middle of a focus crop; see ``fields.clips``.
+FOCUS_COLUMNS = ("focus_x", "focus_y")
 
 
 class CaptionRule(Value):
@@ -38,7 +49,7 @@ class CaptionRule(Value):
     tag_separator: str = ""
     """Separator of caption and tags in kohya's metadata files. Empty: the table is another one."""
     image_column: str = ""
-    """Column of images, or of their file names, that is asked for; see ``columns``."""
+    """Column of images, or of their file names, that is asked for; see :func:`choose_column`."""
     caption_columns: tuple[str, ...] = ()
     """Columns of captions that are asked for; all that have a text are captions."""
     table_fallback: str = ""
@@ -279,3 +290,71 @@ def unfit(data: Path, word: str, why: str) -> UsageError:
         why=why,
         fix="leave it out, or give the folder that has this layout",
     )
+
+
+def balanced(sets: Sequence[ImageSet], sizes: Sequence[int]) -> dict[int, NDArray[np.int64]]:
+    """Set of regularization images -> repeats of each of its images, in order; 0: left out by the trainer.
+
+    Rule (``DreamBoothDataset``): images are taken in order, each with its repeats, until their number is that of
+    the training images with repeats. If all are fewer, each in turn is repeated once more.
+    """
+    of_set = dict[int, NDArray[np.int64]]()
+    for name in {image_set.balance for image_set in sets} - {""}:
+        numbers = [number for number, image_set in enumerate(sets) if image_set.balance == name]
+        wanted = sum(sizes[number] * sets[number].repeats for number in numbers if not sets[number].is_reg)
+        reg = [number for number in numbers if sets[number].is_reg and sizes[number]]
+        if not wanted or not reg:
+            continue
+        counts = [sizes[number] for number in reg]
+        repeats = np.repeat([sets[number].repeats for number in reg], counts)
+        missing = wanted - int(repeats.sum())
+        if missing < 0:
+            repeats = np.where(np.cumsum(repeats) - repeats < wanted, repeats, 0)
+        else:
+            repeats += missing // len(repeats) + (np.arange(len(repeats)) < missing % len(repeats))
+        of_set |= zip(reg, np.split(repeats, np.cumsum(counts)[:-1]), strict=True)
+    return of_set
+
+
+def named(columns: Iterable[str], names: Collection[str]) -> list[str]:
+    """The columns that have one of these names, in any case and without blanks around them."""
+    return [column for column in columns if column.strip().lower() in names]
+
+
+def choose_column(path: Path, what: str, columns: Sequence[str], meant: Sequence[str], asked: str = "") -> str:
+    """The column of images or captions: the one that is asked for, else the only one that is meant.
+
+    Args:
+        path: The table.
+        what: ``image`` or ``caption``.
+        columns: Names of the columns that could be asked for.
+        meant: Those of them that are meant without a word.
+        asked: Name that the user or a configuration says.
+
+    Returns:
+        The name; empty if no column is of captions.
+
+    Raises:
+        UnusableSampleError: ``no-image-column`` or ``no-caption-column``.
+        SourceAmbiguousError: Several columns are meant.
+    """
+    several = meant
+    if asked:
+        several = [asked] * columns.count(asked) or named(columns, (asked.strip().lower(),))
+    if len(several) > 1:
+        is_named = len({*several}) > 1
+        raise SourceAmbiguousError(
+            f"{len(several)} columns of {path.name} may hold the {what}s: {listed(several)}",
+            where=str(path),
+            why="one of them is used" if is_named else "they have one name",
+            fix=f"name it: {option(f'{what}_column', several[0])}" if is_named else "rename one of them",
+            fix_python=f"name it: {keyword(f'{what}_column', several[0])}" if is_named else "",
+        )
+    if not several and (asked or what == "image"):
+        wanted = f"a column called {asked}" if asked else "a column of images"
+        error = fault(f"no-{what}-column", f"expected {wanted}; found columns: {listed(columns) or 'none'}", path)
+        if columns:
+            error.fix = f"name one of these columns with {option(f'{what}_column')}"
+            error.fix_python = f"name one of these columns with {keyword(f'{what}_column')}"
+        raise error
+    return next(iter(several), "")

@@ -2,20 +2,61 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import field, fields, replace
 from functools import partial
 from typing import Any
 
+import xxhash
+
 from latentcache.errors import UsageError
 from latentcache.fields.settings import setting
 from latentcache.sources.layout import CAPTION_OPTIONS, Layout
-from latentcache.sources.part import Part
 from latentcache.sources.partners import paired_with
 from latentcache.value import Value, typed_parts
 
 _NO_OPTION = {"flag": None}
 _text = partial(setting, default="")
+_PART = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
+_PART_FIX = "give 0/4 on the first of four nodes, 1/4, 2/4 and 3/4 on the others"
+
+
+class Part(Value):
+    """Part ``index`` of ``of``: what one node of several builds; 0 of 1 is the whole.
+
+    Parts of one count are disjoint, and together they are the whole. No node has to ask another. Records belong to a
+    part by their content: equal records are in one part, also after a line moved. Images belong to a part by their
+    name, because one node may know their content and another not.
+    """
+
+    index: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.of:
+            why = "parts are counted from 0, and each is below their count"
+            raise UsageError("there is no such part", argument="part", value=str(self), why=why, fix=_PART_FIX)
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.of}"
+
+    @classmethod
+    def parse(cls, words: str) -> Part:
+        """``0/4`` as a part; raises UsageError."""
+        match = _PART.fullmatch(words)
+        if match is None:
+            raise UsageError("expected two integers", argument="part", value=words, why="such as 0/4", fix=_PART_FIX)
+        return cls(index=int(match[1]), of=int(match[2]))
+
+    def holds(self, content: bytes) -> bool:
+        """True if a record with this content hash (16 bytes) is in this part."""
+        # The last eight bytes: the first eight split validation off.
+        return int.from_bytes(content[8:], "little") % self.of == self.index
+
+    def holds_name(self, name: str) -> bool:
+        """True if the image of this name is in this part."""
+        return xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape")) % self.of == self.index
 
 
 class SourceOptions(Value):

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.encoders.text.engine import Tokens, token_spans
 from latentcache.encoders.text.special import Spans
-from latentcache.encoders.text.tokenizer import TextTokenizer
+from latentcache.encoders.text.tokenizer import TextTokenizer, Tokens, token_spans
 from latentcache.fields.protocol import Failure, Made
 from latentcache.sources.records import Record, record_size, text_record
 
@@ -131,7 +130,7 @@ class TiktokenEngine:
         return not self._nfc or text.isascii() or unicodedata.is_normalized("NFC", text)
 
     def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
-        """See :class:`Engine`."""
+        """Ids and loss spans of each text, as :meth:`ReferenceEngine.encode`."""
         return [self._tokens(text, own) for text, own in zip(texts, spans, strict=True)]
 
     def _tokens(self, text: str, spans: Spans | None) -> Tokens:

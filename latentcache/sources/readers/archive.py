@@ -22,14 +22,13 @@ from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import StatMemo, content_hash
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import Findings, Notes, fault, rejected, unused_lines
-from latentcache.sources.columns import CAPTION_COLUMNS, choose_column, named
 from latentcache.sources.formats import ARROW, TAR
 from latentcache.sources.formats.files import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
 from latentcache.sources.formats.rows import opened
 from latentcache.sources.formats.tar import Member, tar_members
 from latentcache.sources.inventory import IMAGE_EXTENSIONS
 from latentcache.sources.known import KnownFiles
-from latentcache.sources.layout import ImageSet, Layout, above
+from latentcache.sources.layout import CAPTION_COLUMNS, ImageSet, Layout, above, choose_column, named
 from latentcache.sources.places import SPAN
 from latentcache.sources.splits import missing_shards
 from latentcache.sources.units import Scan, Units

@@ -24,15 +24,24 @@ from latentcache.errors import TableError, UnusableSampleError
 from latentcache.identity.content import StatMemo, content_hash
 from latentcache.sources.captions import caption_fault, captions_in
 from latentcache.sources.causes import Findings, Notes, fault, rejected, unused_lines
-from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS, FOCUS_COLUMNS, choose_column, named
 from latentcache.sources.formats import PARQUET
 from latentcache.sources.formats.files import listed, read_source, shown
 from latentcache.sources.formats.rows import opened
 from latentcache.sources.formats.text import UTF16_BOMS, parse_json
-from latentcache.sources.layout import CaptionRule, Layout
+from latentcache.sources.inventory import IMAGE_EXTENSIONS, extension_of
+from latentcache.sources.layout import (
+    CAPTION_COLUMNS,
+    FILE_COLUMNS,
+    FOCUS_COLUMNS,
+    CaptionRule,
+    Layout,
+    choose_column,
+    named,
+)
 from latentcache.sources.units import Units
 
 _QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
+_HEADER = "put a header line above it that names the columns, such as file_name,text"
 _DRIVE = re.compile(r"[A-Za-z]:")
 _LONGEST_NAME = 1000
 #: Bytes of a text in a column that is kept.
@@ -204,8 +213,8 @@ def read_table(
 ) -> tuple[list[Row], bytes, StatMemo]:
     """Rows of the table ``name`` below ``root``, and content hash and memo of the file.
 
-    ``images`` are those in its folder: a CSV without a header is recognized by its first cell. Names in it are
-    relative to ``prefix``, that folder. ``rule`` says what is known of its columns.
+    ``images`` are those in its folder ``prefix``, to which names in it are relative. ``rule`` says what is known of
+    its columns.
 
     Raises:
         TableError: It cannot be read as a whole; ``where`` is file and line.
@@ -223,7 +232,7 @@ def read_table(
             for number, (name, said) in images_said
         )
     elif path.suffix == ".csv":
-        records = _csv_records(path, data, images, prefix, rule)
+        records = _csv_records(path, data, rule)
     elif path.suffix == ".parquet":
         records = _parquet_records(path)
     else:
@@ -351,7 +360,7 @@ def _decode(path: Path, data: bytes, first_line: int = 1) -> str:
         raise _error(path, line, "the table is not UTF-8", why, fix) from error
 
 
-def _csv_records(path: Path, data: bytes, images: Collection[str], prefix: str, rule: CaptionRule) -> _Records:
+def _csv_records(path: Path, data: bytes, rule: CaptionRule) -> _Records:
     import csv
 
     text, header = _decode(path, data), list[str]()
@@ -367,11 +376,13 @@ def _csv_records(path: Path, data: bytes, images: Collection[str], prefix: str, 
         if cells is None:
             return
         if not header and cells:
-            if len(cells) != 2 or not image_named(prefix + cells[0], images):
-                header = [cell.strip() for cell in cells]
-                _chosen(path, line, header, rule)
-                continue
-            header = [FILE_COLUMNS[0], CAPTION_COLUMNS[0]]
+            header = [cell.strip() for cell in cells]
+            image = next((cell for cell in header if extension_of(cell) in IMAGE_EXTENSIONS), "")
+            if image:
+                why = f"its first line names the image {shown(image)}, not the columns"
+                raise _error(path, line, "it has no header line", why, _HEADER)
+            _chosen(path, line, header, rule)
+            continue
         if cells and len(cells) != len(header):
             why = f"expected {len(header)} fields as in the first line, found {len(cells)}: {listed(cells)}"
             raise _error(path, line, "a row of another length", why, _QUOTE)

@@ -20,8 +20,7 @@ from latentcache.sources.formats import ARROW, PACKED, PARQUET, TAR, kind_of_arc
 from latentcache.sources.inventory import TABLE_NAMES, Inventory
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout, unfit
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.recognize.heads import hold_images
-from latentcache.sources.recognize.records import saved_splits, saved_states
+from latentcache.sources.recognize.records import hold_images, saved_splits, saved_states
 from latentcache.sources.splits import read_as_train, splits_of
 
 TABLES_WORD = "imagefolder"

@@ -3,7 +3,7 @@
 Rules (kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``library/train_util.py``):
 - Folders: the number before the first ``_`` is the repeats, the rest are the class words. Other folders are ignored.
   A caption is the first line of the file; without one the class words. Folders of regularization images are in a
-  folder of their own (``reg_data_dir``); see ``readers.balance``.
+  folder of their own (``reg_data_dir``); see ``layout.balanced``.
 - ``dataset.toml``: a setting is looked for in the subset, in its data set, in ``general``. A subset with
   ``metadata_file`` has the images and captions of that file. Others are folders, not recursive, with captions in
   ``.caption`` files by default. ``conditioning_data_dir`` has control images. Within one data set a folder counts

@@ -19,13 +19,17 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import EmptySourceError, SourceError, UsageError
+from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, UsageError
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import Notes, hint_for, rejected
-from latentcache.sources.formats.files import listed, shown
+from latentcache.sources.formats import TAR, kind_of_archive
+from latentcache.sources.formats.files import listed, open_source, shown
+from latentcache.sources.formats.rows import opened
+from latentcache.sources.formats.tar import tar_members
 from latentcache.sources.formats.text import read_document
 from latentcache.sources.inventory import (
     IMAGE_EXTENSIONS,
@@ -37,7 +41,7 @@ from latentcache.sources.inventory import (
 )
 from latentcache.sources.layout import RecordFiles
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.recognize.heads import hold_images, shows_records, shows_settings
+from latentcache.sources.record_file import RecordReader
 from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
 from latentcache.sources.splits import for_training, missing_shards, read_as_train, splits_of, which_split
 
@@ -359,3 +363,55 @@ def _format(entry: Mapping[str, Any]) -> RecordFormat:
     if "tags" in entry:
         names |= {name: entry["tags"].get(name) or "" for name in _TAGS}
     return RecordFormat(form=form, **names)
+
+
+#: Members that are looked at to see if a tar holds images.
+_LOOKED_AT = 256
+
+
+def hold_images(root: Path, names: Sequence[str], *, unread: bool = False) -> bool:
+    """True if one of some archives holds images, by its first members or its columns.
+
+    ``unread``: the answer if there are some and none can be read, so that somebody says why.
+    """
+    unread = unread and bool(names)
+    for name in names:
+        try:
+            if _holds_images(root / name):
+                return True
+            unread = False
+        except ImportError:  # without pyarrow
+            return False
+        except UnusableSampleError:
+            continue
+    return unread
+
+
+def _holds_images(path: Path) -> bool:
+    if (kind := kind_of_archive(path.name)) != TAR:
+        with opened(path, kind) as table:
+            return bool(table.images())
+    with open_source(path) as file:
+        return any(extension_of(member.name) in IMAGE_EXTENSIONS for member in islice(tar_members(file), _LOOKED_AT))
+
+
+def shows_records(root: Path, name: str) -> bool:
+    """True if a file has a usable record."""
+    kind = KINDS[extension_of(name)]
+    if kind == "parquet" and hold_images(root, [name]):
+        return False
+    try:
+        return next(iter(RecordReader(root / name, name, Way(kind=kind))), None) is not None
+    except (UnusableSampleError, ImportError):
+        return False
+
+
+def shows_settings(root: Path, name: str) -> bool:
+    """True if a ``.json`` file is one object, or a list, that is no record."""
+    if extension_of(name) != ".json":
+        return False
+    try:
+        next(iter(RecordReader(root / name, name, Way(kind="json"))), None)
+    except UnusableSampleError as error:
+        return error.slug == "not-records"
+    return False

@@ -11,8 +11,8 @@ from made_tokenizers import CHATML_TOKENS, LLAMA3_SPLIT, LLAMA3_TOKENS, QWEN2_SP
 from tokenizers import AddedToken, normalizers
 
 from latentcache.encoders.text import fast as fast_module
-from latentcache.encoders.text.engine import ReferenceEngine
 from latentcache.encoders.text.fast import TiktokenEngine, UnfitTokenizerError, fast_tokenizer
+from latentcache.encoders.text.tokenizer import ReferenceEngine
 from latentcache.sources.records import text_record
 
 KINDS = {

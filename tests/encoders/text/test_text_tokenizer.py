@@ -9,8 +9,8 @@ from made_templates import CHATML, tagged, untagged
 from made_tokenizers import LLAMA3_SPLIT, byte_level, save, unigram
 from transformers import AutoTokenizer
 
-from latentcache.encoders.text.engine import token_spans
 from latentcache.encoders.text.fast import TiktokenEngine, fast_tokenizer
+from latentcache.encoders.text.tokenizer import token_spans
 from latentcache.fields.protocol import Failure
 from latentcache.sources.records import Message, chat_record, text_record
 

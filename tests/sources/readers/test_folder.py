@@ -11,8 +11,7 @@ from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundErro
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import content_hash
 from latentcache.sources import known
-from latentcache.sources.options import SourceOptions
-from latentcache.sources.part import Part
+from latentcache.sources.options import Part, SourceOptions
 from latentcache.sources.scan import Listing, scan
 
 LOOKED_FOR = "looked for .avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .mkv .mov .mp4 .png .svg .tif .tiff"

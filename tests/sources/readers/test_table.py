@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from latentcache.errors import TableError
 from latentcache.sources.causes import Findings
-from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS
+from latentcache.sources.layout import CAPTION_COLUMNS, FILE_COLUMNS
 from latentcache.sources.readers.table import Row, image_named, make_row, match_rows, read_table
 
 CSV, JSONL = "metadata.csv", "metadata.jsonl"
@@ -44,14 +44,18 @@ def test_each_column_name(tmp_path, file, caption):
     assert rows_of(tmp_path, f'{{"{caption}": "a cat", "w": 5, "{file}": "a.jpg"}}\n', JSONL) == rows
 
 
-def test_a_table_without_header_begins_with_an_image_that_is_there(tmp_path):
-    assert rows_of(tmp_path, "a.jpg,a cat\nb.jpg,a dog\n") == [("a.jpg", "a cat"), ("b.jpg", "a dog")]
-    assert rows_of(tmp_path, ".\\a.jpg,a cat\n") == [(".\\a.jpg", "a cat")]
+@pytest.mark.parametrize("first", ["a.jpg,a cat", "gone.PNG,a cat", "1, sub/a.jpg,a cat"])
+def test_a_table_needs_a_header(tmp_path, first):
+    name = next(cell.strip() for cell in first.split(",") if "." in cell)
+    what, line, why, fix = error_of(tmp_path, f"\n{first}\nb.jpg,a dog\n")
+    assert (what, line) == ("it has no header line", 2)
+    assert why == f"its first line names the image {name!r}, not the columns"
+    assert fix == "put a header line above it that names the columns, such as file_name,text"
 
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [(CSV, b"file_name,text\na.jpg,x\n"), (CSV, b"a.jpg,x\n"), (JSONL, b'{"file_name": "a.jpg", "text": "x"}')],
+    [(CSV, b"file_name,text\na.jpg,x\n"), (JSONL, b'{"file_name": "a.jpg", "text": "x"}')],
 )
 def test_a_bom_is_skipped(tmp_path, name, data):
     assert rows_of(tmp_path, b"\xef\xbb\xbf" + data, name) == [("a.jpg", "x")]
@@ -77,7 +81,6 @@ HEAD, LENGTH, NO_CSV = "file_name,text\n", "a row of another length", "a row tha
          "unexpected end of data; the row begins on line 3, this is line 4"),
         (HEAD + 'a.jpg,"x" y\n', NO_CSV, 2, "',' expected after '\"'; the row begins on line 2, this is line 2"),
         ("name,text\na.jpg,x\n", "no column of file names", 1, COLUMNS + "name, text"),
-        ("gone.jpg,a cat\n", "no column of file names", 1, COLUMNS + "gone.jpg, a cat"),
         (HEAD, "the table has no rows", 1, "expected one row per image, found none"),
         ("\n\n", "the table has no rows", 1, "expected one row per image, found none"),
         ("", "the table cannot be read", 0, "it has 0 bytes"),

@@ -14,7 +14,7 @@ def rows(found):
 def test_tables_above_each_other(tmp_path):
     put(tmp_path, {"a.jpg": "x", "sub/b.jpg": "x", "sub/c.jpg": "x"})
     put(tmp_path, {"metadata.csv": "file_name,text\nsub/b.jpg,top\n"})
-    put(tmp_path, {"sub/metadata.csv": "b.jpg,deep\nc.jpg,c\ngone.jpg,x\n"})
+    put(tmp_path, {"sub/metadata.csv": "file_name,text\nb.jpg,deep\nc.jpg,c\ngone.jpg,x\n"})
     found = scan(tmp_path)
     assert rows(found) == [("sub/b.jpg", "deep"), ("sub/c.jpg", "c")]
     assert [(item.name, item.reason) for item in found.rejected] == [("sub/gone.jpg", "not-found")]

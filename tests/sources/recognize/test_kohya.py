@@ -6,10 +6,8 @@ from hypothesis import strategies as st
 from made_folders import notes, put, rows
 
 from latentcache.errors import SourceAmbiguousError, SourceError
-from latentcache.sources.layout import ImageSet
-from latentcache.sources.options import SourceOptions
-from latentcache.sources.part import Part
-from latentcache.sources.readers.balance import balanced
+from latentcache.sources.layout import ImageSet, balanced
+from latentcache.sources.options import Part, SourceOptions
 from latentcache.sources.scan import scan
 
 

@@ -1,8 +1,7 @@
 import pytest
 
 from latentcache.errors import UsageError
-from latentcache.sources.options import SourceOptions
-from latentcache.sources.part import Part
+from latentcache.sources.options import Part, SourceOptions
 from latentcache.sources.scan import scan
 
 
