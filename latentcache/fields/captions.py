@@ -54,32 +54,32 @@ class CaptionVariants(Value):
         captions = text.split(BETWEEN)
         orders = 1
         if self.reorder:
-            tags = max(len(self._parts(one)[1]) for one in captions)
+            tags = max(len(self._parts(caption)[1]) for caption in captions)
             orders = min(math.factorial(min(tags, 20)), self.number)
         return max(min(orders, self.number // len(captions)) * len(captions), min(len(captions), self.number))
 
     def text(self, text: str, variant: int) -> str:
         """The text of one variant."""
         captions = text.split(BETWEEN)
-        one = captions[variant % len(captions)]
+        caption = captions[variant % len(captions)]
         if not self.reorder:
-            return one
-        first, middle, last = self._parts(one)
-        tags = [*first, *_shuffled(middle, variant // len(captions), one.encode()), *last]
+            return caption
+        first, middle, last = self._parts(caption)
+        tags = [*first, *_shuffled(middle, variant // len(captions), caption.encode()), *last]
         return f"{self.separator.rstrip()} ".join(tags)
 
     def _parts(self, caption: str) -> tuple[list[str], list[str], list[str]]:
         """Tags that are kept at the start, tags that are shuffled, tags that are kept at the end."""
         if not self.keep.isdecimal():
-            first, found, rest = caption.partition(self.keep)
+            first, end, rest = caption.partition(self.keep)
             middle, _, last = rest.partition(self.keep)
-            if found:
+            if end:
                 return self._tags(first), self._tags(middle), self._tags(last)
         tags, kept = self._tags(caption), int(self.keep) if self.keep.isdecimal() else 0
         return tags[:kept], tags[kept:], []
 
     def _tags(self, text: str) -> list[str]:
-        return [tag for one in text.split(self.separator) if (tag := one.strip())]
+        return [tag for part in text.split(self.separator) if (tag := part.strip())]
 
 
 def further_captions(texts: Strings) -> NDArray[np.intp]:
@@ -96,12 +96,13 @@ def captions_at_most(texts: Strings) -> int:
 
 def _shuffled(tags: list[str], number: int, seed: bytes) -> list[str]:
     """The tags in order ``number``: 0 is as written. No two orders are equal while there are different ones left."""
-    found, attempt = [tags], 0
-    while len(found) <= number:
+    orders = [tags]
+    attempt = 0
+    while len(orders) <= number:
         attempt += 1
-        seeds = [b"tags" + attempt.to_bytes(4, "little") + place.to_bytes(4, "little") for place in range(len(tags))]
-        order = sorted(range(len(tags)), key=[checksum(one + seed) for one in seeds].__getitem__)
-        made = [tags[place] for place in order]
-        if made not in found or attempt > _ATTEMPTS * (number + 1):
-            found.append(made)
-    return found[number]
+        prefix = b"tags" + attempt.to_bytes(4, "little")
+        draws = [checksum(prefix + tag.to_bytes(4, "little") + seed) for tag in range(len(tags))]
+        shuffled = [tags[tag] for tag in sorted(range(len(tags)), key=draws.__getitem__)]
+        if shuffled not in orders or attempt > _ATTEMPTS * (number + 1):
+            orders.append(shuffled)
+    return orders[number]

@@ -72,8 +72,8 @@ class FieldSpec(Value):
 
     def variant_of(self, numbers: Any) -> NDArray[np.integer]:
         """(n,) the variant of each number of a row; the rest distinguishes focus crops. A prompt keeps its number."""
-        given = np.asarray(numbers)
-        return np.where(given < self.first_prompt, given % max(self.variants, 1), given)
+        row: NDArray[np.integer] = np.asarray(numbers)
+        return np.where(row < self.first_prompt, row % max(self.variants, 1), row)
 
 
 class ReadSpec(Value):
@@ -356,12 +356,12 @@ class WorkSize(Value):
     """Number of those items at most."""
 
 
-def join_noise(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def join_noise(noise: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """The noise of two devices or builds together: the larger number, and all elements of lists, sorted."""
-    joined = {**one, **other}
-    for name in one.keys() & other.keys():
+    joined = {**noise, **other}
+    for name in noise.keys() & other.keys():
         lists = isinstance(joined[name], (list, tuple))
-        joined[name] = sorted({*one[name], *other[name]}) if lists else max(one[name], other[name])
+        joined[name] = sorted({*noise[name], *other[name]}) if lists else max(noise[name], other[name])
     return joined
 
 
@@ -441,8 +441,8 @@ class FieldKind:
     ) -> NDArray[np.uint8]:
         """(n, 32) item keys of n contents (n, 16) in their groups; rows of zeros where the content is zeros."""
         variants = int(variant.max()) + 1 if len(variant) else 1
-        about: Any = {"kind": self.kind, "content": bytes(HASH_BYTES), "recipe": recipe.recipe_id[:RECIPE_BYTES]}
-        prefixes = [entry_key(variant=n, dims=one.dims, **about) for one in groups for n in range(variants)]
+        head: Any = {"kind": self.kind, "content": bytes(HASH_BYTES), "recipe": recipe.recipe_id[:RECIPE_BYTES]}
+        prefixes = [entry_key(variant=n, dims=shape.dims, **head) for shape in groups for n in range(variants)]
         table = np.frombuffer(b"".join(prefixes), dtype=np.uint8).reshape(-1, KEY_BYTES)
         keys = table[group.astype(np.intp) * variants + variant]
         keys[:, CONTENT_SLICE] = content = self.key_content(content, variant, recipe)
@@ -460,21 +460,25 @@ class FieldKind:
         self, plan: FieldPlan, content: NDArray[np.uint8], recipe: Recipe, items: Any = slice(None)
     ) -> NDArray[np.uint8]:
         """(n, 32) keys of items of a plan; zeros while the content is unknown. ``content``: see :meth:`content`."""
-        own = np.asarray(content[plan.sample[items]])
-        return self.keys(own, plan.group[items], plan.variant[items], plan.groups, recipe)
+        contents = np.asarray(content[plan.sample[items]])
+        return self.keys(contents, plan.group[items], plan.variant[items], plan.groups, recipe)
 
     def content(self, samples: SampleTable) -> NDArray[np.uint8]:
         """(S, 16) what keys of this field are made from: the content of its only input, or a hash of all of them."""
-        own = [samples.inputs[name] for name in self.inputs]
-        if len(own) == 1:
-            return own[0].content
-        parts = [np.asarray(one.content) for one in own]
-        known = [part.any(axis=1) | (np.asarray(one.file) < 0) for part, one in zip(parts, own, strict=True)]
-        rows, found = np.flatnonzero(np.logical_and.reduce(known)), np.zeros_like(parts[0])
-        both, width = np.concatenate([part[rows] for part in parts], axis=1).tobytes(), len(parts) * HASH_BYTES
-        hashes = b"".join(content_hash(both[at : at + width]) for at in range(0, len(both), width))
-        found[rows] = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
-        return found
+        columns = [samples.inputs[name] for name in self.inputs]
+        if len(columns) == 1:
+            return columns[0].content
+        parts = [np.asarray(column.content) for column in columns]
+        known = [
+            part.any(axis=1) | (np.asarray(column.file) < 0) for part, column in zip(parts, columns, strict=True)
+        ]
+        rows = np.flatnonzero(np.logical_and.reduce(known))
+        joined = np.concatenate([part[rows] for part in parts], axis=1).tobytes()
+        width = len(parts) * HASH_BYTES
+        hashes = b"".join(content_hash(joined[start : start + width]) for start in range(0, len(joined), width))
+        contents = np.zeros_like(parts[0])
+        contents[rows] = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
+        return contents
 
     def check(self, array: Array, recipe: Recipe) -> Failure | None:
         """Say why values must not be stored (not finite, id out of range), though their checksum may be correct.

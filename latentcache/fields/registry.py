@@ -47,8 +47,7 @@ def register(targets: Iterable[str]) -> None:
     """Make kinds known to this process and to the workers it starts; raises UsageError."""
     for target in targets:
         load(target)
-        known = [one for one in os.environ.get(VARIABLE, "").split(",") if one]
-        os.environ[VARIABLE] = ",".join(dict.fromkeys([*known, target]))
+        os.environ[VARIABLE] = ",".join(dict.fromkeys([*_registered(), target]))
     field_kinds.cache_clear()
 
 
@@ -58,18 +57,20 @@ def field_kinds() -> dict[str, FieldKind]:
     from importlib.metadata import entry_points  # 10 ms
 
     installed = (point.value for point in entry_points(group=GROUP))
-    others = [*installed, *(one for one in os.environ.get(VARIABLE, "").split(",") if one)]
     kinds = {name: _kind(target) for name, target in _OWN.items()}
-    for kind in map(_kind, others):
+    for kind in map(_kind, [*installed, *_registered()]):
         kinds.setdefault(kind.name, kind)
     return kinds
 
 
+def _registered() -> list[str]:
+    return [target for target in os.environ.get(VARIABLE, "").split(",") if target]
+
+
 @cache
 def _kind(target: str) -> FieldKind:
-    found = load(target)
-    kind: FieldKind = found() if isinstance(found, type) else found
-    return kind
+    kind: Any = load(target)
+    return kind() if isinstance(kind, type) else kind  # type: ignore[no-any-return]
 
 
 def field_kind(name: str) -> FieldKind | None:
@@ -83,7 +84,7 @@ def settings_of(field: str, raw: Any) -> Any:
     if kind is None or raw is None or not is_dataclass(kind.settings):
         return raw
     if isinstance(raw, kind.settings):
-        raw = {one.name: getattr(raw, one.name) for one in fields(raw)}
+        raw = {option.name: getattr(raw, option.name) for option in fields(raw)}
     if not isinstance(raw, Mapping):
         raise UsageError(f"fields={{{field!r}: {raw!r}}}: must be dict", fix=f"fields={{{field!r}: {{}}}}")
     return kind.settings(**checked(kind.settings, raw))

@@ -46,8 +46,8 @@ class Settings(Value):
 
     def __repr__(self) -> str:
         """Show only the options that were given."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        shown = ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
         return f"{type(self).__name__}({shown})"
 
 
@@ -59,38 +59,37 @@ def followed(settings: S, **cached: Any) -> S:
 
 def checked(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a settings class: texts are parsed, types and what :func:`setting` says are checked."""
-    known = {one.name: one.metadata for one in fields(kind)}
-    return {name: _checked(kind, name, value, known.get(name)) for name, value in given.items()}
+    known = {option.name: option.metadata for option in fields(kind)}
+    return {name: _checked(kind, name, value, known.get(name, {})) for name, value in given.items()}
 
 
-def _checked(kind: Any, name: str, value: Any, found: Mapping[str, Any] | None) -> Any:
-    """One argument; ``found`` is the metadata of its setting, None if there is no such setting."""
-    about = found or {}
+def _checked(kind: Any, name: str, value: Any, about: Mapping[str, Any]) -> Any:
+    """One argument; ``about`` is the metadata of its setting, empty if there is no such setting."""
     parse, choices, least, most = about.get("parse"), about.get("choices", ()), about.get("min"), about.get("max")
     if parse and isinstance(value, list | tuple):
-        value = [parse(one) if isinstance(one, str) else one for one in value]
+        value = [parse(word) if isinstance(word, str) else word for word in value]
     elif parse and isinstance(value, str):
         value = parse(value)
     try:
-        made = typed_parts(kind, {name: value})[name]
+        value = typed_parts(kind, {name: value})[name]
     except TypeError as error:
         raise UsageError(str(error), fix=f"leave {name} out{_allowed(about)}") from error
-    for one in [] if made is None else made if isinstance(made, tuple) else [made]:
+    for item in [] if value is None else value if isinstance(value, tuple) else [value]:
         bounds = f"{least} {'or more' if most is None else f'to {most}'}"
-        if choices and one not in choices:
+        if choices and item not in choices:
             problem = "not a known value"
-        elif least is not None and not least <= one <= (one if most is None else most):
+        elif least is not None and not least <= item <= (item if most is None else most):
             problem = f"must be {bounds}"
         else:
             continue
         raise UsageError(
             problem,
             argument=name,
-            value=one,
+            value=item,
             fix=f"leave {option(name)} out{_allowed(about)}",
             fix_python=f"leave {name} out{_allowed(about)}",
         )
-    return made
+    return value
 
 
 def _allowed(about: Mapping[str, Any]) -> str:
