@@ -1,0 +1,146 @@
+"""SimpleTuner, by its own code, takes our folders: nothing is encoded again, all values are equal, and it trains.
+
+The checkout runs in a process of its own; see ``checkouts.toml`` for where it comes from.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from made_pipelines import flux_transformer, make_pipeline, tiny_unet, tiny_vae
+from small_cache import draw
+
+from latentcache import open_cache
+from latentcache.cli.app import main
+
+pytestmark = pytest.mark.peers
+HERE = Path(__file__).parent
+PEERS = Path(os.environ.get("PEERS", "peers"))
+NAME = "SimpleTuner-bc8e6ab"
+SIZES = [(400, 240), (240, 400), (300, 300), (410, 240), (500, 300), (260, 250), (240, 410), (301, 299), (400, 250),
+         (999, 600)]  # fmt: skip
+
+
+def serve(out, family, model):
+    """What the trainer served, and its counts; what it said and None, if it stopped."""
+    about = tomllib.loads((HERE / "checkouts.toml").read_text("utf-8"))[NAME]
+    folder, python = PEERS / NAME, PEERS / "venv-simpletuner/bin/python"
+    if not folder.is_dir():
+        pytest.fail(
+            f"{folder} is missing: git clone {about['url']} {folder} && git -C {folder} checkout {about['commit']}"
+        )
+    served = out.with_name("served.npz")
+    python = python if python.exists() else Path(sys.executable)
+    command = [python, HERE / "serve_simpletuner.py", folder, out, served, family, model]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return done.stderr, None
+    with np.load(served) as found:
+        return dict(found), json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A tiny pipeline of each family, with denoiser and scheduler."""
+    folder = tmp_path_factory.mktemp("models")
+    make_pipeline("StableDiffusionXLPipeline", folder / "sdxl", vae=tiny_vae(4, 0.13025))
+    tiny_unet(40, 12).save_pretrained(folder / "sdxl/unet")
+    diffusers.DDPMScheduler().save_pretrained(folder / "sdxl/scheduler")
+    make_pipeline("FluxPipeline", folder / "flux", vae=tiny_vae(16, 0.3611, 0.1159))
+    flux_transformer(32, 16).save_pretrained(folder / "flux/transformer")
+    diffusers.FlowMatchEulerDiscreteScheduler().save_pretrained(folder / "flux/scheduler")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ten(tmp_path_factory):
+    """Ten images in three buckets, with captions."""
+    folder = tmp_path_factory.mktemp("ten")
+    for number, size in enumerate(SIZES):
+        draw(folder / f"p{number}.png", size, seed=number)
+        (folder / f"p{number}.txt").write_text(f"caption {number}, tag", "utf-8")
+    return folder
+
+
+def exported(data, folder, model, *more):
+    """The cache of a data set and ``folder/out``, both with text."""
+    words = ["build", data, "--out", folder / "cache", "--model", model, "--like", "simpletuner"]
+    words += [*(more or ("--resolution", "256")), "--text-storage-dtype", "float32"]
+    words += ["--prompt-ids"] if model.name == "flux" else []
+    assert main([*map(str, words)]) == 0
+    export = ["export", folder / "cache", folder / "out", "--to", "simpletuner", "--fields", "all"]
+    assert main([*map(str, export)]) == 0
+    return folder / "cache", folder / "out"
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_every_image_is_accepted_and_every_value_is_equal(run, ten, models, tmp_path, family):
+    cache, out = exported(ten, tmp_path, models / family)
+    served, counts = serve(out, family, models / family)
+    assert counts is not None, served
+    assert counts["images"] == 10
+    loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=1, seed=None)
+    for row in range(10):
+        batch = loader.batch([row])
+        start = f"images-1x-256/{batch['names'][0]}"
+        assert served[f"{start}/prompts"].item() == batch["captions"][0]
+        np.testing.assert_array_equal(served[f"{start}/latent_batch"], batch["latents"][0].numpy())
+        np.testing.assert_array_equal(served[f"{start}/prompt_embeds"], batch["prompt_embeds"][0].numpy())
+        np.testing.assert_array_equal(served[f"{start}/add_text_embeds"], batch["pooled_prompt_embeds"][0].numpy())
+        times = served[f"{start}/batch_time_ids"]
+        if family == "sdxl":
+            assert times.reshape(-1).tolist()[2:4] == batch["crop_top_left"][0].tolist()
+        else:
+            mask = batch["prompt_ids"][0][1, 77:].numpy()
+            np.testing.assert_array_equal(served[f"{start}/encoder_attention_mask"].reshape(-1), mask)
+    plan = run(
+        "plan", ten, "--model", "stub", "--resolution", "256", "--for", "simpletuner", "--batch-size", "2", "--json"
+    )
+    assert counts["batches"] == {"images-1x-256": plan.json["trainer"]["batches_per_epoch"]}
+    assert 1 < counts["drawn"] <= counts["batches"]["images-1x-256"]
+    if family == "sdxl":
+        assert len(counts["losses"]) == 2
+        assert all(map(math.isfinite, counts["losses"]))
+
+
+def test_resolutions_repeats_and_regularization_sets_are_backends(ten, models, tmp_path):
+    listed = [
+        {"id": "cats", "type": "local", "instance_data_dir": str(tmp_path / "cats"), "repeats": 1},
+        {"id": "reg", "type": "local", "instance_data_dir": str(tmp_path / "reg"), "is_regularisation_data": True},
+    ]
+    for entry, numbers in zip(listed, ((0, 1, 3, 4, 6), (2, 5, 7, 8, 9)), strict=True):
+        entry |= {"resolution": 256, "resolution_type": "pixel_area", "caption_strategy": "textfile"}
+        for number in numbers:
+            for end in (".png", ".txt"):
+                target = Path(entry["instance_data_dir"]) / f"p{number}{end}"
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(ten / f"p{number}{end}", target)
+    config = tmp_path / "multidatabackend.json"
+    config.write_text(json.dumps(listed))
+    _, out = exported(config, tmp_path, models / "sdxl", "--resolution", "256", "--resolution", "320")
+    served, counts = serve(out, "sdxl", models / "sdxl")
+    assert counts is not None, served
+    names = {f"{start}-{side}": start == "reg-1x" for start in ("images-2x", "reg-1x") for side in (256, 320)}
+    assert counts["is_reg"] == names
+    assert counts["images"] == 20
+
+
+def test_a_changed_caption_is_encoded_again_and_verify_names_it(run, ten, models, tmp_path):
+    _, out = exported(ten, tmp_path, models / "sdxl")
+    (out / "images-1x/p3.txt").unlink()
+    (out / "images-1x/p3.txt").write_text("another caption", "utf-8")
+    said, counts = serve(out, "sdxl", models / "sdxl")
+    assert counts is None
+    assert "the trainer encodes again" in said
+    found = {finding["path"] for finding in run("verify", out, "--json").json["findings"]}
+    # The trainer also writes its settings into its file of buckets.
+    assert found - {"images-1x/aspect_ratio_bucket_indices_images-1x-256.json"} == {"images-1x/p3.txt"}
