@@ -160,7 +160,7 @@ def main():
         drawn += list(sampled(backend))
     losses = train(model, drawn[:2]) if family == "sdxl" else []
     np.savez(served_path, **served)
-    is_reg = {name: bool(backend["config"].get("is_regularisation_data")) for name, backend in backends.items()}
+    is_reg = {name: bool(backend["train_dataset"].is_regularisation_data) for name, backend in backends.items()}
     counts = {"images": len(served) // len(PARTS), "batches": batches, "drawn": len(drawn), "losses": losses}
     sys.stdout.write(f"\n{json.dumps(counts | {'is_reg': is_reg})}\n")
 

@@ -35,7 +35,15 @@ _NO_LATENTS: Mapping[str, tuple[Any, ...]] = {
     "vae_cache_clear_each_epoch": (True,),
     "vae_cache_disable": (True,),
     "crop_aspect": ("random", "closest"),
+    "crop_style": ("corner",),
 }
+#: Families whose sides are multiples of a number of their own, whatever ``aspect_bucket_alignment`` says.
+_ALIGNMENT = {"sdxl": 64, "sana": 64, "sd3": 64, "hidream": 64, "flux2": 16}
+#: Defaults of the command line.
+_DEFAULTS = {"resolution": 1024, "resolution_type": "pixel_area"}
+#: Settings that leave images out or resize them in another way, and that no cache follows.
+_UNUSED = ("minimum_image_size", "minimum_aspect_ratio", "maximum_aspect_ratio", "max_num_samples",
+           "maximum_image_size", "target_downsample_size")  # fmt: skip
 
 
 class SimpleTunerTable(Value):
@@ -206,7 +214,7 @@ def _settings(
     path: Path, general: Mapping[str, Any], backends: Sequence[Mapping[str, Any]], backend_path: Path
 ) -> TrainerSettings:
     images = [
-        {**general, **backend}
+        {**_DEFAULTS, **general, **backend}
         for backend in backends
         if backend.get("dataset_type", "image") == "image" and not backend.get("disabled")
     ]
@@ -222,11 +230,25 @@ def _settings(
             why="a cache has one table of sizes",
             fix="build one cache for each, with a configuration of its own",
         )
-    step = int(general.get("aspect_bucket_alignment", 64))
+    if (rounding := int(general.get("aspect_bucket_rounding") or 2)) != 2:
+        raise UsageError(
+            f"{path}: aspect_bucket_rounding = {rounding}",
+            where=str(path),
+            why="sizes are known for ratios of two decimals",
+            fix="set it to 2, or leave it out",
+        )
+    given, family = general.get("aspect_bucket_alignment"), str(general.get("model_family"))
+    step = _ALIGNMENT.get(family, int(given or 64))
     sizes = {"buckets": tuple(Size(side, side) for side in sides)} if True in is_square else {"resolutions": sides}
     words = [f"resolution_type pixel_area, resolution {side}" for side in sides]
     words += ["crop_aspect square" if True in is_square else "crop false or preserve"]
-    words += [f"aspect_bucket_alignment {step}{'' if 'aspect_bucket_alignment' in general else ' (default)'}"]
+    origin = f" (of {family})" if family in _ALIGNMENT else " (default)" if given is None else ""
+    words += [f"aspect_bucket_alignment {step}{origin}"]
+    words += [f"{name} is not used" for name in _UNUSED if any(backend.get(name) for backend in images)]
+    drawn = any(
+        backend.get("crop") and backend.get("crop_style", "random") in ("random", "face") for backend in images
+    )
+    words += ["crops are centered, crop_style is not used"] if drawn else []
     return TrainerSettings(
         words=", ".join(words),
         options={**sizes, "bucket_step": step},
@@ -242,7 +264,7 @@ def _settings(
 
 def _side(path: Path, backend: Mapping[str, Any]) -> int:
     """Side of a square of the area of a backend's resolution, in pixels."""
-    value, kind = float(backend.get("resolution", 1.0)), backend.get("resolution_type", "area")
+    value, kind = float(backend["resolution"]), backend["resolution_type"]
     if kind == "area":
         return int(math.sqrt(value * 1e6))
     if kind == "pixel" and not (backend.get("crop") and backend.get("crop_aspect", "square") == "square"):
@@ -260,5 +282,5 @@ def _set(backends: Sequence[Mapping[str, Any]], forbidden: Mapping[str, tuple[An
         f"{backend.get('id')}: {name} = {str(backend[name]).lower()}"
         for backend in backends
         for name, values in forbidden.items()
-        if backend.get(name) in values and (name != "crop_aspect" or backend.get("crop"))
+        if backend.get(name) in values and (not name.startswith("crop") or backend.get("crop"))
     )

@@ -75,8 +75,13 @@ def written(folder, backend, **general):
     ("backend", "general", "options"),
     [
         ({"resolution": 1024, "resolution_type": "pixel_area"}, {}, {"resolutions": (1024,), "bucket_step": 64}),
-        ({}, {"aspect_bucket_alignment": 16}, {"resolutions": (1000,), "bucket_step": 16}),
-        ({"resolution": 0.5, "crop": True}, {}, {"buckets": (Size(707, 707),), "bucket_step": 64}),
+        ({}, {"aspect_bucket_alignment": 16}, {"resolutions": (1024,), "bucket_step": 16}),
+        ({}, {"model_family": "sdxl", "aspect_bucket_alignment": 8}, {"resolutions": (1024,), "bucket_step": 64}),
+        (
+            {"resolution": 0.5, "resolution_type": "area", "crop": True},
+            {},
+            {"buckets": (Size(707, 707),), "bucket_step": 64},
+        ),
         (
             {"resolution": 768, "resolution_type": "pixel", "crop": True},
             {},
@@ -98,12 +103,23 @@ def test_both_files_of_settings_are_read(tmp_path, backend, general, options):
     [
         ({"vae_cache_disable": True}, "cats: vae_cache_disable = true"),
         ({"crop": True, "crop_aspect": "random"}, "cats: crop_aspect = random"),
+        ({"crop": True, "crop_style": "corner"}, "cats: crop_style = corner"),
         ({"caption_shuffle": {"enable": True}}, "cats: caption_shuffle.enable = true"),
     ],
 )
 def test_what_forbids_cached_values_is_named(tmp_path, backend, expected):
     settings = SimpleTuner().settings(written(tmp_path, backend))
     assert (*settings.no_latents, *settings.no_text) == (expected,)
+
+
+def test_what_is_not_followed_is_said(tmp_path):
+    backend = {"crop": True, "minimum_image_size": 0.25}
+    words = SimpleTuner().settings(written(tmp_path, backend)).words
+    assert "minimum_image_size is not used" in words
+    assert "crops are centered, crop_style is not used" in words
+    assert "aspect_bucket_alignment 64 (default)" in words
+    with pytest.raises(UsageError, match="aspect_bucket_rounding = 3"):
+        SimpleTuner().settings(written(tmp_path, {}, aspect_bucket_rounding=3))
 
 
 @pytest.mark.parametrize(
