@@ -39,7 +39,7 @@ from latentcache.export.format import (
     joined,
     saved,
 )
-from latentcache.geometry.like.onetrainer import TrainingConfig, read_config
+from latentcache.geometry.like.onetrainer import PIXELS, TrainingConfig, read_config
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
@@ -50,28 +50,12 @@ _LABELS = ("-masklabel", "-condlabel")
 RELEASES = ("23df383", "pre-upgrade", "pre-flux2")
 #: Settings of images and of text, whose hash is the name of a cache, with their defaults.
 _IMAGE: Mapping[str, Any] = {
-    "enable_crop_jitter": True,
+    **PIXELS,
     "enable_random_flip": False,
     "enable_fixed_flip": False,
-    "enable_random_rotate": False,
-    "enable_fixed_rotate": False,
     "random_rotate_max_angle": 0.0,
-    "enable_random_brightness": False,
-    "enable_fixed_brightness": False,
-    "random_brightness_max_strength": 0.0,
-    "enable_random_contrast": False,
-    "enable_fixed_contrast": False,
-    "random_contrast_max_strength": 0.0,
-    "enable_random_saturation": False,
-    "enable_fixed_saturation": False,
-    "random_saturation_max_strength": 0.0,
-    "enable_random_hue": False,
-    "enable_fixed_hue": False,
-    "random_hue_max_strength": 0.0,
-    "enable_resolution_override": False,
+    **{f"random_{what}_max_strength": 0.0 for what in ("brightness", "contrast", "saturation", "hue")},
     "resolution_override": "512",
-    "enable_random_circular_mask_shrink": False,
-    "enable_random_mask_rotate_crop": False,
 }
 _TEXT: Mapping[str, Any] = {
     "prompt_source": "sample",
@@ -138,6 +122,8 @@ class OneTrainer:
         self._dtype = _DTYPES.get(self._config.values.get("train_dtype", ""), torch.float32)
         self._pipeline = ""
         self._lengths: Sequence[int] = ()
+        self._unknown = 0
+        """Folders of the export that are in no concept of the user's file."""
         self._concepts: dict[str, Concept] = {}
         """By the folder in the export."""
         self._positions: dict[str, int] = {}
@@ -260,6 +246,9 @@ class OneTrainer:
             f"latent_caching: on; resolution: {self._resolution()}; sides are multiples of {step}. In the concepts"
             " you can change names, balancing, type and loss weight; anything else makes the trainer encode again",
         ]
+        if self._unknown:
+            folders = count_of(self._unknown, "folders are")
+            lines.append(f"{folders} in no concept of --trainer-config: their concepts have defaults")
         if (dropped := self._dropped()) > 0:
             lines.append(
                 f"batch_size {self._config.batch}: {count_of(dropped, 'samples')} of an epoch fill no batch of their"
@@ -304,6 +293,7 @@ class OneTrainer:
     def _concept(self, path: str, samples: Sequence[Sample]) -> dict[str, Any]:
         """A concept of its defaults, and of what the user's concept of this folder says."""
         users = self._users_concept(samples[0])
+        self._unknown += bool(self._config.concepts and not users)
         flips = {name: bool(users.get("image", {}).get(name)) for name in ("enable_random_flip", "enable_fixed_flip")}
         is_drawn = flips["enable_random_flip"] or len(self._geometry.resolutions) > 1
         balancing = {"balancing": float(samples[0].repeats), "balancing_strategy": "REPEATS"}
@@ -332,9 +322,10 @@ class OneTrainer:
 
     def _users_concept(self, sample: Sample) -> Mapping[str, Any]:
         """The concept of the user's file whose folder has this image; empty: none has."""
+        parents = (self._root / sample.name).parents
         for concept in self._config.concepts:
             path = Path(str(concept.get("path", ""))).expanduser().absolute()
-            if (self._root / sample.name).is_relative_to(path):
+            if path in (parents if concept.get("include_subdirectories") else parents[:1]):
                 return concept
         return {}
 

@@ -134,6 +134,12 @@ def test_flips_and_resolutions_are_drawn_for_each_variation(run, onetrainer, tmp
     assert run("export", cache, out, *EXPORT, "--trainer-config", path).status == 0
     (made,) = json.loads((out / "concepts.json").read_text())
     assert (made["name"], made["image_variations"]) == ("my cats", 8)
+    path = config(tmp_path, concept, {**still(), "path": "elsewhere"}, resolution="256, 320")
+    lines = run("export", cache, tmp_path / "other", *EXPORT, "--trainer-config", path, "--json").json["advice"]
+    assert not any("in no concept" in line for line in lines)
+    path = config(tmp_path, {**concept, "path": "elsewhere"}, resolution="256, 320")
+    lines = run("export", cache, tmp_path / "third", *EXPORT, "--trainer-config", path, "--json").json["advice"]
+    assert any("1 folder is in no concept of --trainer-config" in line for line in lines)
     folders = sorted(out.glob("cache/image/*/variation-*"))
     assert len(folders) == 8
     for number in range(4):

@@ -27,7 +27,11 @@ class _Anything(type):
     def __getattr__(cls, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return name
+        return _anything(name)
+
+
+def _anything(name):
+    return _Anything(name, (), {"__init__": lambda self, *_, **__: None})
 
 
 class _Standin(types.ModuleType):
@@ -36,7 +40,7 @@ class _Standin(types.ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Anything(name, (), {"__init__": lambda self, *_, **__: None})
+        return _anything(name)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -1,6 +1,6 @@
-"""OneTrainer, by its own code, takes our folders: nothing is encoded again, all values are equal.
+"""OneTrainer, by its own code, takes our folders: nothing is encoded again, all values are equal, and it trains.
 
-Its data loader runs in a process of its own; see ``checkouts.toml`` for where the checkouts come from.
+Its data loader and its trainer run in processes of their own; see ``checkouts.toml`` for where they come from.
 """
 
 import json
@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from made_pipelines import clip, make_pipeline, tiny_vae
+from made_pipelines import clip, make_pipeline, tiny_unet, tiny_vae
 from small_cache import draw, run
 from test_sd_scripts import HERE, PEERS, SIZES, checkout
 
@@ -286,3 +286,27 @@ def test_buckets_smaller_than_a_batch_give_no_step(run, vaes, tmp_path):
         words = ("--for", "onetrainer", "--resolution", "256", "--batch-size", batch, "--json")
         steps = run("plan", tmp_path / "data", *words).json["trainer"]["steps_per_epoch"]
         assert counts["batches"] == counts["lengths"] == [steps] == [0 if batch == 4 else 5]
+
+
+def test_it_trains_an_epoch_from_our_folder(run, ten, tmp_path):
+    """Its trainer and a tiny SDXL, with a VAE and text encoders that fail if used: as many steps as ``plan`` says."""
+    import diffusers
+    import transformers
+
+    torch.manual_seed(0)
+    second = clip(transformers.CLIPTextModelWithProjection, hidden=1280, projection=1280)
+    parts = {"vae": tiny_vae(*MODELS["sdxl"][2]), "text_encoder": clip(hidden=768), "text_encoder_2": second}
+    parts |= {"unet": tiny_unet(2048, 1280), "scheduler": diffusers.DDIMScheduler(beta_schedule="scaled_linear")}
+    make_pipeline(PIPELINES["sdxl"], tmp_path / "model", **parts)
+    fields = ("--fields", "latents,prompt_embeds,pooled_prompt_embeds,prompt_ids", "--masks", "none")
+    out = make(run, ten, tmp_path, "sdxl", tmp_path / "model", *fields, export=("--fields", "all"))
+    folders = [checkout(name)[0].absolute() for name in ("OneTrainer-23df383", "mgds-3a6994a")]
+    words = [*folders, out, tmp_path / "model", tmp_path / "work", "1"]
+    command = [python(), HERE / "train_onetrainer.py", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    trained = json.loads(done.stdout.splitlines()[-1])
+    words = ("--for", "onetrainer", "--resolution", "256", "--batch-size", "2", "--json")
+    assert trained["steps"] == run("plan", ten, *words).json["trainer"]["steps_per_epoch"] == 7
+    assert len(trained["losses"]) == 7
+    assert run("verify", out).status == 0

@@ -26,7 +26,7 @@ _STEPS = {"STABLE_DIFFUSION_1": 8, "STABLE_DIFFUSION_2": 8, "PIXART": 16, "SANA"
 #: Model types that take further images or masks as input, which no export holds.
 _MORE_INPUTS = ("INPAINTING", "DEPTH", "FILL")
 #: Settings of a concept's images that change pixels before they are encoded, with their defaults.
-_PIXELS = {
+PIXELS = {
     "enable_crop_jitter": True,
     **{
         f"enable_{how}_{what}": False
@@ -231,7 +231,7 @@ def _forbids_pixels(config: TrainingConfig) -> tuple[str, ...]:
     for concept in config.concepts:
         image = concept.get("image", {})
         found += [
-            f"concept {_name(concept)}: {name} = true" for name, value in _PIXELS.items() if image.get(name, value)
+            f"concept {_name(concept)}: {name} = true" for name, value in PIXELS.items() if image.get(name, value)
         ]
     return tuple(found)
 
