@@ -145,21 +145,21 @@ class OneTrainer:
             )
         if TEXT not in content.wanted:
             return
-        recipe, ids = content.recipes[TEXT], content.recipes.get(IDS)
-        self._pipeline = getattr(recipe, "pipeline", "plug-in")
+        self._pipeline = getattr(content.recipes[TEXT], "pipeline", "plug-in")
         if self._pipeline not in _TEXTS:
             raise UsageError(
                 f"--fields: text of a {self._pipeline} cannot be exported",
                 why="OneTrainer encodes it in another way than diffusers, or has further values of it",
                 fix="--fields latents, and let the trainer encode the text",
             )
-        if ids is None:
+        needed = (LATENTS, TEXT, IDS) if self._pipeline == "StableDiffusionPipeline" else (LATENTS, TEXT, POOLED, IDS)
+        missing = [name for name in needed[1:] if name not in content.wanted]
+        if missing:
             raise UsageError(
-                "prompt_ids: the cache lacks them, and OneTrainer's files of text hold them",
-                fix="run the same `latentcache build` with --fields latents,prompt_embeds,pooled_prompt_embeds,"
-                "prompt_ids; or export --fields latents",
+                f"{missing[0]}: the cache has no such field, and OneTrainer's files of text hold it",
+                fix=f"run the same `latentcache build` with --fields {','.join(needed)}; or export --fields latents",
             )
-        self._lengths = getattr(ids, "lengths", ())
+        self._lengths = getattr(content.recipes[IDS], "lengths", ())
         self._check_length()
 
     def _check_length(self) -> None:

@@ -1,6 +1,7 @@
 """Folders for OneTrainer: what is in them, what is refused, and what later exports change."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,13 +10,14 @@ from small_cache import build, draw
 
 from latentcache import open_cache
 from latentcache.errors import UsageError
-from latentcache.export.format import Sample
+from latentcache.export.format import Content, Request, Sample
 from latentcache.export.onetrainer import _TEXTS, Concept, OneTrainer
 from latentcache.geometry.sizes import Size
 
 SIZES = [(400, 240), (240, 400), (300, 300), (410, 240)]
 LIKE = {"like": "onetrainer", "resolutions": (256,), "bucket_step": 64}
 EXPORT = ("--to", "onetrainer")
+TEXTS = ("prompt_embeds", "pooled_prompt_embeds", "prompt_ids")
 #: Name of the image cache of a concept of ``/sets/cats`` with all defaults but crop jitter, by OneTrainer's code.
 CATS = "cache/image/196a810e3c6e660120a9e275ff4266e59a2f542450ab6f4c21a9229a3470d559/variation-0"
 
@@ -219,6 +221,33 @@ def test_an_image_that_looks_like_a_mask_by_its_name_is_refused():
     sample = Sample(name="a-condlabel.png", target="a-condlabel.png", size=Size(8, 8), caption="")
     with pytest.raises(UsageError, match="takes it for a mask"):
         OneTrainer.__new__(OneTrainer).target(sample)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "fields", "lengths", "expected"),
+    [
+        ("SanaPipeline", ("prompt_embeds", "prompt_ids"), (300,), "text of a SanaPipeline cannot be exported"),
+        ("StableDiffusionPipeline", ("prompt_embeds",), (), "prompt_ids: the cache has no such field"),
+        ("FluxPipeline", ("prompt_embeds", "prompt_ids"), (), "pooled_prompt_embeds: the cache has no such field"),
+        ("StableDiffusion3Pipeline", TEXTS, (77, 77, 256), "256 tokens of T5, and OneTrainer has 77"),
+        ("StableDiffusion3Pipeline", TEXTS, (77, 77, 77), ""),
+        ("FluxPipeline", TEXTS, (77, 512), ""),
+    ],
+)
+def test_text_that_it_cannot_take_is_named(onetrainer, pipeline, fields, lengths, expected):
+    _, cache, _ = onetrainer
+    recipe = open_cache(cache).recipe()
+    request = Request(
+        recipe=recipe, geometry=recipe.geometry, wanted=fields, root=cache, trainer_config=None,
+        architecture=None, release=None,
+    )  # fmt: skip
+    recipes = {name: SimpleNamespace(pipeline=pipeline, lengths=lengths) for name in fields}
+    checked = Content(recipes=recipes, wanted=fields, shapes={})
+    if not expected:
+        OneTrainer(request).check(checked)
+        return
+    with pytest.raises(UsageError, match=expected):
+        OneTrainer(request).check(checked)
 
 
 def test_text_of_sdxl_is_split_into_its_encoders():
