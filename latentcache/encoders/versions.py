@@ -34,12 +34,12 @@ def device_report(device: str = "auto") -> dict[str, Any]:
     """Describe the device of this process: ``usable``, and ``cuda`` that torch was built for."""
     import torch
 
-    found: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "usable": False}
+    report: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "usable": False}
     if device.startswith("cpu") or not torch.cuda.is_available():
-        return found
+        return report
     free, total = torch.cuda.mem_get_info()
     name = torch.cuda.get_device_name()
-    return found | {"usable": True, "name": name, "free_bytes": free, "total_bytes": total}
+    return report | {"usable": True, "name": name, "free_bytes": free, "total_bytes": total}
 
 
 def _driver_number(function: str) -> int:

@@ -142,7 +142,7 @@ def focus_steps(size: NDArray[np.int64], bucket: NDArray[np.int64], focus: NDArr
     scale = (bucket / size).max(axis=1, keepdims=True)
     over = np.maximum(size * scale - bucket, 0)
     axis = over.argmax(axis=1)[:, None]
-    point, over, side = (np.take_along_axis(one, axis, 1)[:, 0] for one in (point, over, bucket))
+    point, over, side = (np.take_along_axis(axes, axis, 1)[:, 0] for axes in (point, over, bucket))
     start = (point * (side + over) - side / 2) / np.maximum(over, 1)
     steps = np.floor(start.clip(0, 1) * FOCUS_STEPS + 0.5).astype(np.int64)
     return np.where((focus[:, 0] < 0) | (over < 1), FOCUS_STEPS // 2, steps)

@@ -62,9 +62,9 @@ def compare_floats(
         for old, new, name in zip(*sides, ("scale", "scale_logvar")[:parts], strict=True):
             apart = np.abs(old - new)
             unit, rounding = max(float(old.std()), float(noise.get(name, 0.0))), 2 * step * float(np.abs(old).max())
-            for number, found in enumerate((float(apart.max()), float(apart.mean()))):
-                differs |= found > max(allowed[number] * unit, rounding)
-                worst[number] = max(worst[number], found / unit if unit else math.inf if found else 0.0)
+            for number, difference in enumerate((float(apart.max()), float(apart.mean()))):
+                differs |= difference > max(allowed[number] * unit, rounding)
+                worst[number] = max(worst[number], difference / unit if unit else math.inf if difference else 0.0)
     text = (
         f"up to {worst[0]:.2g} std, {worst[1]:.2g} on average; at most {allowed[0]:.2g} std, {allowed[1]:.2g} allowed"
     )

@@ -65,18 +65,18 @@ class Mask(Paired):
 
     def plan(self, samples: SampleTable, recipe: LatentsRecipe) -> FieldPlan:
         """As of the image, with a note on samples without a mask."""
-        found, rows = super().plan(samples, recipe), self._without(samples)
+        planned, rows = super().plan(samples, recipe), self._without(samples)
         if not len(rows):
-            return found
+            return planned
         detail = f"{count_of(len(rows), 'samples have')} no mask: all of their image or clip counts in the loss"
         hint = "nothing, if all of such an image is to count; else add a mask of its name"
-        return replace(found, notes=(samples.note(rows, self.name, "no-mask", detail=detail, hint=hint),))
+        return replace(planned, notes=(samples.note(rows, self.name, "no-mask", detail=detail, hint=hint),))
 
     def content(self, samples: SampleTable) -> NDArray[np.uint8]:
         """As of every kind; one content for all samples without a mask."""
-        found = super().content(samples)
-        found[np.asarray(samples.inputs["mask"].file) < 0] = np.frombuffer(FULL, dtype=np.uint8)
-        return found
+        contents = super().content(samples)
+        contents[np.asarray(samples.inputs["mask"].file) < 0] = np.frombuffer(FULL, dtype=np.uint8)
+        return contents
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: LatentsRecipe) -> Difference:
         """Different if any number is."""
@@ -100,12 +100,12 @@ class Control(Paired):
 
     def plan(self, samples: SampleTable, recipe: LatentsRecipe) -> FieldPlan:
         """As of the image; samples without such an image are rejected."""
-        found = super().plan(samples, recipe)
+        planned = super().plan(samples, recipe)
         detail = f"it has no image for {self.name}"
         hint = "add the image, or leave the field out: the sample is served without it"
         rows = self._without(samples).tolist()
         lacking = [(row, samples.note([row], self.name, "no-control", detail=detail, hint=hint)) for row in rows]
-        return replace(found, rejected=(*found.rejected, *lacking))
+        return replace(planned, rejected=(*planned.rejected, *lacking))
 
 
 #: Names of the fields and inputs of control images.

@@ -48,7 +48,7 @@ class Strings(Sequence[str]):
         while part := list(islice(each, _NEAR)):  # no string is kept
             text = "".join(part)
             lengths.extend(
-                map(len, part if text.isascii() else [one.encode("utf-8", "surrogateescape") for one in part])
+                map(len, part if text.isascii() else [string.encode("utf-8", "surrogateescape") for string in part])
             )
             data += text.encode("utf-8", "surrogateescape")
         return Strings(np.frombuffer(data, dtype=np.uint8), np.cumsum(np.frombuffer(lengths, dtype=np.int64)))
@@ -76,7 +76,7 @@ class Strings(Sequence[str]):
 
     def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
         """The strings at these positions (from 0), several times faster than one by one."""
-        chosen, found = np.asarray(positions, dtype=np.int64), list[str]()
+        chosen, strings = np.asarray(positions, dtype=np.int64), list[str]()
         if isinstance(self._ends, np.ndarray):
             return _cut(self._data, self._ends[chosen - 1] * (chosen > 0), self._ends[chosen])
         for start in range(0, len(chosen), _NEAR):
@@ -85,14 +85,14 @@ class Strings(Sequence[str]):
             if high - low < _GAP_STRINGS * len(part):
                 bounds = self._bounds(low, high + 1)
                 text, at = self._bytes(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
-                found += _cut(text, at[part - low], at[part - low + 1])
+                strings += _cut(text, at[part - low], at[part - low + 1])
                 continue
             bounds = self._ends[np.concatenate([(part - 1).clip(min=0), part])].astype(np.int64)
             first = bounds[: len(part)] * (part > 0)
             size = bounds[len(part) :] - first
             ends = np.cumsum(size)
-            found += _cut(self._data.pieces(first, size), ends - size, ends)
-        return found
+            strings += _cut(self._data.pieces(first, size), ends - size, ends)
+        return strings
 
     def select(self, positions: NDArray[np.integer]) -> Strings:
         """A column of the strings at these positions."""
@@ -103,9 +103,9 @@ class Strings(Sequence[str]):
         """Count empty strings, and find the position of the first of them; -1: there is none."""
         count, first = 0, -1
         for start in range(0, len(self), _SLICE):
-            found = np.flatnonzero(np.diff(self._bounds(start, min(start + _SLICE, len(self)))) == 0)
-            first = start + int(found[0]) if first < 0 and len(found) else first
-            count += len(found)
+            empties = np.flatnonzero(np.diff(self._bounds(start, min(start + _SLICE, len(self)))) == 0)
+            first = start + int(empties[0]) if first < 0 and len(empties) else first
+            count += len(empties)
         return count, first
 
     def matches(self, first: int, other: Strings, start: int, count: int) -> bool:

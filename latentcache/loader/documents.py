@@ -27,23 +27,23 @@ class Documents:
     def __init__(
         self, snapshot: Snapshot, field: str, *, samples: Ints | None = None, checksum: Checksum = "first"
     ) -> None:
-        found = snapshot.fields[field]
-        if not found.spec.ragged or len(found.spec.dims) != 1:
+        rows = snapshot.fields[field]
+        if not rows.spec.ragged or len(rows.spec.dims) != 1:
             raise UsageError(f"field={field!r}: its items are not documents", fix="use cache.loader(...)")
-        self.snapshot, self.field, self.recipe = snapshot, field, found.recipe
+        self.snapshot, self.field, self.recipe = snapshot, field, rows.recipe
         self.checksum = checksum
-        self.dtype: np.dtype[Any] = numpy_dtype(found.spec.dtype)
+        self.dtype: np.dtype[Any] = numpy_dtype(rows.spec.dtype)
         self._reader = EntryReader(snapshot.paths, snapshot, checksum=checksum)
-        owner = np.asarray(found.sample)
+        owner = np.asarray(rows.sample)
         self._rows: Ints = np.arange(len(owner), dtype=np.int32)
         if samples is not None:
-            place = np.searchsorted(owner, samples).clip(max=max(len(owner) - 1, 0))
-            held = owner[place] == samples if len(owner) else np.zeros(len(samples), dtype=np.bool_)
-            self._rows = place[held].astype(np.int32)
+            position = np.searchsorted(owner, samples).clip(max=max(len(owner) - 1, 0))
+            held = owner[position] == samples if len(owner) else np.zeros(len(samples), dtype=np.bool_)
+            self._rows = position[held].astype(np.int32)
         self._samples = owner[self._rows]
-        self.lengths = np.asarray(found.length)[self._rows].astype(np.int64)
-        if _SPANS in found.ragged_columns:
-            ends, values = (np.asarray(part) for part in found.ragged_columns[_SPANS])
+        self.lengths = np.asarray(rows.length)[self._rows].astype(np.int64)
+        if _SPANS in rows.ragged_columns:
+            ends, values = (np.asarray(part) for part in rows.ragged_columns[_SPANS])
             first = begins(ends)[self._rows]
             counts = ends[self._rows] - first
             self.span_ends, self.spans = np.cumsum(counts), values[spread(first, counts)]

@@ -232,13 +232,13 @@ def _leaves(arguments: Mapping[str, str | Mapping[str, str]]) -> list[str]:
 
 def _arguments(wanted: Mapping[str, str | Mapping[str, str]], batch: Batch) -> dict[str, Any]:
     """Return the arguments of ``forward`` beside the noisy latents and the time, as far as the batch has them."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, of in wanted.items():
         if not isinstance(of, str):
-            found[name] = _arguments(of, batch)
+            arguments[name] = _arguments(of, batch)
         elif of in batch:
-            found[name] = batch[of]
-    return found
+            arguments[name] = batch[of]
+    return arguments
 
 
 def check_row_format(name: str | None, *, isolated: bool) -> str:

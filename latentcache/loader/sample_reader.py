@@ -74,11 +74,11 @@ class _Source:
 
     def keys(self, field: str, rows: Ints) -> NDArray[np.uint8]:
         """(n, 32) item keys."""
-        found = self.snapshot.fields[field]
-        if len(found) * 32 > _RESIDENT_BYTES:
-            return found.row_keys(rows)
+        items = self.snapshot.fields[field]
+        if len(items) * 32 > _RESIDENT_BYTES:
+            return items.row_keys(rows)
         if (field, "key") not in self._kept:
-            self._kept[field, "key"] = found.row_keys()
+            self._kept[field, "key"] = items.row_keys()
         keys: NDArray[np.uint8] = self._kept[field, "key"][rows]
         return keys
 
@@ -96,12 +96,12 @@ class _Source:
         """Names or texts of the samples."""
         if (SAMPLES, source) not in self._kept:
             samples = self.snapshot.samples
-            found = samples.names if source == "names" else samples.inputs[source].text
-            assert found is not None
-            ends = found.ends
+            texts = samples.names if source == "names" else samples.inputs[source].text
+            assert texts is not None
+            ends = texts.ends
             if len(ends) and int(ends[-1]) + 8 * len(ends) <= _RESIDENT_BYTES:
-                found = Strings(np.asarray(found.data), np.asarray(ends))
-            self._kept[SAMPLES, source] = found
+                texts = Strings(np.asarray(texts.data), np.asarray(ends))
+            self._kept[SAMPLES, source] = texts
         return self._kept[SAMPLES, source]
 
     def lengths(self, field: str, rows: Ints) -> Ints:
@@ -119,7 +119,7 @@ class SampleReader:
         self.fields, self.metadata, self.index = selection.fields, selection.metadata, selection.index
         self.excluded, self._settings = selection.excluded, selection.settings
         self._specs = {name: self._snapshot.fields[name].spec for name in self.fields}
-        self._sources = [_Source(*one, checksum) for one in zip(selection.parts, selection.joined, strict=True)]
+        self._sources = [_Source(*pair, checksum) for pair in zip(selection.parts, selection.joined, strict=True)]
         self._read_recipes()
         self._check_stored()
         self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
@@ -131,7 +131,10 @@ class SampleReader:
         """The format, if it fits; see ``formats.check_sample_format``."""
         fields = self._snapshot.fields
         shapes = [dict(bucket.shapes) for bucket in self.index.buckets]
-        served = {one: (fields[one].recipe, [found[one] for found in shapes if one in found]) for one in self.fields}
+        served = {
+            field: (fields[field].recipe, [shape[field] for shape in shapes if field in shape])
+            for field in self.fields
+        }
         form = check_sample_format(name, [*self.fields, *self.metadata], served)
         if form is not None and self._selection.requested is None:
             check_embeddings(form, [*self.fields, *self.metadata], self._snapshot)
@@ -229,23 +232,23 @@ class SampleReader:
             again = (times << np.uint32(_REPEAT_BITS)) | (0 if again is None else again)
         variants = self._variants(source, local, sample, again, epoch)
         rows = {name: self._items(source, name, local, variants) for name in self.fields}
-        found: Metadata = {}
+        metadata: Metadata = {}
         for name in self.fields:
             if self._draws[name] or "keys" in self.metadata:
-                found[name, "key"] = source.keys(name, rows[name])
+                metadata[name, "key"] = source.keys(name, rows[name])
             if self._specs[name].ragged:
-                found[name, "length"] = source.lengths(name, rows[name])
+                metadata[name, "length"] = source.lengths(name, rows[name])
         if any(self._draws.values()):
-            found[SAMPLES, "again"] = np.zeros(len(local), dtype=np.uint32) if again is None else again
+            metadata[SAMPLES, "again"] = np.zeros(len(local), dtype=np.uint32) if again is None else again
         for name, holder in self.metadata.items():
             column = METADATA.get(name, name)
             if holder == TEXTS:
-                found[SAMPLES, name] = self._texts(source, column, sample, variants, again, epoch)
+                metadata[SAMPLES, name] = self._texts(source, column, sample, variants, again, epoch)
             elif holder == SAMPLES or holder in rows:
-                found[SAMPLES, name] = source.column(holder, column)[rows.get(holder, sample)].astype(np.int64)
+                metadata[SAMPLES, name] = source.column(holder, column)[rows.get(holder, sample)].astype(np.int64)
             elif holder == TABLE:
-                found[SAMPLES, name] = table_values(source.column(SAMPLES, OF_TABLE + name)[sample])
-        return rows, found
+                metadata[SAMPLES, name] = table_values(source.column(SAMPLES, OF_TABLE + name)[sample])
+        return rows, metadata
 
     def _items(self, source: _Source, name: str, local: Ints, variants: Variants) -> Ints:
         """(n,) rows of a field: the variants that this epoch serves."""
@@ -253,10 +256,10 @@ class SampleReader:
         if drawn is None:
             first: Ints = rows[:, 0][local]
             return first
-        found: Ints = rows[local, np.clip(drawn, 0, rows.shape[1] - 1)]
+        served: Ints = rows[local, np.clip(drawn, 0, rows.shape[1] - 1)]
         if (drawn == DROPPED).any():
-            found[drawn == DROPPED] = source.empty[name]
-        return found
+            served[drawn == DROPPED] = source.empty[name]
+        return served
 
     def _variants(self, source: _Source, local: Ints, sample: Ints, again: Ints | None, epoch: Epoch) -> Variants:
         """First input -> (n,) variant of each sample: one draw for all fields of this input."""
@@ -333,11 +336,11 @@ class SampleReader:
         """The fixed length of a ragged field: the recipe's, else of its longest item."""
         if self._specs[name].length:
             return self._specs[name].length
-        found = [
+        lengths_of_items = [
             np.asarray(source.snapshot.fields[name].length)[source.joined.rows[name].reshape(-1)]
             for source in self._sources
         ]
-        return max(1, *(int(lengths.max(initial=0)) for lengths in found))
+        return max(1, *(int(lengths.max(initial=0)) for lengths in lengths_of_items))
 
     def _read_recipes(self) -> None:
         """Scaling, draws and variants, as the recipes and the settings say."""
@@ -483,8 +486,8 @@ def _merged(at: Sequence[Ints], parts: Sequence[Metadata]) -> Metadata:
     order, merged = np.argsort(np.concatenate(at)), Metadata()
     for name, first in parts[0].items():
         if isinstance(first, list):
-            every = [one for part in parts for one in part[name]]
-            merged[name] = [every[place] for place in order.tolist()]
+            every = [value for part in parts for value in part[name]]
+            merged[name] = [every[position] for position in order.tolist()]
         else:
             merged[name] = np.concatenate([part[name] for part in parts])[order]
     return merged

@@ -54,13 +54,13 @@ def places(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name
     size_of = sizes(samples, rows, name).tolist()
     if held.line is None or SPAN not in samples.columns:
         return [{"path": path, "size": size} for path, size in zip(paths, size_of, strict=True)]
-    found, spans = list[Place](), np.asarray(samples.columns[SPAN])[rows].tolist()
+    listed, spans = list[Place](), np.asarray(samples.columns[SPAN])[rows].tolist()
     for path, whole, line, (first, size) in zip(
         paths, size_of, np.asarray(held.line)[rows].tolist(), spans, strict=True
     ):
         inside = {"offset": first, "bytes": size} if size else {"row": line, "column": first}
-        found.append({"path": path, **inside} if line else {"path": path, "size": whole})
-    return found
+        listed.append({"path": path, **inside} if line else {"path": path, "size": whole})
+    return listed
 
 
 def sizes(samples: SampleTable, rows: NDArray[np.integer], name: str) -> NDArray[np.uint64]:
@@ -158,9 +158,9 @@ def read_each(
             rest = each[len(first) :]
             blocks = [rest[at : at + _BLOCK] for at in range(0, len(rest), _BLOCK)]
             results = chain(first, chain.from_iterable(pool.map(several, blocks)))
-            for number, found in enumerate(results, start=start):
-                if found is not None:
-                    yield number, found
+            for number, result in enumerate(results, start=start):
+                if result is not None:
+                    yield number, result
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
         close_tables()

@@ -197,17 +197,17 @@ def detect_format(record: Mapping[str, Any]) -> RecordFormat:
         UnusableSampleError: ``record-field``: none or several could be meant. ``not-for-sft``: it is for another kind
             of training.
     """
-    found = [form for names, form in _TELLING if all(name in record for name in names)]
-    found = [form for form in found if form is not TEXT] or found
+    fitting = [form for names, form in _TELLING if all(name in record for name in names)]
+    fitting = [form for form in fitting if form is not TEXT] or fitting
     use = next((use for names, use in _OTHER_USE.items() if all(name in record for name in names)), "")
     if record.keys() == {"prompt"}:
         use = "it holds a prompt without a completion: there is nothing to learn"
-    if use and (not found or found in ([TEXT], [COMPLETION])):
+    if use and (not fitting or fitting in ([TEXT], [COMPLETION])):
         raise fault("not-for-sft", use)
-    if len(found) != 1:
+    if len(fitting) != 1:
         fields = listed(list(record)) or "no fields"
-        raise fault("record-field", f"expected {'one of ' if found else ''}{EXPECTED}; found {fields}")
-    (form,) = found
+        raise fault("record-field", f"expected {'one of ' if fitting else ''}{EXPECTED}; found {fields}")
+    (form,) = fitting
     turns = record[form.messages] if form.form == "chat" else None
     first = turns[0] if isinstance(turns, list) and turns else None
     if not isinstance(first, dict) or form.role_tag in first:
@@ -278,8 +278,8 @@ def _alpaca(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
 
 def _answer(record: Mapping[str, Any], form: RecordFormat) -> str:
     if not isinstance(record.get(form.response), str):
-        found = shown(record.get(form.response))
-        raise fault("no-answer", f"expected text, found {found}", form.response)
+        answer = shown(record.get(form.response))
+        raise fault("no-answer", f"expected text, found {answer}", form.response)
     return str(record[form.response])
 
 
@@ -414,7 +414,7 @@ def _tools(record: Mapping[str, Any], name: str) -> str:
 
 def _wrapped(functions: Any) -> list[dict[str, Any]]:
     several = functions if isinstance(functions, list) else [functions]
-    return [{"type": "function", "function": one} for one in several]
+    return [{"type": "function", "function": function} for function in several]
 
 
 def _tool_calls(calls: Any, where: str, inside: str = ".function") -> str:
@@ -442,8 +442,8 @@ def _json_in(text: str, where: str) -> Any:
     try:
         return parse_json(text)
     except UnusableSampleError as error:
-        found = error.what.removeprefix("no JSON: ")
-        raise fault("record-field", f"expected JSON as text: {found}", where) from error
+        problem = error.what.removeprefix("no JSON: ")
+        raise fault("record-field", f"expected JSON as text: {problem}", where) from error
 
 
 def _spelled(value: Any, where: str) -> str:

@@ -56,19 +56,19 @@ CHAT, PROMPT = 1, 2
 def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
     """The recipe that settings, tokenizer and cache give. Settings that were not given follow the cache."""
     before = context.recipe if isinstance(context.recipe, InputIdsRecipe) else None
-    made = context.provenance
+    provenance = context.provenance
     given = settings
-    settings = _completed(settings, before, made)
+    settings = _completed(settings, before, provenance)
     word, template = settings.tokenizer or "", settings.chat_template
-    revision = str(made.get("revision", "")) if word == made.get("tokenizer") else ""
+    revision = str(provenance.get("revision", "")) if word == provenance.get("tokenizer") else ""
     if context.check and before is not None:
-        if lost := _lost(given, settings, made):
+        if lost := _lost(given, settings, provenance):
             options = settings.template_options or before.template_options
             ends: Any = {"add_bos": bool(settings.add_bos), "add_eos": settings.add_eos is not False}
             recipe = replace(before, loss=settings.loss or before.loss, template_options=options, **ends)
             recipe = replace(recipe, split_control=not settings.control_tokens)
-            return Described(recipe=recipe, label=word, provenance=made, not_compared=lost)
-        if word == made.get("tokenizer"):
+            return Described(recipe=recipe, label=word, provenance=provenance, not_compared=lost)
+        if word == provenance.get("tokenizer"):
             settings = replace(settings, tokenizer=recorded(word, revision))
     form = None if context.samples is None else context.samples.columns.get("form", np.zeros(0))
     if form is not None:
@@ -79,13 +79,13 @@ def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
         _check_unused(given)
     if settings.loss is None and form is not None and (form == PROMPT).any():
         settings = replace(settings, loss="assistant")
-    found = describe_tokenizer(settings, chat=chat, revision=revision)
-    assert isinstance(found.recipe, InputIdsRecipe)
+    described = describe_tokenizer(settings, chat=chat, revision=revision)
+    assert isinstance(described.recipe, InputIdsRecipe)
     if form is not None and not (chat and (form == CHAT).all()):
-        _check_ends(found.recipe, word)
-    own = {"tokenizer": word, "chat_template": None if template is None else str(template.resolve())}
+        _check_ends(described.recipe, word)
+    files = {"tokenizer": word, "chat_template": None if template is None else str(template.resolve())}
     libraries = {"libraries": installed(_LIBRARIES), "decoders": installed(_DECODERS)}
-    return replace(found, provenance={**found.provenance, **own, **libraries})
+    return replace(described, provenance={**described.provenance, **files, **libraries})
 
 
 def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revision: str = "") -> Described:
@@ -132,7 +132,7 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
 def _check_ends(recipe: InputIdsRecipe, word: str) -> None:
     """Check that the tokenizer has the tokens that texts begin and end with; conversations need none."""
     ends = (("bos", recipe.add_bos, recipe.bos_id), ("eos", recipe.add_eos, recipe.eos_id))
-    for name in (name for name, wanted, found in ends if wanted and found is None):
+    for name in (name for name, wanted, token in ends if wanted and token is None):
         what = f"the tokenizer {word} has no {name}_token, and texts need one"
         other = "or name the token in its tokenizer_config.json"
         raise UsageError(

@@ -53,8 +53,8 @@ class Encoder:
 
     def encode(self, images: Pixels | Sequence[Pixels], *, precise: bool = False) -> NDArray[Any]:
         """Encode one batch and wait for it."""
-        found: NDArray[Any] = self.submit(list(images), precise=precise).result()
-        return found
+        latents: NDArray[Any] = self.submit(list(images), precise=precise).result()
+        return latents
 
     def close(self) -> None:
         """Free the memory of the device."""

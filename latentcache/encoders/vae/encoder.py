@@ -161,7 +161,7 @@ class VaeEncoder(Encoder):
         """The encoder half in one precision, from the files: float32 never comes from rounded weights."""
         if dtype not in self._modules:
             module = load_module(self._description, dtype)
-            self._clips = any(one.ndim == 5 for one in module.parameters())  # before it is folded
+            self._clips = any(weight.ndim == 5 for weight in module.parameters())  # before it is folded
             if self._clips and self._as_conv2d:
                 conv3d_to_conv2d(module)
             if self.spec.tiling:
@@ -228,13 +228,13 @@ def drop_decoder(module: nn.Module) -> nn.Module:
 def _skeleton(description: ModelDescription, device: str) -> nn.Module:
     """The encoder half with the right shapes; on ``meta`` without values."""
     family, path = description.spec.family, description.config_path
-    found: Any = getattr(diffusers, family, None)
-    if found is None:
+    model_class: Any = getattr(diffusers, family, None)
+    if model_class is None:
         what, fix = f"diffusers {diffusers.__version__} has no class {family}", "`pip install --upgrade diffusers`"
         raise EncoderError(what, where=path, fix=fix)
     try:
         with torch.device(device):
-            module: nn.Module = found.from_config(read_json(path))
+            module: nn.Module = model_class.from_config(read_json(path))
     except (ValueError, TypeError, KeyError, IndexError, RuntimeError, NotImplementedError) as error:
         what, fix = f"{family} cannot be made from its configuration", "use the config.json published with the model"
         raise EncoderError(what, where=path, why=str(error), fix=fix) from error

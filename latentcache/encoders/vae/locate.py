@@ -68,9 +68,9 @@ def locate(model: str, config: str | None = None, *, revision: str = "") -> Loca
     config_path = _given_config(config) if config else folder / "config.json"
     if not config_path.is_file():
         raise _without_config(path) if lone else _without_files(folder)
-    found = _read_config(config_path)  # first: it names a model of another kind
+    settings = _read_config(config_path)  # first: it names a model of another kind
     weights = (path,) if lone else weights_in(folder, WEIGHTS_NAME)
-    return Located(config_path=config_path, config=found, weights=weights, revision=commit)
+    return Located(config_path=config_path, config=settings, weights=weights, revision=commit)
 
 
 def denoiser_size(config_path: Path) -> tuple[int, str]:
@@ -148,9 +148,9 @@ def _given_config(config: str) -> Path:
 def encoder_tensors(tensors: Tensors, *, ldm: bool) -> dict[str, TensorInfo]:
     """Tensors of the encoder half by their name in diffusers, sorted; ``ldm``: original names are translated."""
     prefix = next(p for p in PREFIXES if not p or any(name.startswith(f"{p}encoder.") for name in tensors))
-    mine = {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
-    kept = {_modern(name) if ldm else name: one for name, one in mine.items() if is_encoder(name)}
-    return {name: one._replace(shape=_linear(name, one.shape)) for name, one in sorted(kept.items())}
+    mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    kept = {_modern(name) if ldm else name: tensor for name, tensor in mine.items() if is_encoder(name)}
+    return {name: tensor._replace(shape=_linear(name, tensor.shape)) for name, tensor in sorted(kept.items())}
 
 
 def is_encoder(name: str) -> bool:
