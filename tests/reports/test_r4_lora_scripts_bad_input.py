@@ -6,8 +6,12 @@ of a column name. ``tests/cli/test_bad_input.py`` lists all errors; ``tests/jour
 run out for each kind.
 """
 
+import csv
+import io
+
+import numpy as np
 import pytest
-from small_cache import SMALL, draw_four
+from small_cache import SMALL, build, draw_four
 
 
 def start(run, tmp_path, *words):
@@ -52,3 +56,25 @@ def test_a_gguf_file_is_called_one_before_torch_is_loaded(run, tmp_path):
     assert (done.status, done.error["what"]) == (2, "flux.gguf is a GGUF file")
     assert "safetensors VAE" in done.error["fix"]
     assert not (tmp_path / "cache").exists()
+
+
+def test_from_a_table_with_a_bom_to_the_folder_of_lora_scripts(run, tmp_path):
+    """What its reader makes of the BOM, and the folder that it trains from; ``tests/peers`` trains two steps."""
+    data, cache, out = (tmp_path / name for name in ("cats", "cache", "out"))
+    draw_four(data)
+    for file in data.glob("*.txt"):
+        file.unlink()
+    rows = "".join(f"p{number}.png,words {number}\n" for number in range(4))
+    table = b"\xef\xbb\xbffile_name,text\n" + rows.encode()
+    (data / "metadata.csv").write_bytes(table)
+    theirs = next(csv.DictReader(io.StringIO(table.decode("utf-8"))))
+    with pytest.raises(KeyError):
+        theirs["file_name"]
+    build(data, cache, like="kohya", resolutions=(128,), min_side=64, max_side=256, bucket_step=64)
+    words = ("--to", "kohya", "--architecture", "sdxl", "--release", "lora-scripts")
+    assert run("export", cache, out, *words).status == 0
+    for number in range(4):
+        assert (out / f"1_cats/p{number}.txt").read_text("utf-8") == f"words {number}"
+        with np.load(out / f"1_cats/p{number}.npz") as arrays:
+            assert set(arrays) == {"latents", "original_size", "crop_ltrb"}
+    assert run("verify", out, "--data", data).status == 0

@@ -5,11 +5,16 @@ function computes it once; it is stored with the entry, and plan, verify and rea
 the four rounds differently: the image of 1130 x 704 pixels is between the buckets of 1088 and 1152 pixels.
 """
 
+import hashlib
+import json
+
 import pytest
+import torch
 from small_cache import build, draw
 
 from latentcache import open_cache
 from latentcache.geometry.buckets import explicit_table
+from latentcache.geometry.like.simpletuner import SimpleTunerTable
 from latentcache.geometry.placement import place_in
 from latentcache.geometry.sizes import Size, latent_size
 from latentcache.verify.verify import verify_cache
@@ -94,3 +99,62 @@ def test_a_cache_of_another_rounding_is_named_before_training(built, monkeypatch
     finding = report.findings[0]
     assert (finding.expected, finding.found) == ("704x1152", "704x1088")
     assert report.exit_code() == 1
+
+
+#: Two images whose buckets SimpleTuner calls ``0.56``, and for which it computes two sizes.
+PAIR = {"a.png": Size(500, 280), "b.png": Size(500, 285)}
+
+
+def scanned(names):
+    """Sizes as SimpleTuner's scan gives them: the first image of a ratio decides for all later ones."""
+    first, sizes = dict[float, Size](), dict[str, Size]()
+    for name in names:
+        image = PAIR[name]
+        root = round(image.width / image.height, 2) ** 0.5
+        computed = Size(round(512 / root / 8) * 8, round(512 * root / 8) * 8)
+        sizes[name] = first.setdefault(round(computed.width / computed.height, 2), computed)
+    return sizes
+
+
+def test_the_order_of_files_decides_a_size_in_simpletuner():
+    """Latents of one scan, and a new output folder with another order: the mismatch of the report."""
+    before, after = scanned(["a.png", "b.png"]), scanned(["b.png", "a.png"])
+    assert (before["a.png"], after["a.png"]) == (Size(688, 384), Size(680, 384))
+    cells = [latent_size(sizes[name], 8) for sizes, name in ((before, "a.png"), (after, "b.png"))]
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        torch.stack([torch.zeros(16, size.height, size.width) for size in cells])
+
+
+def test_from_the_images_to_batches_of_one_shape(run, tmp_path):
+    """A ratio has one size in any order, and the export says it to the trainer; ``tests/peers`` trains from it."""
+    data, cache, out = (tmp_path / name for name in ("data", "cache", "out"))
+    like = {"like": "simpletuner", "resolutions": (512,), "bucket_step": 8}
+    for number, (name, size) in enumerate(PAIR.items()):
+        draw(data / name, (size.width, size.height), seed=number)
+        (data / name).with_suffix(".txt").write_text(f"caption {number}", "utf-8")
+    build(data, cache, **like)
+    for renamed in (False, True):  # then the other one is the first
+        if renamed:
+            for end in ("png", "txt"):
+                (data / f"a.{end}").rename(data / f"z.{end}")
+            assert build(data, cache, **like).encoded == 0
+        assert run("export", cache, out, "--to", "simpletuner").status == 0
+        folder = out / "images-1x"
+        sizes = json.loads((folder / "aspect_ratio_bucket_metadata_images-1x-512.json").read_text("utf-8"))
+        (bucket,) = {tuple(entry["target_size"]) for entry in sizes.values()}
+        assert len(sizes) == 2
+        files = [
+            out / f"vae/images-1x-512/{hashlib.sha256(name.encode()).hexdigest()}.pt" for name in ("b", "az"[renamed])
+        ]
+        batch = torch.stack([torch.load(file, weights_only=True) for file in files])
+        assert batch.shape[2:] == (bucket[1] // 8, bucket[0] // 8)
+    assert SimpleTunerTable(resolution=Size(512, 512), step=8).nearest(PAIR["a.png"]) == Size(bucket[1], bucket[0])
+
+
+def test_a_cache_of_other_sizes_is_refused_with_the_build_that_fits(run, tmp_path):
+    draw(tmp_path / "data/a.png", (280, 500))
+    build(tmp_path / "data", tmp_path / "cache", resolutions=(512,), bucket_step=8)
+    error = run("export", tmp_path / "cache", tmp_path / "out", "--to", "simpletuner", "--json").error
+    assert "chooses other sizes" in error["what"]
+    assert "--like simpletuner" in error["fix"]
+    assert not (tmp_path / "out").exists()
