@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from latentcache.errors import UsageError, count_of
+from latentcache.errors import RecipeError, UsageError, count_of
 from latentcache.export.folder import File, Folder, check_room, is_export, link
 from latentcache.export.format import LATENTS, MASK, TEXT, Content, Format, Latent, Request, Sample
 from latentcache.export.kohya import Kohya
@@ -70,8 +70,12 @@ class ImageExport:
         root = names_root(settings.data or Path(self._snapshot.source["root"]), self._snapshot.source)
         self._root, self._recipe = root, recipe
         like = LatentsSettings(trainer_config=settings.trainer_config, like=settings.format).with_trainer()[0]
-        self._geometry = geometry_of(like, recipe, recipe.encoder.multiple)
-        self._tables = self._geometry.like_tables()
+        try:
+            self._geometry = geometry_of(like, recipe, recipe.encoder.multiple)
+            self._tables = self._geometry.like_tables()
+        except RecipeError as error:  # it names options of a build
+            what = f"{settings.cache}: the trainer has no such sizes"
+            raise UsageError(what, why=str(error), fix=self._fitting_build()) from error
         self._format = made(
             Request(
                 recipe=recipe,
@@ -247,17 +251,19 @@ class ImageExport:
         name, settings = self._snapshot.samples.names[first], self._settings
         cached = " and ".join(str(groups[int(group[rows[0]])]) for rows in self._rows[LATENTS][first])
         theirs = " and ".join(map(str, chosen[int(size[first][0]), int(size[first][1])]))
-        data, out = (
-            shlex.quote(str(self._snapshot.source["root"])),
-            shlex.quote(f"{settings.cache}-{self._format.name}"),
-        )
         raise UsageError(
             f"{settings.cache}: the trainer would encode {count_of(len(wrong), 'images')}"
             f" of {len(self._numbers)} again, because it chooses other sizes",
             where=name,
             why=f"{name} has {cached} in the cache, {self._format.name} gives it {theirs} (height x width)",
-            fix=f"latentcache build {data} --out {out} --model MODEL --like {self._format.name}",
+            fix=self._fitting_build(),
         )
+
+    def _fitting_build(self) -> str:
+        """The command that builds a cache with the sizes of the trainer."""
+        trainer, data = self._settings.format, shlex.quote(str(self._snapshot.source["root"]))
+        out = shlex.quote(f"{self._settings.cache}-{trainer}")
+        return f"latentcache build {data} --out {out} --model MODEL --like {trainer}"
 
     def _check_names(self) -> None:
         """Two images must not share the name of a file, and no name may be one of the data set's folder."""

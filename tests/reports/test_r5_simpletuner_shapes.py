@@ -158,3 +158,9 @@ def test_a_cache_of_other_sizes_is_refused_with_the_build_that_fits(run, tmp_pat
     assert "chooses other sizes" in error["what"]
     assert "--like simpletuner" in error["fix"]
     assert not (tmp_path / "out").exists()
+
+
+def test_explicit_buckets_are_refused_with_the_build_that_fits(run, built):
+    error = run("export", built / "cache", built / "out", "--to", "simpletuner", "--json").error
+    assert "the trainer has no such sizes" in error["what"]
+    assert error["fix"].endswith("--like simpletuner")
