@@ -39,9 +39,10 @@ def serve(out, family, model):
             f"{folder} is missing: git clone {about['url']} {folder} && git -C {folder} checkout {about['commit']}"
         )
     served = out.with_name("served.npz")
-    python = python if python.exists() else Path(sys.executable)
-    command = [python, HERE / "serve_simpletuner.py", folder, out, served, family, model]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    python = python.absolute() if python.exists() else Path(sys.executable)
+    command = [python, HERE / "serve_simpletuner.py", folder.resolve(), out, served, family, model]
+    # It writes lists of files into the folder that it runs in.
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=out.parent)
     if done.returncode:
         return done.stderr, None
     with np.load(served) as found:
