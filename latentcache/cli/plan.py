@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -87,6 +87,8 @@ class _Planned(NamedTuple):
     samples: SampleTable
     recipe: FieldRecipe | None
     """Of the field that decides the sizes."""
+    sets: Sequence[Mapping[str, Any]]
+    """Those of the data set, by the column ``image_set``."""
     settings: Any = None
     """Its settings, as they were given."""
 
@@ -122,7 +124,8 @@ def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: 
     source: Any = cache.rows(**rows) if rows else cache
     report = source.plan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder)
     recipe = next((field.recipe for field in snapshot.fields.values()), None)
-    return _Planned(report, quarantined(snapshot.rejected), cache.repeats, snapshot.samples, recipe)
+    sets = snapshot.source.get("sets", ())
+    return _Planned(report, quarantined(snapshot.rejected), cache.repeats, snapshot.samples, recipe, sets)
 
 
 def _no_documents(path: Path, rows: Mapping[str, Any]) -> UsageError:
@@ -165,7 +168,9 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     repeats = times_counted(None if column is None else column[served], len(served))
     settings = requested.fields.get(field.name)
     rejected = quarantined(planned.rejected)
-    return _Planned(plan_report(index, batches), rejected, repeats, samples, field.recipe, settings)
+    layout = planned.listing.layout
+    sets = [image_set.as_json() for image_set in layout.sets] if layout else []
+    return _Planned(plan_report(index, batches), rejected, repeats, samples, field.recipe, sets, settings)
 
 
 def _of_trainer(
@@ -198,7 +203,7 @@ def _of_trainer(
         ranks=batches.world_size,
         accum=grad_accum,
     )
-    sizes = _sizes(planned.samples)
+    sizes = _sizes(planned, apart=run.trainer.parts_sets)
     plan = run.plan(sizes)
     found = run.suggestion(sizes) if suggest else None
     suggestion = found and {
@@ -234,19 +239,26 @@ def _of_trainer(
     }
 
 
-def _sizes(samples: SampleTable) -> Counter[Size]:
-    """Images by size, each as often as an epoch serves it; images whose size is not known are left out."""
+def _sizes(planned: _Planned, *, apart: bool) -> list[Counter[Size]]:
+    """Images by size, each as often as an epoch serves it, of all sets that fill batches together.
+
+    ``apart``: those of other repeats do not, nor do regularization images. Images of unknown size are left out.
+    """
     import numpy as np
 
     from latentcache.geometry.sizes import Size
 
-    sizes, repeats = np.asarray(samples.columns["original_size"]).tolist(), samples.columns.get("repeats")
-    times = [1] * len(sizes) if repeats is None else np.asarray(repeats).tolist()
-    counts = Counter[Any]()
-    for (height, width), count in zip(sizes, times, strict=True):
+    columns = planned.samples.columns
+    sizes, count = np.asarray(columns["original_size"]).tolist(), len(planned.samples)
+    times = np.asarray(columns.get("repeats", np.ones(count, np.int64))).tolist()
+    set_of = np.asarray(columns.get("image_set", np.zeros(count, np.int64))).tolist()
+    regs = [bool(image_set.get("is_reg")) for image_set in planned.sets] or [False]
+    counts = dict[Any, Counter[Size]]()
+    for (height, width), repeats, number in zip(sizes, times, set_of, strict=True):
         if height and width:
-            counts[Size(height, width)] += count
-    return counts
+            together = (repeats, regs[number]) if apart else None
+            counts.setdefault(together, Counter())[Size(height, width)] += repeats
+    return list(counts.values())
 
 
 def _no_lengths(path: Path, requested: flags.Requested) -> UsageError:

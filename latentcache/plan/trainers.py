@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from latentcache.geometry.buckets import kept
 from latentcache.geometry.like.trainer import Table, Trainer
@@ -63,10 +64,13 @@ class TrainerRun(Value):
     ranks: int = 1
     accum: int = 1
 
-    def plan(self, sizes: Mapping[Size, int]) -> TrainerPlan:
-        """Buckets and steps for images of these sizes, each as often as it is repeated."""
+    def plan(self, sets: Sequence[Mapping[Size, int]]) -> TrainerPlan:
+        """Buckets and steps for images of these sizes, each as often as it is repeated.
+
+        ``sets``: images that fill batches together.
+        """
         buckets, unused, cropped = list[TrainerBucket](), 0, 0.0
-        for table in self.tables:
+        for table, sizes in product(self.tables, sets):
             counts = Counter[Size]()
             for size, count in sizes.items():
                 bucket = table.nearest(size) if self.upscale else table.within(size)
@@ -94,16 +98,16 @@ class TrainerRun(Value):
             cropped=cropped / max(sum(bucket.samples for bucket in buckets), 1),
         )
 
-    def suggestion(self, sizes: Mapping[Size, int]) -> tuple[str, TrainerPlan] | None:
+    def suggestion(self, sets: Sequence[Mapping[Size, int]]) -> tuple[str, TrainerPlan] | None:
         """The one change of a setting that loses least, and its plan; None: no change loses less.
 
         Lost are places of batches that no sample fills, samples that are dropped, and what buckets cut off.
         """
-        now, best = self.plan(sizes), None
+        now, best = self.plan(sets), None
         least = _lost(now, self)
         for change, tables, batch in self.trainer.changes(self.tables, self.batch):
             run = replace(self, tables=tables, batch=batch)
-            plan = run.plan(sizes)
+            plan = run.plan(sets)
             if _lost(plan, run) < least and plan.unused <= now.unused:
                 least, best = _lost(plan, run), (change, plan)
         return best

@@ -70,3 +70,15 @@ def test_an_image_repeated_to_a_full_batch_is_reported(run, shared):
     assert len(value["overfilled"]) == 2
     assert run("plan", cache, "--batch-size", 4, "--json").json["overfilled"] == []
     assert "warning" not in run("plan", cache, "--batch-size", 8, "--remainder", "partial").out
+
+
+def test_simpletuner_fills_batches_of_images_that_are_repeated_as_often(run, tmp_path):
+    for folder, count in (("2_cats", 3), ("2_dogs", 3), ("1_birds", 5)):
+        for number in range(count):
+            draw(tmp_path / "data" / folder / f"{number}.png", (64, 64), seed=number)
+    options = ("plan", tmp_path / "data", "--model", "stub", "--resolution", "64", "--batch-size", "4", "--json")
+    batches = {
+        name: run(*options, "--for", name, "--bucket-step", "64").json["trainer"]["batches_per_epoch"]
+        for name in ("simpletuner", "onetrainer")
+    }
+    assert batches == {"simpletuner": 5, "onetrainer": 4}

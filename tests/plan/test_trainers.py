@@ -20,7 +20,9 @@ TABLES = (KohyaTable(resolution=Size(512, 512)),)
 
 @given(sizes=sizes, batch=st.integers(1, 8), ranks=st.integers(1, 4), accum=st.integers(1, 3))
 def test_every_image_is_in_a_batch(sizes, batch, ranks, accum):
-    plan = TrainerRun(trainer=TRAINER, tables=TABLES, upscale=True, batch=batch, ranks=ranks, accum=accum).plan(sizes)
+    plan = TrainerRun(trainer=TRAINER, tables=TABLES, upscale=True, batch=batch, ranks=ranks, accum=accum).plan(
+        [sizes]
+    )
     total = sum(sizes.values())
     assert sum(bucket.samples for bucket in plan.buckets) == total
     assert plan.batches * batch - plan.short == total
@@ -31,7 +33,7 @@ def test_every_image_is_in_a_batch(sizes, batch, ranks, accum):
 @given(sizes=sizes, batch=st.integers(2, 8))
 def test_a_suggestion_loses_less(sizes, batch):
     run = TrainerRun(trainer=TRAINER, tables=TABLES, upscale=True, batch=batch)
-    now, suggestion = run.plan(sizes), run.suggestion(sizes)
+    now, suggestion = run.plan([sizes]), run.suggestion([sizes])
     if suggestion is not None:
         change, plan = suggestion
         size = int(change.rpartition(" ")[2]) if change.startswith("train_batch_size") else batch
@@ -40,7 +42,7 @@ def test_a_suggestion_loses_less(sizes, batch):
 
 def test_an_image_smaller_than_a_step_is_counted():
     plan = TrainerRun(trainer=TRAINER, tables=TABLES, upscale=False, batch=2).plan(
-        Counter({Size(40, 500): 3, Size(600, 600): 1})
+        [Counter({Size(40, 500): 3, Size(600, 600): 1})]
     )
     assert (plan.unused, plan.batches, plan.short) == (3, 1, 1)
 
@@ -49,7 +51,7 @@ def test_an_image_smaller_than_a_step_is_counted():
 def test_onetrainer_drops_what_fills_no_batch_on_every_rank(sizes, batch, ranks, accum):
     tables = (OneTrainerTable(resolution=Size(512, 512)),)
     run = TrainerRun(trainer=OneTrainer(), tables=tables, upscale=True, batch=batch, ranks=ranks, accum=accum)
-    plan = run.plan(sizes)
+    plan = run.plan([sizes])
     assert plan.batches * batch + plan.dropped == sum(sizes.values())
     assert all(bucket.dropped < batch * ranks for bucket in plan.buckets)
     assert plan.steps == plan.batches // ranks // accum
@@ -60,12 +62,19 @@ def test_a_bucket_that_stops_the_trainer_is_counted_and_the_suggestion_mends_it(
     tables = (SimpleTunerTable(resolution=Size(512, 512)),)
     run = TrainerRun(trainer=SimpleTuner(), tables=tables, upscale=True, batch=4, accum=2)
     sizes = Counter({Size(512, 512): 9, Size(512, 1024): 5})
-    assert (run.plan(sizes).too_small, run.plan(sizes).batches) == (1, 5)
-    assert run.suggestion(sizes)[1].too_small == 0
+    assert (run.plan([sizes]).too_small, run.plan([sizes]).batches) == (1, 5)
+    assert run.suggestion([sizes])[1].too_small == 0
 
 
 def test_a_step_larger_than_the_shortest_side_is_not_suggested():
     tables = (KohyaTable(resolution=Size(256, 256), min_side=128),)
     run = TrainerRun(trainer=TRAINER, tables=tables, upscale=True, batch=2)
-    change, _ = run.suggestion({Size(300, 200): 3, Size(200, 300): 1}) or ("", None)
+    change, _ = run.suggestion([{Size(300, 200): 3, Size(200, 300): 1}]) or ("", None)
     assert change != "bucket_reso_steps = 256"
+
+
+def test_sets_that_fill_no_batch_together_are_counted_apart():
+    tables = (SimpleTunerTable(resolution=Size(512, 512)),)
+    run = TrainerRun(trainer=SimpleTuner(), tables=tables, upscale=True, batch=4)
+    sets = [{Size(512, 512): 6}, {Size(512, 512): 6}]
+    assert (run.plan(sets).batches, run.plan([{Size(512, 512): 12}]).batches) == (4, 3)

@@ -151,6 +151,7 @@ class KohyaTrainer:
     """sd-scripts and lora-scripts. See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "kohya"
+    parts_sets = False
     draws_resolution = False
 
     def tables(self, sizes: SizeOptions) -> Sequence[KohyaTable]:

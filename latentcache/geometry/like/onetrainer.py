@@ -88,6 +88,7 @@ class OneTrainer:
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "onetrainer"
+    parts_sets = False
     draws_resolution = True
 
     def tables(self, sizes: SizeOptions) -> Sequence[OneTrainerTable]:

@@ -124,6 +124,7 @@ class SimpleTuner:
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "simpletuner"
+    parts_sets = True
     draws_resolution = False
 
     def tables(self, sizes: SizeOptions) -> Sequence[SimpleTunerTable]:

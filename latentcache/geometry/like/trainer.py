@@ -61,6 +61,8 @@ class Trainer(Protocol):
     """One trainer, as ``build --like`` and ``plan --for`` name it."""
 
     name: str
+    parts_sets: bool
+    """True: images of other repeats, and regularization images, are in other batches."""
     draws_resolution: bool
     """True: of several resolutions an image has one in an epoch, drawn; False: it has all of them."""
 
