@@ -66,7 +66,8 @@ class OneTrainerTable(Value):
         rounded = [
             (round(height / self.step) * self.step, round(width / self.step) * self.step) for height, width in scaled
         ]
-        return tuple(Size(height, width) for height, width in list(set(rounded)))
+        # Its own buckets of a small resolution can have a side of 0, at which its resize fails.
+        return tuple(Size(height, width) for height, width in list(set(rounded)) if height and width)
 
     def nearest(self, image: Size) -> Size:
         """The bucket of the nearest height / width."""

@@ -37,6 +37,10 @@ def test_the_resized_image_covers_its_bucket(height, width, step, buckets):
     assert bucket.height % step == bucket.width % step == 0
 
 
+def test_a_small_resolution_has_no_empty_bucket():
+    assert OneTrainerTable(resolution=Size(64, 64)).nearest(Size(64, 400)) == Size(64, 128)
+
+
 def test_options_that_it_does_not_have_are_named():
     table = OneTrainerTable(resolution=Size(512, 512))
     with pytest.raises(RecipeError, match="enlarges images"):
