@@ -95,6 +95,9 @@ def _lines_of_images(settings: ExportSettings, about: dict[str, Any]) -> Iterato
     if about["several_lines"]:
         several = count_of(about["several_lines"], "captions have")
         yield f"{several} several lines: the trainer reads the first one where it encodes text itself"
+    if about["partners_left_out"]:
+        partners = count_of(about["partners_left_out"], "masks and control images are")
+        yield f"{partners} left out: alpha channels, or kinds that this trainer does not read from files"
     if about["no_caption"]:
         missing = count_of(about["no_caption"], "images have")
         yield f"{missing} no caption: the trainer uses the class words, class_tokens or the name of the folder"

@@ -100,6 +100,8 @@ class ImageExport:
         """Captions of several lines."""
         self._no_caption = 0
         """Images without a caption."""
+        self._partners_left_out = 0
+        """Masks and control images that the folder does not have."""
         self._sets: Sequence[Mapping[str, Any]] = self._snapshot.source.get("sets") or [{}]
         self._check()
 
@@ -179,6 +181,7 @@ class ImageExport:
             "redrawn": self._redrawn,
             "several_lines": self._several_lines,
             "no_caption": self._no_caption,
+            "partners_left_out": self._partners_left_out,
         }
         advice = self._format.advice("" if self._settings.beside else shown, self._samples())
         return {**about, **counts, "advice": list(advice)}
@@ -389,6 +392,9 @@ class ImageExport:
                 File(name=target, origin=f"{held}-{how}", size=0, hash="", **more),
                 partial(self._write_image, place, held, is_other),
             )
+        roles = {role for role in inputs.keys() - {"image", "caption"} if int(inputs[role].file[number]) >= 0}
+        written = {*sample.partners, *({"mask"} if MASK in self._wanted else ())}
+        self._partners_left_out += len(roles - written)
         self._several_lines += len(sample.caption.splitlines()) > 1
         self._no_caption += not sample.has_caption
         if sample.has_caption:  # a file without any line stops sd-scripts

@@ -176,3 +176,16 @@ def test_buckets_of_unequal_sides_are_those_of_a_trainer(data, tmp_path):
 
     with pytest.raises(LatentcacheError, match="not without like"):
         build(data, tmp_path / "cache", resolutions=(Size(256, 320),))
+
+
+def test_masks_from_transparency_are_counted(run, tmp_path):
+    from PIL import Image
+
+    (tmp_path / "images").mkdir()
+    for number in range(2):
+        Image.new("RGBA", (300, 300), (255, 0, 0, 100 * number)).save(tmp_path / f"images/{number}.png")
+    build = ("build", tmp_path / "images", "--out", tmp_path / "cache", "--model", "stub", "--like", "kohya")
+    assert run(*build, "--resolution", "256", "--masks", "alpha").status == 0
+    options = ("--to", "kohya", "--architecture", "sd", "--release", "stable", "--force", "--json")
+    done = run("export", tmp_path / "cache", tmp_path / "out", *options)
+    assert done.json["partners_left_out"] == 2, done.error
