@@ -46,7 +46,7 @@ def test_an_unknown_option_is_answered_with_those_that_may_be_meant(run, words, 
 
 def test_version(run):
     done = run("--version")
-    assert (done.status, done.out) == (0, "latentcache 0.1.0\n")
+    assert (done.status, done.out) == (0, "latentcache 0.2.0\n")
 
 
 @pytest.mark.parametrize(
