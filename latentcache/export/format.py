@@ -170,4 +170,4 @@ def saved(value: Any) -> bytes:
 def joined(folder: str, name: str) -> str:
     """A path as the trainer's machine writes it."""
     separator = "\\" if "\\" in folder else "/"
-    return f"{folder}{separator}{name.replace('/', separator)}"
+    return f"{folder.rstrip(separator)}{separator}{name.replace('/', separator)}"

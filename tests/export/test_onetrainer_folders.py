@@ -254,3 +254,14 @@ def test_text_of_sdxl_is_split_into_its_encoders():
     joined, pooled = np.arange(77 * 2048, dtype=np.float32).reshape(77, 2048), np.ones(1280, np.float32)
     found = _TEXTS["StableDiffusionXLPipeline"](joined, pooled)
     assert [values.shape for values in found.values()] == [(77, 768), (77, 1280), (1280,)]
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"batch_size": None}, {"concepts": [1]}])
+def test_a_setting_of_another_form_is_named(run, onetrainer, tmp_path, wrong):
+    _, cache, out = onetrainer
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"resolution": "64", "concepts": []} | wrong))
+    done = run("export", cache, out, *EXPORT, "--trainer-config", config, "--json")
+    assert done.status == 2
+    assert "a setting has another form" in done.error["what"]
+    assert not out.exists()

@@ -155,3 +155,12 @@ def test_an_image_without_a_caption_is_named(run, simpletuner):
     build(data, cache, **LIKE)
     done = run("export", cache, out, *EXPORT, "--json")
     assert (done.status, "p2.png: has no caption" in done.error["what"]) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("folder", "image"), [("/sets/", "/sets/images-1x/p0.png"), ("C:\\", "C:\\images-1x\\p0.png")]
+)
+def test_a_separator_at_the_end_of_a_path_is_not_doubled(run, simpletuner, folder, image):
+    _, cache, out = simpletuner
+    assert run("export", cache, out, *EXPORT, "--as", folder).status == 0
+    assert image in read(out / "images-1x/aspect_ratio_bucket_metadata_images-1x-256.json")

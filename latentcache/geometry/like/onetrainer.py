@@ -191,8 +191,14 @@ def read_config(path: Path) -> TrainingConfig:
         files = [folder / name for folder in (path.parent, *path.absolute().parents, Path.cwd())]
         file = next((file for file in files if file.is_file()), None)
         concepts, missing = ([], str(name)) if file is None else (_json(file, list), "")
-    enabled = [one for one in concepts if one.get("enabled", True) and one.get("type") != "VALIDATION"]
-    return TrainingConfig(values=values, concepts=enabled, missing=missing)
+    with forms_named(path, "save it with OneTrainer"):
+        enabled = [
+            concept for concept in concepts if concept.get("enabled", True) and concept.get("type") != "VALIDATION"
+        ]
+        config = TrainingConfig(values=values, concepts=enabled, missing=missing)
+        if config.batch < 1:
+            raise ValueError(f"batch_size is {config.batch}")
+    return config
 
 
 def _json(path: Path, kind: type) -> Any:
