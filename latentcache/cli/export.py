@@ -91,7 +91,7 @@ def _lines_of_images(settings: ExportSettings, about: dict[str, Any]) -> Iterato
         yield f"without {rejected} that the build rejected; `latentcache info` names them"
     if about["redrawn"]:
         redrawn = count_of(about["redrawn"], "images are")
-        yield f"{redrawn} written as upright PNG: the trainer does not look at EXIF data, or not read the format"
+        yield f"{redrawn} written as upright PNG: the trainer does not look at EXIF data, or does not read the format"
     if about["several_lines"]:
         several = count_of(about["several_lines"], "captions have")
         yield f"{several} several lines: the trainer reads the first one where it encodes text itself"

@@ -46,6 +46,12 @@ def report(
     if len(lengths) > 1 or (overflow is not None and not lengths):
         fix = f"latentcache report {shlex.quote(str(cache))} --pack 4096"
         raise UsageError("--pack, --pad, --chunk: give one of them", fix=fix)
+    if cache_of(cache) != cache and other is None:
+        whole = shlex.quote(str(cache_of(cache)))
+        raise UsageError(
+            f"{cache}: a snapshot is shown beside another one only",
+            fix=f"latentcache report {whole}; or latentcache report {shlex.quote(str(cache))} {whole}",
+        )
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise UsageError(f"--out={out}: not a place for a file", fix="give a file name, such as --out report.html")
     layout = {**lengths, **({} if overflow is None else {"overflow": overflow})}
@@ -91,5 +97,8 @@ def _lines(out: Path, facts: Mapping[str, Any]) -> Iterator[str]:
     for field in facts.get("audit") or ():
         kinds = ("constant", "outliers", "copies", "damaged")
         counts = ", ".join(f"{field[f'{kind}_count']} {kind}" for kind in kinds if field[f"{kind}_count"])
+        if field["unusual"]:
+            spread = f"values spread by {field['overall']:.2f} after scaling, models expect about 1"
+            counts = f"{counts}, {spread}" if counts else spread
         yield f"audit of {field['field']}: {counts or 'nothing unusual'}"
     yield f"{out}: {human_bytes(out.stat().st_size)}, open it in a browser"

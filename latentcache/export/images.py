@@ -266,7 +266,10 @@ class ImageExport:
         """The command that builds a cache with the sizes of the trainer."""
         trainer, data = self._settings.format, shlex.quote(str(self._snapshot.source["root"]))
         out = shlex.quote(f"{self._settings.cache}-{trainer}")
-        return f"latentcache build {data} --out {out} --model MODEL --like {trainer}"
+        model = shlex.quote(str(self._snapshot.fields[LATENTS].provenance.get("model") or "MODEL"))
+        sizes = "".join(f" --resolution {side}" for side in self._recipe.geometry.resolutions)
+        flip = " --flip" if self._recipe.geometry.flip else ""
+        return f"latentcache build {data} --out {out} --model {model}{sizes}{flip} --like {trainer}"
 
     def _check_names(self) -> None:
         """Two images must not share the name of a file, and no name may be one of the data set's folder."""

@@ -221,7 +221,7 @@ class OneTrainer:
         concepts = [concept.settings for concept in self._concepts.values()]
         found = {
             "concepts.json": json.dumps(concepts, indent=4).encode(),
-            "onetrainer.txt": "\n".join(self.advice(folder, ())).encode(),
+            "onetrainer.txt": "".join(f"{line}\n" for line in self.advice(folder, ())).encode(),
         }
         for concept in self._concepts.values():
             for variation in range(concept.variations if LATENTS in self._wanted else 0):

@@ -90,7 +90,9 @@ class ExportSettings(Value):
     )
     architecture: str | None = setting("Model that you train, where latents fit several.", metavar="NAME")
     draw: int | None = setting("Draw latents once, by this seed [default: the mean]", metavar="SEED", min=0)
-    trainer_config: Path | None = setting("The trainer's TOML file: its sizes and flips are checked.", metavar="FILE")
+    trainer_config: Path | None = setting(
+        "The trainer's settings file: its sizes and flips are checked.", metavar="FILE"
+    )
     data: Path | None = setting("The images, if they moved. [default: as recorded]", metavar="DATA")
     as_path: str | None = setting("Path of OUT as the trainer sees it.", flag="--as", metavar="PATH")
     copy: bool = setting("Copy images. [default: link them]", default=False)

@@ -137,7 +137,10 @@ def fit_preview(
         some = np.random.default_rng(number).permutation(latent[0].size)[:_POINTS]
         parts[number] = latent.reshape(len(latent), -1).T[some], target.reshape(-1, 3)[some]
     if len(parts) < _LEAST_FITTED:
-        return None, f"a preview needs {_LEAST_FITTED} images whose files are there, and {len(parts)} could be read"
+        return (
+            None,
+            f"a preview needs {_LEAST_FITTED} images whose files and latents can be read, and there are {len(parts)}",
+        )
     return _solved(parts), ""
 
 

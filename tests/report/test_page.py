@@ -255,7 +255,24 @@ def test_two_snapshots_are_compared(run, data, tmp_path):
     build(data, folder)
     done = run("report", folder / "snapshots" / "000001", folder, "--out", tmp_path / "r.html")
     assert (done.status, done.err) == (0, "")
-    assert "1 added" in (tmp_path / "r.html").read_text()
+    page = (tmp_path / "r.html").read_text()
+    assert "1 added" in page
+    _, height, width = open_snapshot(folder).fields["latents"].groups[0].dims
+    assert f"<td>{width} x {height}</td>" in page  # width first, as in all tables of the page
+
+
+def test_a_snapshot_alone_is_refused_with_the_reports_that_work(run, cache, tmp_path):
+    error = run("report", cache / "snapshots" / "000001", "-o", tmp_path / "r.html", "--json").error
+    assert error["what"].endswith("000001: a snapshot is shown beside another one only")
+    for command in error["fix"].split("; or "):
+        assert run(*command.split()[1:], "-o", tmp_path / "r.html").status == 0
+
+
+def test_the_last_lines_say_that_the_scaling_is_unusual(run, data, tmp_path):
+    build(data, tmp_path / "c", model=str(tiny_vae(tmp_path / "vae")))
+    done = run("report", tmp_path / "c", "-o", tmp_path / "r.html")
+    assert "after scaling, models expect about 1" in done.out
+    assert "nothing unusual" not in done.out
 
 
 def test_the_command_writes_one_file(run, cache, tmp_path):
