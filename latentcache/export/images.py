@@ -114,6 +114,7 @@ class ImageExport:
         self._check_sizes()
         self._shown = self._settings.as_path or str(self._settings.out.absolute())
         """The folder as the trainer sees it."""
+        self._check_letters()
         self._format.begin(self._shown, (self._sample(number, values=False) for number in self._numbers))
         self._check_names()
         check_room(self._settings.out, self.bytes)
@@ -270,6 +271,17 @@ class ImageExport:
         sizes = "".join(f" --resolution {side}" for side in self._recipe.geometry.resolutions)
         flip = " --flip" if self._recipe.geometry.flip else ""
         return f"latentcache build {data} --out {out} --model {model}{sizes}{flip} --like {trainer}"
+
+    def _check_letters(self) -> None:
+        """Names go into settings of the trainer, and into hashes of them, as UTF-8."""
+        for number in () if self._settings.beside else self._numbers:
+            name = self._snapshot.samples.names[number]
+            if name != name.encode("utf-8", "replace").decode():
+                raise UsageError(
+                    f"{name!r} is no UTF-8, and no settings of a trainer can name it",
+                    where=repr(name),
+                    fix="rename this image or its folder, and build again",
+                )
 
     def _check_names(self) -> None:
         """Two images must not share the name of a file, and no name may be one of the data set's folder."""

@@ -249,6 +249,9 @@ class OneTrainer:
         if self._unknown:
             folders = count_of(self._unknown, "folders are")
             lines.append(f"{folders} in no concept of --trainer-config: their concepts have defaults")
+        if regularization := sum(sample.is_reg for concept in self._concepts.values() for sample in concept.samples):
+            ordinary = count_of(regularization, "regularization images are")
+            lines.append(f"{ordinary} ordinary ones here: set type and loss weight of their concepts")
         if (dropped := self._dropped()) > 0:
             lines.append(
                 f"batch_size {self._config.batch}: {count_of(dropped, 'samples')} of an epoch fill no batch of their"

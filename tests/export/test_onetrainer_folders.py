@@ -265,3 +265,29 @@ def test_a_setting_of_another_form_is_named(run, onetrainer, tmp_path, wrong):
     assert done.status == 2
     assert "a setting has another form" in done.error["what"]
     assert not out.exists()
+
+
+def test_a_name_that_is_no_utf8_is_refused(run, tmp_path):
+    data = images(tmp_path / "cats")
+    (data / "p0.png").rename(data / "p\udcff.png")
+    build(data, tmp_path / "cache", **LIKE)
+    done = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--json")
+    assert done.status == 2
+    assert "is no UTF-8" in done.error["what"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_regularization_images_are_counted(run, tmp_path):
+    images(tmp_path / "cats")
+    images(tmp_path / "reg")
+    backends = [
+        {"id": name, "type": "local", "instance_data_dir": name, "caption_strategy": "textfile", "resolution": 256}
+        for name in ("cats", "reg")
+    ]
+    backends[1]["is_regularisation_data"] = True
+    listing = tmp_path / "multidatabackend.json"
+    listing.write_text(json.dumps([backend | {"resolution_type": "pixel_area"} for backend in backends]))
+    build(listing, tmp_path / "cache", **LIKE)
+    done = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--json")
+    assert done.status == 0, done.error
+    assert any("4 regularization images are ordinary ones here" in line for line in done.json["advice"])
