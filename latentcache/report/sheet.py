@@ -78,9 +78,11 @@ def sheet_facts(
 
 
 def _by_name(findings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Reasons of the findings of each sample that they name."""
+    """Reasons of the findings of each sample that they name; a touched file, as a link to it makes one, is none."""
     reasons = defaultdict[str, list[str]](list)
     for group in findings:
+        if group["category"] == "touched":
+            continue
         for item in group["items"]:
             for name in item["names"] or [item["name"]]:
                 reasons[name].append(group["reason"])

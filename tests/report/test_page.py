@@ -110,6 +110,15 @@ def test_findings_of_a_changed_image_stand_at_its_card(data, tmp_path):
     assert report_facts(tmp_path / "c", PageOptions(verify=False))["verify"] is None
 
 
+def test_a_file_that_an_export_links_is_not_marked(data, tmp_path):
+    build(data, tmp_path / "c")
+    (tmp_path / "link.png").hardlink_to(data / "p2.png")
+    facts = report_facts(tmp_path / "c", PageOptions())
+    assert facts["verify"]["counts"]["touched"] == 1
+    marks = [mark["text"] for card in facts["sheet"]["cards"] for mark in card["marks"]]
+    assert not any("stat-changed" in text for text in marks)
+
+
 def test_crops_are_counted_for_every_image(gallery):
     snapshot = open_snapshot(gallery / "cache")
     crops = crops_of(snapshot)
