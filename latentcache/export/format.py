@@ -72,8 +72,6 @@ class Content(Value):
     """By field, of all fields of the cache."""
     wanted: Sequence[str]
     """Fields to export."""
-    shapes: Mapping[str, Sequence[tuple[int, ...]]]
-    """Shapes of the items of each field."""
 
 
 class Request(Value):

@@ -107,10 +107,9 @@ class ImageExport:
 
     def _check(self) -> None:
         """Everything that can be wrong, before anything is written."""
-        shapes = {name: [group.shape for group in self._snapshot.fields[name].groups] for name in self._wanted}
         recipes = {name: field.recipe for name, field in self._snapshot.fields.items() if field.recipe is not None}
         self._check_config()
-        self._format.check(Content(recipes=recipes, wanted=self._wanted, shapes=shapes))
+        self._format.check(Content(recipes=recipes, wanted=self._wanted))
         self._check_sizes()
         self._shown = self._settings.as_path or str(self._settings.out.absolute())
         """The folder as the trainer sees it."""

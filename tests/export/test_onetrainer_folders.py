@@ -242,7 +242,7 @@ def test_text_that_it_cannot_take_is_named(onetrainer, pipeline, fields, lengths
         architecture=None, release=None,
     )  # fmt: skip
     recipes = {name: SimpleNamespace(pipeline=pipeline, lengths=lengths) for name in fields}
-    checked = Content(recipes=recipes, wanted=fields, shapes={})
+    checked = Content(recipes=recipes, wanted=fields)
     if not expected:
         OneTrainer(request).check(checked)
         return

@@ -16,12 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings, enlarges, forms_named, read_file
+from latentcache.geometry.like.trainer import (
+    SizeOptions,
+    TrainerSettings,
+    enlarges,
+    file_near,
+    forms_named,
+    read_file,
+)
 from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
 
 _ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
-#: Start of a model type -> its sides are multiples of so many pixels; the others' of 64.
+#: Start of a model type -> pixels that every side is a multiple of; 64 for other models.
 _STEPS = {"STABLE_DIFFUSION_1": 8, "STABLE_DIFFUSION_2": 8, "PIXART": 16, "SANA": 32}
 #: Model types that take further images or masks as input, which no export holds.
 _MORE_INPUTS = ("INPAINTING", "DEPTH", "FILL")
@@ -178,7 +185,7 @@ class TrainingConfig(Value):
 
     @property
     def step(self) -> int:
-        """Sides are multiples of so many pixels."""
+        """Pixels that every side is a multiple of."""
         return next((step for start, step in _STEPS.items() if self.model.startswith(start)), 64)
 
 
@@ -188,8 +195,7 @@ def read_config(path: Path) -> TrainingConfig:
     concepts, missing = values.get("concepts"), ""
     if concepts is None:
         name = Path(str(values.get("concept_file_name", "training_concepts/concepts.json")))
-        files = [folder / name for folder in (path.parent, *path.absolute().parents, Path.cwd())]
-        file = next((file for file in files if file.is_file()), None)
+        file = file_near(path, name)
         concepts, missing = ([], str(name)) if file is None else (_json(file, list), "")
     with forms_named(path, "save it with OneTrainer"):
         enabled = [

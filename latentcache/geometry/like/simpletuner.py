@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings, enlarges, forms_named, read_file
+from latentcache.geometry.like.trainer import (
+    SizeOptions,
+    TrainerSettings,
+    enlarges,
+    file_near,
+    forms_named,
+    read_file,
+)
 from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
 
@@ -203,8 +210,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], Path]
         return {}, value, path
     general = {str(name).removeprefix("--"): entry for name, entry in value.items()}
     name = Path(str(general.get("data_backend_config", "config/multidatabackend.json")))
-    files = [folder / name for folder in (path.parent, *path.absolute().parents, Path.cwd())]
-    file = next((file for file in files if file.is_file()), None)
+    file = file_near(path, name)
     if file is None:
         what, fix = f"{path}: {name} is not there", "give multidatabackend.json itself"
         raise UsageError(what, where=str(path), why="it is looked for here and in the folders above", fix=fix)

@@ -120,6 +120,12 @@ def read_file(path: Path) -> Any:
         ) from error
 
 
+def file_near(path: Path, name: Path) -> Path | None:
+    """A file that the settings file ``path`` names: beside it, in a folder above, or where the command runs."""
+    files = [folder / name for folder in (path.parent, *path.absolute().parents, Path.cwd())]
+    return next((file for file in files if file.is_file()), None)
+
+
 @contextmanager
 def forms_named(path: Path, fix: str) -> Iterator[None]:
     """Make a setting of another form a UsageError."""
