@@ -43,7 +43,7 @@ The same for all commands.
 | status | meaning |
 |---|---|
 | 0 | fine |
-| 1 | findings: stale, missing, corrupt, more quarantined than allowed, an epoch without a step |
+| 1 | findings: stale, missing, corrupt, more rejected than allowed, an epoch without a step |
 | 2 | usage, configuration or preflight |
 | 3 | environment: no cache, locked, disk full, read-only, device failed, newer format |
 | 70 | a bug of latentcache |
@@ -158,7 +158,8 @@ def _command(name: str, command: Any) -> str:
     arguments = " ".join(p.metavar for p in command.params if not words_of(p))
     usage = f"```text\nlatentcache {name} [OPTIONS] {arguments}\n```"
     table = "\n".join(["| option | value | meaning |", "|---|---|---|", *map(_row, command.params)])
-    return "\n\n".join([f"## latentcache {name}", usage, inspect.cleandoc(command.help), table])
+    examples = f"```text\n{(command.epilog or '').strip()}\n```"
+    return "\n\n".join([f"## latentcache {name}", usage, inspect.cleandoc(command.help), table, examples])
 
 
 def _row(parameter: Any) -> str:

@@ -101,8 +101,7 @@ def _lines(report: BuildReport) -> Iterator[str]:
     yield from finding_lines(findings(report.rejected, report.notes))
     plan = report.plan
     more = f" (more than --allow-failed {plan.allow_failed}: exit status 1)" if report.too_many_failed else ""
-    quarantined = f"{report.quarantined} quarantined{more}"
-    yield from _work(report, quarantined)
+    yield from _work(report, f"{report.quarantined} rejected{more}")
     if plan.part:
         yield f"this is part {plan.part} of DATA: join all parts with `latentcache merge PART... --out CACHE`"
     cache = f"cache {plan.cache} (snapshot {report.snapshot})"
@@ -110,22 +109,25 @@ def _lines(report: BuildReport) -> Iterator[str]:
         yield f"{cache} is complete"
     else:
         yield f"{cache} is empty: no sample could be used"
-        yield "  fix: repair the quarantined inputs, or give other data, and build again"
-    if any(field.described.demo for field in plan.fields.values()):
+        yield "  fix: repair the rejected inputs, or give other data, and build again"
+    demo = any(field.described.demo for field in plan.fields.values())
+    if report.encoded + report.cached and not demo and not plan.part:
+        yield f"next: `latentcache report {shlex.quote(str(plan.cache))} -o report.html` shows it on a page"
+    if demo:
         out = "" if plan.cache == beside(plan.data) else f" --out {shlex.quote(str(plan.cache))}"
         command = f"latentcache build {shlex.quote(str(plan.data))} --model MODEL{out}"
         yield f"these latents are of the demo encoder, not for training: `{command}` makes those of your model"
 
 
-def _work(report: BuildReport, quarantined: str) -> Iterator[str]:
+def _work(report: BuildReport, rejected: str) -> Iterator[str]:
     shared = shared_entries(report.duplicates)
     if not report.encoded:
-        yield f"nothing to encode: {count_of(report.cached, 'entries')} reused{shared}, {quarantined}"
+        yield f"nothing to encode: {count_of(report.cached, 'entries')} reused{shared}, {rejected}"
         return
     rates = [_rate(field) for field in report.fields.values()]
     only = f"{rates[0]}, " if len(rates) == 1 and rates[0] else ""
     took = f"{report.elapsed_s:.1f} s ({only}{human_bytes(report.written_bytes)} written)"
-    yield f"{report.encoded} encoded, {report.cached} reused{shared}, {quarantined} in {took}"
+    yield f"{report.encoded} encoded, {report.cached} reused{shared}, {rejected} in {took}"
     for name, field in report.fields.items():
         span = sum(field.run.waits.values())
         slow = {stage: seconds / span for stage, seconds in field.run.waits.items() if span >= 1}

@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -170,13 +169,6 @@ def say(text: str) -> None:
         _write(sys.stderr, printable(text) + "\n", flush_now=True)
 
 
-def redraw(text: str) -> None:
-    """Replace the last line of a terminal; empty: erase it. A broken stderr is ignored."""
-    with contextlib.suppress(OutputError):
-        line = printable(text)[: shutil.get_terminal_size().columns - 1]
-        _write(sys.stderr, f"\r\x1b[2K{line}", flush_now=True)
-
-
 def out(text: str) -> None:
     """Write a line to stdout."""
     _write(sys.stdout, printable(text) + "\n")
@@ -266,11 +258,16 @@ def finding_lines(items: Iterable[Finding]) -> Iterator[str]:
         every = [finding for group in groups for finding in group]
         yield from chain.from_iterable(map(_finding_lines, every[:SHOWN]))
         if len(every) > SHOWN:
-            yield f"... and {len(every) - SHOWN} more {category} (all of them with --json)"
+            yield f"... and {len(every) - SHOWN} more {word_of(category)} (all of them with --json)"
+
+
+def word_of(category: str) -> str:
+    """A category as text says it; JSON keeps ``quarantined``."""
+    return "rejected" if category == "quarantined" else category
 
 
 def _finding_lines(finding: Finding, more: int = 0) -> Iterator[str]:
-    line, quarantined = f":{finding.line}" if finding.line else "", finding.category == "quarantined"
+    line, rejected = f":{finding.line}" if finding.line else "", finding.category == "quarantined"
     name = f"{finding.path}{line}" if finding.path else finding.file or finding.key
     if finding.names:
         name = f"{count_of(finding.count, 'samples')}{f' of {name}' if name else ''}"
@@ -282,9 +279,10 @@ def _finding_lines(finding: Finding, more: int = 0) -> Iterator[str]:
     elif finding.category == "stale" and finding.reason == "source-removed":
         yield f"removed {name}: in the cache, but {finding.found or 'gone from DATA'}"
     else:
-        yield f"{finding.category}{name and f' {name}'}{field} [{finding.reason}]{': ' + sides if sides else ''}"
+        name = f" {name}" if name else ""
+        yield f"{word_of(finding.category)}{name}{field} [{finding.reason}]{': ' + sides if sides else ''}"
     if finding.names:
         left = finding.count - len(finding.names)
         yield f"  {', '.join(finding.names)}{f' and {left} more' if left > 0 else ''}"
-    if quarantined and finding.hint:  # no command repairs it: the fix differs per file
+    if rejected and finding.hint:  # no command repairs it: the fix differs per file
         yield f"  fix: {finding.hint}"

@@ -19,19 +19,21 @@ from typer.core import TyperCommand, TyperOption
 OF_BUILD = "build"
 #: Section -> its options in the order of the help. ``--help`` shows those before the bar, ``--help-all`` all of them.
 _SECTIONS = {
-    "Model": "--model | --text-encoder --model-config --tiling --compute-dtype --text-compute-dtype --storage-dtype "
+    "Model": "--model | --model-config --tiling --compute-dtype --text-compute-dtype --storage-dtype "
     "--text-storage-dtype --latents --text-length",
     "Sizes": "--resolution --crop --flip --frames --like | --bucket --bucket-step --min-side --max-side --upscale "
     "--min-pixels --trainer-config --crop-variants --fps --clip-start --resample --max-pixels",
     "Data": "--repeats --split | --layout --dataset --masks --controls --image-column --text-lines --follow-links",
-    "Captions": "--default-caption --shuffle-tags | --caption-ext --caption-lines --caption-column --caption-prefix "
-    "--caption-suffix --caption-variants --keep-tags --tag-separator --empty-prompt --negative-prompt --prompt-ids",
+    "Captions": "--text-encoder --default-caption --shuffle-tags | --caption-ext --caption-lines --caption-column "
+    "--caption-prefix --caption-suffix --caption-variants --keep-tags --tag-separator --empty-prompt "
+    "--negative-prompt --prompt-ids",
     "Tokens": "--tokenizer --loss | --chat-template --template-option --add-bos --add-eos --control-tokens",
     "Performance": "--device --batch-size | --workers --decode-threads --host-memory --part",
     "Output": "--out --allow-failed --strict --quiet --json | --publish-every --commit-every --events",
 }
 #: Options without a section, and those of field kinds of other packages.
 _REST = "Advanced"
+_ARGUMENTS, _OWN, _HELP = "Arguments", "Options", "Help"
 _COLUMN = 34
 
 
@@ -57,8 +59,9 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Options in sections, then those that only ``--help-all`` explains by name."""
         shows_all, records, hidden = ctx.meta.get(_SHOWS_ALL, False), dict[str, list[tuple[str, str]]](), list[str]()
-        for parameter in sorted(self.get_params(ctx), key=_rank):
-            record, section = parameter.get_help_record(ctx), _section(self, parameter)
+        parameters = [(_section(self, parameter), parameter) for parameter in self.get_params(ctx)]
+        for section, parameter in sorted(parameters, key=_rank):
+            record = parameter.get_help_record(ctx)
             if record is None:
                 continue
             if shows_all or _is_short(self, parameter):
@@ -93,23 +96,27 @@ def _name(parameter: Any) -> str:
     return next((word for word in parameter.opts if word.startswith("--")), "")
 
 
-def _rank(parameter: Any) -> int:
-    return _ORDER.get(_name(parameter), len(_ORDER))
+def _rank(parameter: tuple[str, Any]) -> int:
+    """The place of a parameter in the help; those of a command itself keep their order."""
+    section, option = parameter
+    if section in (_ARGUMENTS, _OWN):
+        return -1
+    return len(_ORDER) + 1 if section == _HELP else _ORDER.get(_name(option), len(_ORDER))
 
 
 def _section(command: Command, parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return "Arguments"
+        return _ARGUMENTS
     if _name(parameter) in ("--help", "--help-all"):
-        return "Help"
+        return _HELP
     if command.name != "build" and not getattr(parameter, "rich_help_panel", None):
-        return "Options"
+        return _OWN
     return _SECTION_OF.get(_name(parameter), _REST)
 
 
 def _is_short(command: Command, parameter: Any) -> bool:
     """True for the parameters that ``--help`` explains."""
-    if _section(command, parameter) in ("Arguments", "Help", "Options"):
+    if _section(command, parameter) in (_ARGUMENTS, _HELP, _OWN):
         return True
     return command.name == "build" and _name(parameter) in _SHORT
 
@@ -143,7 +150,8 @@ def suggest(error: Any, commands: Callable[[], Mapping[str, Any]]) -> None:
         return
     names, name = _names(context.command), error.option_name
     begun = [known for known in names if known.startswith(name)]
-    error.possibilities = begun or get_close_matches(name, names, n=2)
+    common = [known for known in begun if known in _SHORT]
+    error.possibilities = common or begun or get_close_matches(name, names, n=1)
     if not error.possibilities:
         owners = [command.name for command in commands().values() if name in _names(command)]
         error.message += f": it is an option of {', '.join(owners)}" if owners else ""

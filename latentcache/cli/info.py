@@ -41,7 +41,7 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[str]:
     state = f"a build is running: {payload['builder']}" if payload["builder"] else state
     yield f"{payload['cache']}  snapshot {payload['snapshot'] or 'none yet'}, {state}"
     held = f"{count_of(counts['samples'], 'samples')}, {count_of(counts['entries'], 'entries')}"
-    yield f"{held}, {counts['quarantined']} quarantined, {human_bytes(payload['bytes'])}"
+    yield f"{held}, {counts['quarantined']} rejected, {human_bytes(payload['bytes'])}"
     if payload["part"]:
         yield f"part {payload['part']} of DATA: join all parts with `latentcache merge PART... --out CACHE`"
     if "created" in payload:

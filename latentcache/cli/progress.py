@@ -1,4 +1,4 @@
-"""Progress on stderr: a line that changes on a terminal, a line every ten seconds elsewhere.
+"""Progress on stderr: a bar on a terminal (rich, which typer needs too), a line every ten seconds elsewhere.
 
 Rates and times left count encoded work only, from the moment when the encoder was open. Inputs that a resumed build
 skips or copies cost almost nothing and would make the estimate too short. Everything is counted in entries.
@@ -6,19 +6,23 @@ skips or copies cost almost nothing and would make the estimate too short. Every
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli import console
 from latentcache.cli.console import SHOWN, say
 from latentcache.errors import count_of
 from latentcache.plan.numbers import clock, human_bytes
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from latentcache.pipeline.diff import FieldWork
     from latentcache.pipeline.report import BuildPlan
     from latentcache.pipeline.workers.engine import RunResult
@@ -27,6 +31,8 @@ _LINE_S = 10.0
 #: Changed settings that are shown.
 _CHANGES = 4
 _DRAW_S = 0.1
+#: Seconds of encoding before a time left is shown: the first commits are no steady rate.
+_STEADY_S = 5.0
 
 
 class ProgressDisplay:
@@ -35,24 +41,24 @@ class ProgressDisplay:
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._started = self._shown = time.monotonic()
-        self._is_drawn = False
+        self._bar: Progress | None = None
 
     def warned(self, message: str) -> None:
-        """Show a warning above the line of progress."""
+        """Show a warning above the bar."""
         self.close()
         say(f"warning: {message}")
 
     def close(self) -> None:
-        """Erase the line of progress."""
-        if self._is_drawn:
-            console.redraw("")
-            self._is_drawn = False
+        """Erase the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
     def counted_up(self, done: int, total: int, noun: str) -> None:
         """Show plain work: a number of things done, their rate and the time left."""
         if self._due():
             rate = done / max(time.monotonic() - self._started, 1e-6)
-            self._show(done, total, f"{rate:.0f} {noun}/s", _left(total - done, rate))
+            self._show(noun, done, total, f"{_left(total - done, rate)}, {rate:.0f} {noun}/s")
 
     def _due(self) -> bool:
         now, interval = time.monotonic(), _DRAW_S if sys.stderr.isatty() else _LINE_S
@@ -61,13 +67,44 @@ class ProgressDisplay:
         self._shown = now
         return True
 
-    def _show(self, done: int, total: int, details: str, left: str) -> None:
-        """Show numbers, facts and the time left, which no narrow terminal may cut off."""
-        if sys.stderr.isatty():
-            console.redraw(f"{done}/{total} {left}, {details}")
-            self._is_drawn = True
-        else:
-            say(f"{done}/{total} {details}, {left}")
+    def _show(self, stage: str, done: int, total: int, details: str) -> None:
+        """Draw the bar, or write a line; the time left comes first in the details, where nothing cuts it off."""
+        details += f", {human_bytes(_memory())} of memory"
+        if not sys.stderr.isatty():
+            say(f"{stage}: {done}/{total}, {details}")
+            return
+        if self._bar is None:
+            self._bar = _bar()
+        (task,) = self._bar.task_ids
+        self._bar.update(task, description=stage, completed=done, total=total, details=details)
+        with contextlib.suppress(OSError):  # a terminal that was closed
+            self._bar.refresh()
+
+
+def _bar() -> Progress:
+    """A bar that its caller redraws; it is erased at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
+
+    details = TextColumn("{task.fields[details]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(), details)
+    progress = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True, expand=True)
+    progress.add_task("", details="")
+    progress.start()
+    return progress
+
+
+def _memory() -> int:
+    """Resident bytes of this process and its workers; 0 on a system without /proc."""
+    processes, total = ["self"], 0
+    with contextlib.suppress(OSError):
+        for file in Path("/proc/self/task").glob("*/children"):
+            processes += file.read_text("ascii").split()
+    for process in processes:
+        with contextlib.suppress(OSError, IndexError):  # a worker that has ended
+            total += int(Path(f"/proc/{process}/statm").read_text("ascii").split()[1])
+    return total * resource.getpagesize()
 
 
 class BuildProgress(ProgressDisplay):
@@ -103,11 +140,11 @@ class BuildProgress(ProgressDisplay):
         self._field = progress.field
         if self._due():
             opening = not (progress.began or progress.done)
-            details = ("opening the encoder", _left(0, 0)) if opening else self._details(progress)
-            self._show(progress.done, progress.total, *details)
+            stage = f"{progress.field}, opening the encoder" if opening else progress.field
+            self._show(stage, progress.done, progress.total, self._details(progress))
 
-    def _details(self, progress: RunResult) -> tuple[str, str]:
-        """Rates and counts, and the time left."""
+    def _details(self, progress: RunResult) -> str:
+        """The time left, rates and counts."""
         elapsed = max(time.monotonic() - (progress.began or self._started), 1e-6)
         encoded, reused = progress.encoded, progress.copied + progress.skipped
         rate, settled = encoded / elapsed, encoded + reused
@@ -116,9 +153,9 @@ class BuildProgress(ProgressDisplay):
         expected = max((planned.assumed if planned else 0) - reused, 0)
         ahead = max(progress.total - progress.done, 1)
         cost = (progress.cost_total - progress.cost_done) * max(ahead - expected, 0) / ahead
-        left = _left(cost, speed)
+        left = _left(cost, speed if elapsed >= _STEADY_S else 0.0)
         counts = f"{encoded} encoded, {reused} reused, {len(progress.failed)} rejected"
-        return f"{rate:.1f} {progress.field}/s, {human_bytes(progress.written_bytes / elapsed)}/s, {counts}", left
+        return f"{left}, {rate:.1f}/s, {human_bytes(progress.written_bytes / elapsed)}/s, {counts}"
 
 
 def _data_lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,8 @@ from latentcache.cli.flags import argument
 HELP = "Show one sample of a cache: size, crop, caption, values, decoded tokens with loss."
 EXAMPLES = """\
 latentcache show images.latentcache cats/one.png
+latentcache show images.latentcache 0
+latentcache show chats.latentcache 0 --json
 """
 
 

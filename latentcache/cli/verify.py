@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from latentcache.cli import flags
-from latentcache.cli.console import SHOWN, Result, finding_lines, say
+from latentcache.cli.console import SHOWN, Result, finding_lines, say, word_of
 from latentcache.cli.flags import option
 from latentcache.errors import UsageError, count_of
 from latentcache.plan.numbers import human_bytes
@@ -32,6 +32,7 @@ latentcache verify images.latentcache
 latentcache verify images.latentcache --full --repair
 latentcache verify images.latentcache --model ./sdxl
 """
+_ALLOWED = "Exit with 0 if at most N files (or X %) are rejected. [default: as the cache]"
 
 
 def verify(
@@ -53,9 +54,7 @@ def verify(
         False, "--untrusted", "Check a cache from elsewhere with limited memory; follow no path in it."
     ),
     requested: flags.Requested,
-    allow_failed: str | None = option(
-        None, "--allow-failed N|X%", "Rejected inputs tolerated before exit status 1. [default: as the cache]"
-    ),
+    allow_failed: str | None = option(None, "--allow-failed N|X%", _ALLOWED),
 ) -> Result:
     """Check a cache against its sources."""
     if reencode:
@@ -173,11 +172,11 @@ def _lines(report: VerifyReport) -> Iterator[str]:
     """Findings as text, most severe first, then counts and fixes."""
     yield from finding_lines(report.findings)
     counts = ", ".join(
-        f"{number} {name}"
+        f"{number} {word_of(name)}"
         for name, number in report.counts.items()
         if name != "unreferenced" and (number or name == "ok")
     )
-    read = "headers and timestamps; payloads not read" if report.mode == "fast" else "payloads and sources read"
+    read = "quick check; --full reads everything" if report.mode == "fast" else "payloads and sources read"
     yield f"{counts} ({read})"
     yield from _remarks(report)
     yield from (f"fix: {fix}" for fix in dict.fromkeys(finding.fix for finding in report.findings if finding.fix))

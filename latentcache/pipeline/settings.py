@@ -70,7 +70,8 @@ class BuildSettings(Value):
     commit_every: int | None = setting("Entries per commit at most. [default: 16 MiB or 2 s]", metavar="N", min=1)
     events: Path | None = setting("Append a JSON line to FILE after each commit.", metavar="FILE")
     allow_failed: str | None = setting(
-        "Rejected inputs tolerated before exit status 1. [default: as the cache; a new cache: 0]", metavar="N|X%"
+        "Exit with 0 if at most N files (or X %) are rejected. [default: as the cache; a new cache: 0]",
+        metavar="N|X%",
     )
     retry_failed: bool = setting("Read rejected inputs again.", default=False)
     strict: bool = setting("Make notes errors: reject data of which anything is not used.", default=False)

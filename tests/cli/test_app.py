@@ -1,4 +1,6 @@
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,31 +19,51 @@ PROGRAM = [sys.executable, "-m", "latentcache"]
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_documented_in_the_help(run, name):
-    """``build --help-all`` explains all options; other commands name only the shared ones."""
-    text = run(name, "--help-all" if name == "build" else "--help").out
+    """``--help`` names all options; ``--help-all`` explains them."""
+    named = run(name, "--help").out
+    text = run(name, "--help-all").out or named
     for parameter in typer.main.get_command(application()).commands[name].params:
         word = parameter.opts[-1] if parameter.opts[-1][0] == "-" else parameter.metavar or parameter.name.upper()
-        assert word in text
-        if name == "build" or not parameter.rich_help_panel:
-            assert parameter.help.split()[0] in text
+        assert word in named
+        assert parameter.help.split()[0] in text
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_is_short_and_ends_with_examples(run, name):
-    text = run(name, "--help").out
-    explained, _, examples = text.partition("Examples:\n")
-    assert sum(line.startswith("  -") for line in explained.partition("Explained by")[0].splitlines()) <= 22
-    assert examples
-    assert all(line.startswith("  latentcache ") for line in examples.splitlines() if line)
+def test_the_help_is_short_and_ends_with_three_examples(run, name):
+    text, _, examples = run(name, "--help").out.partition("\nExamples:\n")
+    options = text.partition("\nExplained by")[0]
+    assert len(re.findall("^  -", options, re.M)) <= 22  # 20, --help and --help-all
+    words = [shlex.split(line) for line in examples.splitlines() if line]
+    assert [line[:2] for line in words] == [["latentcache", "build" if "--part" in line else name] for line in words]
+    assert len(words) == 3
+    known = {option for parameter in commands()[name].params for option in parameter.opts}
+    assert {word for line in words for word in line if word.startswith("-")} - known <= {"--model", "--part"}
+
+
+def commands():
+    return typer.main.get_command(application()).commands
+
+
+def test_the_help_is_as_wide_as_the_terminal(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "180")
+    assert 150 < max(map(len, run("build", "--help").out.splitlines())) <= 180
+
+
+def test_the_help_of_build_begins_with_model_and_resolution(run):
+    options = re.findall(r"^  (--\S+)", run("build", "--help").out, re.M)
+    assert options[:2] == ["--model", "--resolution"]
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [(("build", "x", "--res", "5"), "--resolution"), (("verify", "x", "--resolutoin", "5"), "--resolution"),
-     (("gc", "x", "--tokenizer", "y"), "it is an option of build")],
-)  # fmt: skip
-def test_an_unknown_option_is_answered_with_those_that_may_be_meant(run, words, expected):
-    assert expected in run(*words).err
+    ("words", "meant"),
+    [
+        (("build", "x", "--res", "256"), "(Possible options: --resolution)"),
+        (("build", "x", "--tokeniser", "t"), "(Possible options: --tokenizer)"),
+        (("info", "x", "--resolution", "4"), "it is an option of build, verify, inspect, plan"),
+    ],
+)
+def test_a_mistyped_option_is_recognized(run, words, meant):
+    assert meant in run(*words, "--json").error["what"]
 
 
 def test_version(run):

@@ -64,9 +64,9 @@ def test_text_gives_the_reason_for_status_1(run, data):
     (data / "broken.jpg").write_bytes(b"")
     done = build(run, data)
     assert done.status == 1
-    assert "quarantined broken.jpg [empty]" in done.out
+    assert "rejected broken.jpg [empty]" in done.out
     assert "  fix: download, export or save the file again" in done.out
-    assert "1 quarantined (more than --allow-failed 0: exit status 1)" in done.out
+    assert "1 rejected (more than --allow-failed 0: exit status 1)" in done.out
 
 
 def test_plan_and_end_count_entries_and_duplicates_alike(run, data):
@@ -74,7 +74,7 @@ def test_plan_and_end_count_entries_and_duplicates_alike(run, data):
         (data / f"copy{number}.png").write_bytes((data / "p0.png").read_bytes())
     done = build(run, data)
     assert "  plan     4 entries to make, 0 reused, 3 duplicates sharing an entry, " in done.err
-    assert "4 encoded, 0 reused, 3 duplicates sharing an entry, 0 quarantined in " in done.out
+    assert "4 encoded, 0 reused, 3 duplicates sharing an entry, 0 rejected in " in done.out
     assert " entries/s while encoding, " in done.out
     assert ", at most " in done.err
     (data / "another.png").write_bytes((data / "p1.png").read_bytes())

@@ -53,7 +53,7 @@ def test_every_exception_has_a_status_and_a_fix(error, exit_code, slug):
 def test_a_rejected_name_is_shown_with_its_fix():
     small = Rejected(name="a  b.png", reason="too-small", detail="8x8 pixels")
     assert list(console.finding_lines(console.findings([small], []))) == [
-        "quarantined a  b.png [too-small]: 8x8 pixels",
+        "rejected a  b.png [too-small]: 8x8 pixels",
         f"  fix: {HINTS['too-small']}",
     ]
 

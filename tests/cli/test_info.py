@@ -47,7 +47,7 @@ def test_an_unfinished_build_is_shown(run, data, tmp_path):
 def test_text_output(run, cache, data):
     lines = run("info", cache).out.splitlines()
     assert lines[0] == f"{cache}  snapshot 1, complete"
-    assert lines[1].startswith("4 samples, 4 entries, 0 quarantined, ")
+    assert lines[1].startswith("4 samples, 4 entries, 0 rejected, ")
     assert f"from {data}" in lines[2]
     assert lines[3].startswith("captions: 1 sample without one")
     assert lines[4].startswith("latents (recipe ")

@@ -109,7 +109,7 @@ def test_notes_of_one_reason_are_one_line(run, data):
             "--tokenizer=stub: for data with records; this data has captions",
         ),
         (["build", "RECORDS", "--model", "stub"], "--model=stub: for data with images; this data has records"),
-        (["build", "IMAGES", "--res", "64"], "(Possible options: --resample, --resolution)"),
+        (["build", "IMAGES", "--res", "64"], "(Possible options: --resolution)"),
     ],
 )
 def test_wrong_data_is_named(run, shared, tmp_path, words, what):

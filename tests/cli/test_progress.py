@@ -46,10 +46,12 @@ def test_without_a_terminal_a_line_every_ten_seconds(clock, capsys):
         display.advanced(HALF)
         clock.s += 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        "50/200 3.0 latents/s, 5.0 MB/s, 30 encoded, 20 reused, 5 rejected, 0:50 left",
-        "50/200 1.5 latents/s, 2.5 MB/s, 30 encoded, 20 reused, 5 rejected, 1:40 left",
+    facts, memories = zip(*(line.rsplit(", ", 1) for line in lines), strict=True)
+    assert list(facts) == [
+        "latents: 50/200, 0:50 left, 3.0/s, 5.0 MB/s, 30 encoded, 20 reused, 5 rejected",
+        "latents: 50/200, 1:40 left, 1.5/s, 2.5 MB/s, 30 encoded, 20 reused, 5 rejected",
     ]
+    assert all(re.fullmatch(r"\d+\.\d MB of memory", memory) for memory in memories)
     assert "\x1b" not in "".join(lines)
 
 
@@ -61,7 +63,7 @@ def test_until_the_encoder_is_open_the_line_says_so(clock, capsys):
     clock.s += 10
     display.advanced(state(began=clock.s))
     lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(",")[0] for line in lines] == ["0/200 opening the encoder", "0/200 0.0 latents/s"]
+    assert [line.partition(":")[0] for line in lines] == ["latents, opening the encoder", "latents"]
 
 
 def test_quiet_shows_warnings_only(clock, capsys):
@@ -93,16 +95,16 @@ def on_a_terminal(command):
     return process.returncode, seen.decode(), out.decode()
 
 
-def test_the_progress_line_is_erased_on_a_terminal(data, tmp_path):
+def test_the_bar_is_erased_on_a_terminal(data, tmp_path):
     for number in range(4, 12):
         draw(data / f"p{number:02}.png", seed=number)
     command = [sys.executable, "-m", "latentcache", "build", data, *SMALL, "--model", "stub:delay_ms=60"]
     status, seen, out = on_a_terminal([*command, "--out", tmp_path / "c", "--batch-size", "1", "--commit-every", "1"])
     assert status == 0
-    drawn = seen.split("\r\x1b[2K")
-    assert re.search(r"\d+/12 \d:\d\d left, \d+\.\d latents/s, .*/s, \d+ encoded, 0 reused, 0 rejected$", drawn[-2])
-    assert not drawn[-1].strip(), "the line is erased"
-    assert "12 encoded, 0 reused, 0 quarantined" in out
+    shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen)
+    assert re.search(r"latents \W*\d+/12 \S+ left, \d+\.\d/s, .*, \d+ encoded, 0 reused, 0 rejected", shown)
+    assert "\x1b[2K" in seen[-20:], "the bar is erased"
+    assert "12 encoded, 0 reused, 0 rejected" in out
     assert "\x1b" not in out
 
 
@@ -112,6 +114,16 @@ def test_rates_start_with_the_first_encoded_item(clock, capsys):
     display.advanced(state())
     clock.s += 110
     display.advanced(state(done=110, cost_total=200, cost_done=110, skipped=100, encoded=10, began=clock.s - 10))
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        "110/200 1.0 latents/s, 0 B/s, 10 encoded, 100 reused, 0 rejected, 1:30 left"
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith("latents: 110/200, 1:30 left, 1.0/s, 0 B/s, 10 encoded, 100 reused, 0 rejected, ")
     )
+
+
+def test_a_time_left_is_shown_once_the_rate_is_steady(clock, capsys):
+    display = BuildProgress(quiet=False)
+    display.advanced(state())
+    clock.s += 11
+    display.advanced(state(done=10, cost_total=200, cost_done=10, encoded=10, began=clock.s - 1))
+    assert " -:-- left, 10.0/s" in capsys.readouterr().err

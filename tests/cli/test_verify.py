@@ -39,7 +39,7 @@ def test_text_is_ordered_by_severity_and_ends_with_the_command(run, cache, data)
         "new new.png: not in the cache yet",
         "stale p1.png [caption-changed]: expected caption 1, found other",
         "removed p0.png: in the cache, but its file is gone",
-        "1 missing, 2 stale, 2 ok (headers and timestamps; payloads not read)",
+        "1 missing, 2 stale, 2 ok (quick check; --full reads everything)",
         f"fix: latentcache build {data} --out {cache}",
     ]
 

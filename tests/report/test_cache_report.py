@@ -37,8 +37,6 @@ def test_the_facts_of_a_cache_are_values(cache):
 def test_a_sample_that_several_fields_reject_is_one_line(run, data):
     words = (data, *SMALL, "--text-encoder", "stub", "--out", data.with_name("texts"))
     lines = [line for line in run("build", *words).out.splitlines() if "no-caption" in line]
-    assert lines == [
-        "quarantined p3.png pooled_prompt_embeds, prompt_embeds [no-caption]: it has no caption to encode"
-    ]
+    assert lines == ["rejected p3.png pooled_prompt_embeds, prompt_embeds [no-caption]: it has no caption to encode"]
     inspected = run("inspect", *words).out.splitlines()
     assert len([line for line in inspected if "no-caption" in line]) == 1
