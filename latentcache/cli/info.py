@@ -70,6 +70,8 @@ def _field_lines(name: str, field: Mapping[str, Any], *, demo: bool) -> Iterator
     yield f"{name}{recipe}{size}{state}{'  (demo: not for training)' if demo else ''}"
     for label, text in field.get("about", {}).items():
         yield f"  {label:9} {text}"
+    if field.get("built"):
+        yield f"  last run  {field['built']}"
     shared, trimmed = field.get("shared", {"items": 0}), field.get("trimmed_bytes", 0)
     if shared["items"]:
         items, saved = count_of(shared["items"], "items"), human_bytes(shared["bytes"])

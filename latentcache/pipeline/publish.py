@@ -206,7 +206,11 @@ def _field(work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int3
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
-    if (before := work.kept) is not None:
+    before = work.kept
+    timing = _timing(work) or (before.provenance.get("timing") if before is not None else None)
+    if timing:
+        provenance["timing"] = timing
+    if before is not None:
         same_shards = before.shards == catalog.shards[: len(before.shards)]
         return replace(
             before,
@@ -228,6 +232,15 @@ def _field(work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int3
         provenance=provenance,
         noise=work.noise,
     )
+
+
+def _timing(work: FieldWork) -> dict[str, Any]:
+    """What the run of a field took, in seconds; empty if it encoded nothing."""
+    result = work.result
+    if result is None or not result.encoded or not result.began:
+        return {}
+    stages = {stage: round(seconds, 1) for stage, seconds in result.waits.items()}
+    return {"encoded": result.encoded, "seconds": round(time.monotonic() - result.began, 1), "stages": stages}
 
 
 def _notes(samples: SampleTable, new: FieldRows, work: FieldWork, items: NDArray[np.integer]) -> Iterator[Rejected]:

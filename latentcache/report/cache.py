@@ -14,16 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.errors import CacheFormatError, RecipeError
+from latentcache.errors import CacheFormatError, RecipeError, count_of
 from latentcache.fields.dtypes import DTYPES
 from latentcache.fields.registry import field_kind, field_kinds
 from latentcache.pipeline.preflight import read_state
+from latentcache.plan.numbers import clock
 from latentcache.plan.samples import times_counted
 from latentcache.store.garbage import disk_bytes, stored_catalog, stored_entries
 from latentcache.store.lock import builder_name
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none
 from latentcache.verify.findings import Finding
+
+#: What the thread with the encoder does in each stage of a run.
+_STAGES = {"encode": "encoding", "prepare": "waiting for inputs", "write": "waiting for the disk", "idle": "idle"}
 
 
 def describe_cache(cache: Path, *, entries: bool = False) -> dict[str, Any]:
@@ -97,6 +101,7 @@ def _field(rows: FieldRows) -> dict[str, Any]:
             {"label": group.label, "shape": list(group.shape), "items": count}
             for group, count in zip(rows.groups, counts, strict=True)
         ],
+        "built": built(rows.provenance.get("timing", {})),
         **_saved(rows),
     }
     if rows.kind is not None and rows.recipe is not None:
@@ -108,6 +113,18 @@ def _field(rows: FieldRows) -> dict[str, Any]:
         low, high = (int(length.min()), int(length.max())) if len(length) else (0, 0)
         about["lengths"] = {"total": int(length.sum(dtype=np.int64)), "shortest": low, "longest": high}
     return about
+
+
+def built(timing: Mapping[str, Any]) -> str:
+    """How long the last run of a field took, and the shares of its workers' time, largest first; empty: not known."""
+    if not timing:
+        return ""
+    stages, total = timing["stages"], max(sum(timing["stages"].values()), 1e-9)
+    order = sorted((stage for stage in stages if stages[stage]), key=lambda stage: -stages[stage])
+    shares = ", ".join(f"{stages[stage] / total:.0%} {_STAGES[stage]}" for stage in order)
+    rate = timing["encoded"] / max(timing["seconds"], 0.1)
+    text = f"{count_of(timing['encoded'], 'items')} in {clock(timing['seconds'])}, {rate:.1f} a second"
+    return f"{text}; {shares}" if shares else text
 
 
 def _saved(rows: FieldRows) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 import json
 import os
 
-from small_cache import SMALL, cache, data, run, shared
+from small_cache import SMALL, cache, data, draw, run, shared
 
 from latentcache.report.cache import describe_cache
 from latentcache.store.lock import builder_lock
@@ -40,3 +40,18 @@ def test_a_sample_that_several_fields_reject_is_one_line(run, data):
     assert lines == ["rejected p3.png pooled_prompt_embeds, prompt_embeds [no-caption]: it has no caption to encode"]
     inspected = run("inspect", *words).out.splitlines()
     assert len([line for line in inspected if "no-caption" in line]) == 1
+
+
+def test_the_last_run_of_a_field_is_kept_until_the_next(run, data, tmp_path):
+    def timing():
+        (rows,) = describe_cache(tmp_path / "cache")["fields"].values()
+        return rows["provenance"]["timing"], rows["built"]
+
+    run("build", data, "--out", tmp_path / "cache", *SMALL)
+    first, text = timing()
+    assert first["encoded"] == 4
+    assert text.startswith("4 items in 0:0")
+    assert f"last run  {text}" in run("info", tmp_path / "cache").out
+    draw(data / "new.png", (80, 64))
+    run("build", data, "--out", tmp_path / "cache")
+    assert timing()[0]["encoded"] == 1
