@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentcache.cli import flags
-from latentcache.cli.console import SHOWN, Result, repeats_lines, table
+from latentcache.cli.console import SHOWN, Result, Table, repeats_lines
 from latentcache.cli.flags import argument, option
 from latentcache.errors import EmptyPlanError, UsageError, count_of
 
@@ -302,14 +302,14 @@ def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
     }
 
 
-def _lines(payload: dict[str, Any]) -> Iterator[str]:
+def _lines(payload: dict[str, Any]) -> Iterator[str | Table]:
     names = ("samples", "batches", "repeated", "dropped")
     rows: list[tuple[object, ...]] = [("bucket", *names, "efficiency")]
     for bucket in payload["buckets"]:
         size = [str(bucket[name]) for name in ("frames", "height", "width") if name in bucket]
         label = "x".join(size) or bucket.get("length", bucket.get("label")) or "all"
         rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
-    yield from table(rows, indent="")
+    yield Table(rows)
     yield from repeats_lines(payload["repeats"])
     ranks = count_of(payload["world_size"], "ranks")
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
@@ -326,7 +326,7 @@ def _lines(payload: dict[str, Any]) -> Iterator[str]:
         yield f"{count_of(payload['quarantined'], 'rejected samples')} not counted: `latentcache build` lists them"
 
 
-def _lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str]:
+def _lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str | Table]:
     """The same images in the trainer: its buckets, its steps, and the suggestion."""
     plan = payload.get("trainer")
     if plan is None:
@@ -336,7 +336,7 @@ def _lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str]:
     for bucket in plan["buckets"]:
         size = f"{bucket['height']}x{bucket['width']}"
         rows.append((size, bucket["samples"], bucket["batches"], bucket["short"], bucket["dropped"]))
-    yield from table(rows, indent="")
+    yield Table(rows)
     yield (
         f"{plan['name']}: {count_of(plan['steps_per_epoch'], 'steps')} per epoch; small batches lack"
         f" {count_of(plan['samples_short'], 'samples')}, {plan['samples_dropped']} are dropped,"
