@@ -9,7 +9,6 @@ from latentcache.errors import CacheDamagedError, CacheReadOnlyError, DiskFullEr
 from latentcache.store import atomic_io as atomic_io_module
 from latentcache.store.atomic_io import (
     as_store_error,
-    make_folder,
     read_file,
     read_json,
     unreadable,
@@ -41,14 +40,6 @@ def test_a_file_without_a_json_object_is_damaged(tmp_path, data):
     with pytest.raises(CacheDamagedError, match=r"manifest\.json") as caught:
         read_json(path)
     assert caught.value.where == str(path)
-
-
-def test_new_folders_are_made_durable_from_the_top(tmp_path, monkeypatch):
-    synced = []
-    monkeypatch.setattr(atomic_io_module, "sync_folder", synced.append)
-    make_folder(tmp_path / "a" / "b")
-    make_folder(tmp_path / "a" / "b")
-    assert set(synced) == {tmp_path, tmp_path / "a"}
 
 
 @pytest.mark.parametrize(("code", "kind", "words"), [

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -6,13 +5,11 @@ import pytest
 from damaged import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_entries import KINDS, RECIPES, entries_of, item_of, items_of, keys_of, make_shard, open_shard
+from made_entries import KINDS, entries_of, items_of, keys_of, make_shard
 
 from latentcache.errors import StoreError
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import load_catalog, open_lookup
-from latentcache.store.entry import pack_items
-from latentcache.store.index import INDEX
 from latentcache.store.paths import CachePaths
 
 
@@ -43,14 +40,6 @@ def test_every_committed_item_is_found_and_no_other(tmp_path_factory, numbers, s
         assert bytes_at(catalog, position) == item.array.tobytes()
 
 
-def test_an_item_is_copied_under_another_key(paths):
-    item = load_catalog(paths).item(int(load_catalog(paths).find(keys_of(items_of("words", [7])))[0]))
-    key = item.key[:8] + b"n" * 16 + item.key[24:]
-    both = (replace(each, key=key) for each in (item_of("words", 7), item))
-    one, two = (pack_items([each], RECIPES["words"], KINDS["words"])[0] for each in both)
-    assert (one.key, bytes(one.value)) == (two.key, bytes(two.value))
-
-
 def test_equal_pixels_are_found_within_their_group_only(paths):
     catalog, items = load_catalog(paths), items_of("plane", range(12))
     same = np.frombuffer(b"".join(item.same for item in items), dtype=np.uint8).reshape(-1, 16)
@@ -77,25 +66,6 @@ def test_workers_open_the_columns_of_the_build(paths):
         assert not any(column.flags.writeable for table in other._tables.values() for column in table)
     np.testing.assert_array_equal(catalog.find(keys_of(items)), before)
     assert not paths.scratch.exists()
-
-
-def test_open_shards_count_if_requested(paths):
-    open_shard(paths.shards / "left.open", entries_of("plane", range(20, 25)))
-    assert len(load_catalog(paths, open_shards=True)) == len(load_catalog(paths)) + 5
-
-
-@pytest.mark.parametrize("spoil", [
-    lambda folder: (folder / INDEX).unlink(),
-    lambda folder: flip(folder / INDEX, (folder / INDEX).stat().st_size // 2),
-    lambda folder: flip(folder / INDEX, 100),
-    lambda folder: (folder / "data.mdb").unlink(),
-    lambda folder: ((folder / "data.mdb").unlink(), (folder / "data.mdb").symlink_to("/")),
-])  # fmt: skip
-def test_a_damaged_shard_is_named_and_the_others_are_used(paths, spoil):
-    spoil(paths.shard("shard-0"))
-    catalog = load_catalog(paths)
-    assert (catalog.damaged, catalog.shards) == (("shard-0",), ("shard-1",))
-    assert (catalog.find(keys_of(items_of("words", range(12)))) >= 0).sum() == 6
 
 
 def test_a_read_error_of_a_shard_is_not_damage(paths):

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_cache, make_shard, open_shard, publish
 
-from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
+from latentcache.errors import StoreError
 from latentcache.identity.content import checksum
 from latentcache.store import index as index_module
 from latentcache.store import snapshot as snapshot_module
 from latentcache.store.atomic_io import make_folder, unreadable
 from latentcache.store.catalog import load_catalog
 from latentcache.store.garbage import copy_entries, mend_shards, shard_use, stored_catalog, stored_entries
-from latentcache.store.index import INDEX, load_index
+from latentcache.store.index import INDEX
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import publish_replacement
 from latentcache.store.reader import EntryReader
@@ -75,19 +75,6 @@ def test_a_shard_without_index_and_pages_is_left_out(paths):
     assert found(paths, all_items(range(12))).sum() == 18
 
 
-def test_entries_beyond_the_end_of_a_file_are_absent(paths):
-    index = load_index(paths.shard("shard-1"))
-    offsets = np.sort(np.asarray(index.offset))
-    data = paths.data("shard-1")
-    data.chmod(0o644)
-    os.truncate(data, int(offsets[-3]) + 1)
-    catalog = load_catalog(paths)
-    assert (catalog.damaged, catalog.whole) == ((), {"shard-0"})
-    assert sum(catalog.item(place) is None for place in catalog.all_items().tolist()) == 0
-    assert not found(paths, all_items(range(12))).all()
-    assert found(paths, all_items(range(0, 12, 2))).all()
-
-
 def test_a_dead_build_is_sealed_and_its_damaged_shards_are_set_aside(paths):
     open_shard(paths.shards / "good.open", entries_of("plane", range(20, 25)))
     data = open_shard(paths.shards / "bad.open", entries_of("words", range(20, 800)))
@@ -97,22 +84,6 @@ def test_a_dead_build_is_sealed_and_its_damaged_shards_are_set_aside(paths):
     assert len(list(paths.quarantine.iterdir())) == 1
     assert found(paths, items_of("plane", range(20, 25))).all()
     assert mend_shards(paths) == ([], [])
-
-
-def test_entries_are_copied_from_another_cache(paths, tmp_path):
-    other = CachePaths(tmp_path / "other")
-    make_folder(other.shards)
-    rows = open_snapshot(paths.root).fields["words"]
-    spans = rows.entry_spans(np.flatnonzero(np.asarray(rows.shard) == 0))
-    assert copy_entries(other, paths.shard("shard-0"), spans) == other.sealed_shards()[0].name
-    assert found(other, items_of("words", range(0, 12, 2))).all()
-    wrong = spans.copy()
-    wrong["offset"] += np.uint64(64)
-    with pytest.raises(CorruptEntryError):
-        copy_entries(other, paths.shard("shard-0"), wrong)
-    with pytest.raises(CacheDamagedError):
-        copy_entries(other, paths.shard("gone"), spans)
-    assert (len(other.sealed_shards()), other.scratch.exists()) == (1, False)
 
 
 def test_a_disk_that_fails_while_entries_are_copied_is_not_damage(paths, tmp_path, monkeypatch):

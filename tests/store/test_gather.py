@@ -1,7 +1,6 @@
 """Pieces of files in memory, with and without the compiled library."""
 
 import os
-import threading
 
 import numpy as np
 import pytest
@@ -45,25 +44,6 @@ def test_pieces_before_the_first_that_does_not_come_whole(file):
     assert gather.read_pieces(np.array([[file] * 3, first, size, at]), out) == 1
     assert np.array_equal(out[:100], DATA[:100])
     assert gather.read_pieces(np.array([[10**6] * 3, first, size, at]), out) == 0  # no such file
-
-
-@pytest.mark.usefixtures("each_way")
-def test_threads_read_side_by_side(file):
-    failures = []
-
-    def work(seed):
-        try:
-            for number in range(10):
-                check_reads(file, 20, seed * 10 + number)
-        except AssertionError as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
 
 
 def test_the_environment_disables_the_library(library, monkeypatch):

@@ -1,7 +1,6 @@
 """Readers return the written bytes, or an error with sample, entry and file."""
 
 import gc
-import multiprocessing
 import os
 import pickle
 import random
@@ -155,26 +154,6 @@ def test_a_shard_that_is_gone_is_missing(paths):
 def test_the_fields_that_exist_are_named(paths):
     with pytest.raises(UsageError, match="plane, vector, words"):
         reader_of(paths).read("latents", 0)
-
-
-def read_all(reader, results):
-    results.put([reader.read(name, row).tobytes() for name in KINDS for row in range(12)])
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_read_beside_their_parent(paths, method):
-    reader = reader_of(paths)
-    wanted = [reader.read(name, row).tobytes() for name in KINDS for row in range(12)]
-    context = multiprocessing.get_context(method)
-    results = context.Queue()
-    workers = [context.Process(target=read_all, args=(reader, results)) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for _ in workers:
-        assert results.get(timeout=60) == wanted
-    for worker in workers:
-        worker.join()
-    assert reader.read("plane", 3).tobytes() == item_of("plane", 3).array.tobytes()
 
 
 def test_a_collected_reader_leaves_no_file_open(paths):

@@ -1,7 +1,5 @@
 import errno
 import os
-import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,18 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_entries import entries_of, flat_entry, open_shard
-from store_children import size_of
 
-from latentcache.errors import CacheDamagedError, CacheReadOnlyError, DiskFullError, StoreError
+from latentcache.errors import CacheReadOnlyError, DiskFullError, StoreError
 from latentcache.identity.content import checksum
 from latentcache.store import shard as shard_module
 from latentcache.store.entry import read_header
 from latentcache.store.garbage import recover_shard
-from latentcache.store.index import INDEX, collect_index, load_index, read_meta
+from latentcache.store.index import load_index, read_meta
 from latentcache.store.paths import CachePaths
-from latentcache.store.shard import ShardWriter, seal_folder
-
-CHILD = [sys.executable, str(Path(__file__).with_name("store_children.py"))]
+from latentcache.store.shard import ShardWriter
 
 
 def stored(folder):
@@ -39,12 +34,6 @@ def stored(folder):
         assert checksum(payload) == header.payload_checksum
         found[key.tobytes()] = data[offset - head : offset] + payload
     return found
-
-
-def recovered(folder):
-    """Seal the shard of a dead builder, and read it."""
-    assert recover_shard(CachePaths(folder.parent), folder)
-    return folder.with_suffix("")
 
 
 def new_entry(number):
@@ -95,9 +84,6 @@ def test_an_unwritable_folder_is_a_package_error(tmp_path, place):
         ShardWriter(tmp_path / place)
 
 
-# full disk
-
-
 def test_other_disk_errors_are_not_disk_full(tmp_path):
     (tmp_path / "data.mdb").write_bytes(b"")
     for code, expected in ((errno.EIO, StoreError), (errno.ENOSPC, DiskFullError)):
@@ -106,70 +92,6 @@ def test_other_disk_errors_are_not_disk_full(tmp_path):
         with pytest.raises(expected) as caught, shard_module._storing(tmp_path):
             raise error
         assert caught.type is expected
-
-
-def test_a_full_disk_keeps_committed_items(tmp_path):
-    command = [*CHILD, "limited", str(tmp_path / "one.open"), str(4 << 20)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
-    *acknowledged, error = [line for line in output if line]
-    assert error == f"DiskFullError disk-full: {DiskFullError.default_fix}"
-    count = int(acknowledged[-1])
-    assert count > 10
-    found = stored(recovered(tmp_path / "one.open"))
-    assert found == expected(flat_entry(n, size_of(n)) for n in range(count))
-
-
-def test_no_room_for_the_first_page_is_a_full_disk(tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
-    try:
-        with pytest.raises(DiskFullError):
-            ShardWriter(tmp_path / "one.open")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert not (tmp_path / "one.open").exists()
-    ShardWriter(tmp_path / "one.open").close()
-
-
-# killed builder
-
-
-def test_sealing_may_be_killed_at_any_point(tmp_path):
-    """The next build seals every state that a kill can leave between the last commit and the rename."""
-    entries = [new_entry(number) for number in range(5)]
-    for number, spoil in enumerate([lambda f: None, with_index, with_half_an_index]):
-        folder = tmp_path / f"{number}.open"
-        writer = ShardWriter(folder)
-        writer.write(entries)
-        writer.close()
-        spoil(folder)
-        sealed = recovered(folder)
-        assert stored(sealed) == expected(entries)
-        assert sorted(path.name for path in sealed.iterdir()) == ["data.mdb", INDEX]
-
-
-def with_index(folder):
-    sealed = seal_folder(folder)
-    sealed.rename(folder)
-
-
-def with_half_an_index(folder):
-    with_index(folder)
-    (folder / INDEX).write_bytes(b"half")
-    (folder / f"{INDEX}.tmp").write_bytes(b"ha")
-
-
-def test_a_truncated_shard_is_set_aside(tmp_path):
-    data = open_shard(tmp_path / "one.open", [flat_entry(n, 3000) for n in range(5)])
-    os.truncate(data, data.stat().st_size // 2)
-    with pytest.raises(CacheDamagedError, match="truncated"):
-        collect_index(data)
-    assert not recover_shard(CachePaths(tmp_path), tmp_path / "one.open")
-    (kept,) = (tmp_path / "quarantine").iterdir()
-    assert (kept / "data.mdb").exists()
-    assert not (tmp_path / "one.open").exists()
 
 
 def test_a_read_error_is_not_damage(tmp_path, monkeypatch):
@@ -184,15 +106,3 @@ def test_a_read_error_is_not_damage(tmp_path, monkeypatch):
     assert type(caught.value) is StoreError
     assert data.exists()
     assert not (tmp_path / "quarantine").exists()
-
-
-def test_items_of_a_dead_builder_are_synced_before_indexing(tmp_path, monkeypatch):
-    """Its last commit may be only in memory of the system."""
-    data, done = open_shard(tmp_path / "one.open", [flat_entry(1, 3000)]), []
-    write_index = shard_module.write_index
-    monkeypatch.setattr(shard_module, "sync_file", lambda path: done.append(("sync", path)))
-    monkeypatch.setattr(
-        shard_module, "write_index", lambda folder, name: done.append(("index", folder)) or write_index(folder, name)
-    )
-    recover_shard(CachePaths(tmp_path), tmp_path / "one.open")
-    assert done == [("sync", data), ("index", data.parent)]

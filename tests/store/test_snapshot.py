@@ -2,7 +2,6 @@ import json
 import pickle
 from dataclasses import replace
 
-import made_entries
 import numpy as np
 import pytest
 from damaged import flip
@@ -22,9 +21,7 @@ from made_entries import (
     samples_of,
 )
 
-from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, DiskFullError
-from latentcache.store import atomic_io
-from latentcache.store import columns as columns_module
+from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError
 from latentcache.store import snapshot as snapshot_module
 from latentcache.store.atomic_io import make_folder, write_json
 from latentcache.store.catalog import load_catalog
@@ -107,28 +104,6 @@ def test_a_kind_that_is_not_installed_is_opened_all_the_same(paths, monkeypatch)
     np.testing.assert_array_equal(snapshot.fields["plane"].row_keys(), keys_of(items_of("plane", range(12))))
     with pytest.raises(CacheFormatError, match="not installed"):
         snapshot.fields["words"].row_keys()
-
-
-@pytest.mark.parametrize("fail_at", range(1, 5))
-def test_a_disk_that_fails_leaves_the_old_snapshot(paths, monkeypatch, fail_at):
-    """Each of the four writes fails once: columns, rejected, manifest, CURRENT."""
-    calls, real = [], atomic_io.replacing
-
-    def failing(path):
-        calls.append(path)
-        if len(calls) == fail_at:
-            raise DiskFullError("the disk is full")
-        return real(path)
-
-    for module in (atomic_io, columns_module):
-        monkeypatch.setattr(module, "replacing", failing)
-    with pytest.raises(DiskFullError):
-        publish(paths, range(5))
-    monkeypatch.undo()
-    made_entries.install(monkeypatch)
-    check_rows(open_snapshot(paths.root), range(12))
-    publish(paths, range(5))
-    check_rows(open_snapshot(paths.root), range(5))
 
 
 def read_whole(paths):

@@ -1,9 +1,6 @@
 import errno
 import os
 import shutil
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -187,30 +184,6 @@ def test_gc_is_rejected_when_nothing_may_be_removed(case):
     with pytest.raises(CacheDamagedError):
         collect(case.cache, apply=True)
     assert files(case.cache) == before
-
-
-_CHILD = """
-import sys
-from pathlib import Path
-from latentcache import failpoint
-from latentcache.verify.collect import collect
-failpoint.arm(sys.argv[2])
-collect(Path(sys.argv[1]), apply=True, keep=1, grace_s=0)
-"""
-
-
-@pytest.mark.parametrize("case", ["lines"], indirect=True)
-@pytest.mark.parametrize("hit", [1, 2, 3, 4, 6])
-def test_a_killed_gc_loses_no_referenced_entry(case, rebuilt, hit):
-    before = everything(case)
-    done = subprocess.run([sys.executable, "-c", _CHILD, case.cache, f"collect-delete:{hit}:kill"], check=False)
-    assert done.returncode == -signal.SIGKILL or hit > 4
-    assert fine(case)
-    assert everything(case) == before
-    collect(case.cache, apply=True, keep=1, grace_s=0)
-    assert fine(case)
-    assert states(collect(case.cache, keep=1, grace_s=0)) == {}
-    assert case.paths.snapshots()[-1:] == [case.snapshot.number]
 
 
 def _shard(case, number):

@@ -209,25 +209,6 @@ def test_states_of_records(tmp_path):
     assert of_moved == ("touched", "line-changed", "line 4", "line 3")
 
 
-@pytest.mark.parametrize(
-    ("texts", "wanted", "added"),
-    [
-        (["a", "b", "a"], {TOUCHED: 3}, 0),
-        (["a", "b", "a", "a"], {OK: 3}, 1),
-        (["a", "b"], {OK: 2, REMOVED: 1}, 0),
-        (["b", "a", "a"], {MOVED: 2, OK: 1}, 0),
-        (["new", "a", "b", "a"], {MOVED: 3}, 1),
-        (["a", "b", "c"], {OK: 2, CHANGED: 1}, 0),
-    ],
-)
-def test_duplicates_are_counted(tmp_path, texts, wanted, added):
-    write(tmp_path / "a.jsonl", "a", "b", "a")
-    before = scan(tmp_path)
-    write(tmp_path / "a.jsonl", *texts)
-    found = records(tmp_path, before)
-    assert (Counter(states(found).values()), len(found.new)) == (wanted, added)
-
-
 def test_rejected_records(tmp_path):
     write(tmp_path / "a.jsonl", "one", "{", "bad", "bad", "also bad", "{")
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe")

@@ -29,17 +29,6 @@ def test_a_shard_that_is_gone(case, depth):
 
 
 @DEPTHS
-def test_a_shard_that_was_cut_off(case, depth):
-    path, offset, _, _ = case.entry(2)
-    path.chmod(0o644)
-    os.truncate(path, offset + 10)
-    report = check_cache(case.cache, depth)[0]
-    assert report.counts["corrupt"] >= 1
-    assert report.exit_code() == 1
-    assert {one.reason for one in report.findings} == {"truncated"}
-
-
-@DEPTHS
 def test_a_damaged_index_is_a_finding_of_its_shard_and_of_no_sample(case, depth):
     path = shards(case)[0] / "index.safetensors"
     path.chmod(0o644)
