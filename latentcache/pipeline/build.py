@@ -31,7 +31,7 @@ from latentcache.pipeline.preflight import Existing, kind_of, read_existing, wri
 from latentcache.pipeline.publish import publish
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.pipeline.workers.engine import EventLog, ReadColumns, RunResult, Task
+from latentcache.pipeline.workers.engine import Engine, EventLog, ReadColumns, RunResult, Task
 from latentcache.pipeline.workers.local import LocalEngine
 from latentcache.pipeline.workers.resources import rare_gc
 from latentcache.pipeline.workers.scheduler import Run, StopSignal
@@ -66,7 +66,7 @@ class _Build:
     owner: str = field(default_factory=lambda: os.urandom(8).hex())
     started: float = field(default_factory=time.monotonic)
     events: EventLog | None = None
-    engine: LocalEngine = field(init=False)
+    engine: Engine = field(init=False)
     existing: Existing = field(default_factory=Existing)
     options: SourceOptions = field(default_factory=SourceOptions)
     listing: Listing = field(init=False)
@@ -192,7 +192,7 @@ class _Build:
     def describe(self, kind: FieldKind) -> Described:
         """Recipe, producer and provenance of a field; files of its encoder are read, nothing is loaded."""
         followed = self.described.get(kind.follows)
-        device, ask = self.settings.device, self.engine.ask
+        device, ask = self.engine.device, self.engine.ask
         layout = self.listing.layout
         asked = {"resolutions": layout.resolutions} if layout is not None and layout.resolutions else {}
         context = DescribeContext(
@@ -507,7 +507,7 @@ def plan_build(
     *,
     listed: Callable[[Listing], None] = lambda listing: None,
     warned: Callable[[str], None] = lambda message: None,
-    engine: LocalEngine | None = None,
+    engine: Engine | None = None,
 ) -> BuildPlan:
     """Make the plan of a build. Takes no lock, encodes and writes nothing.
 

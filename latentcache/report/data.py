@@ -24,8 +24,7 @@ from latentcache.verify.findings import path_json
 if TYPE_CHECKING:
     from latentcache.fields.table import SampleTable
     from latentcache.pipeline.report import BuildPlan
-    from latentcache.pipeline.workers.engine import RunResult
-    from latentcache.pipeline.workers.local import LocalEngine
+    from latentcache.pipeline.workers.engine import Engine, RunResult
     from latentcache.sources.records import Record
     from latentcache.sources.scan import Listing
 
@@ -163,7 +162,7 @@ def _shown_image(listing: Listing, row: int, plan: BuildPlan | None) -> dict[str
     return path_json(name) | shown
 
 
-def estimate(plan: BuildPlan, name: str, engine: LocalEngine) -> dict[str, Any]:
+def estimate(plan: BuildPlan, name: str, engine: Engine) -> dict[str, Any]:
     """Estimate the ``seconds`` and ``bytes`` of a field by encoding up to 64 of its inputs, the largest group first.
 
     The seconds include opening the encoder. ``probed`` inputs were encoded. If none could be, ``failed`` counts them.
@@ -182,7 +181,7 @@ def estimate(plan: BuildPlan, name: str, engine: LocalEngine) -> dict[str, Any]:
     }
 
 
-def _probed(plan: BuildPlan, name: str, engine: LocalEngine) -> RunResult:
+def _probed(plan: BuildPlan, name: str, engine: Engine) -> RunResult:
     """Encode a few items of a field by the normal workers, into a temporary folder."""
     assert plan.listing is not None  # of every build
     jobs, stop = list(islice(plan.fields[name].jobs(plan.listing), _PROBED)), StopSignal()

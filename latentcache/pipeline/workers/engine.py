@@ -149,6 +149,8 @@ class Ended(NamedTuple):
     keys: bytes = b""
     """All item keys that a dead worker committed."""
     out_of_memory: bool = False
+    is_new: bool = False
+    """True for a process that had made no field before this one."""
     waits: Mapping[str, float] = {}
     """Seconds per stage of the thread with the encoder."""
 
@@ -158,22 +160,8 @@ Post = Callable[[Any], None]
 """Takes a :data:`Message`, in any thread."""
 
 
-class Capacity(NamedTuple):
-    """What an engine has for a field."""
-
-    slots: Sequence[str]
-    """Labels of its devices; each has one worker at a time."""
-    job_bytes: int
-    """Memory that one job may take."""
-    threads: int
-    """Preparing threads of a worker."""
-
-
 class Worker(Protocol):
     """One worker with a field."""
-
-    is_new: bool
-    """True for a process that has encoded nothing yet."""
 
     def send(self, message: Work | Stop) -> None:
         """Hand a message over; never waits."""
@@ -183,18 +171,31 @@ class Worker(Protocol):
 
 
 class Engine(Protocol):
-    """Starts workers."""
+    """Starts workers, and knows the machines that they run on."""
 
-    def capacity(self, task: Task, cost: int) -> Capacity:
-        """What there is for a task of this cost. Device, memory and threads of the task are for all workers."""
+    device: str
+    """Device of the workers, as ``--device`` names it."""
+
+    def open(self, task: Task, cost: int) -> int:
+        """Prepare for a task of this cost; gives the memory in bytes that one job may take.
+
+        Device, memory and threads of the task are for all workers.
+        """
         ...
 
-    def start(self, slot: int, task: Task, post: Post) -> Worker:
-        """A worker for a device by its position; its last message is :class:`Ended`."""
+    def slots(self) -> Mapping[int, str]:
+        """Number -> label of each device that there is now; each has one worker at a time."""
+        ...
+
+    def start(self, slot: int, post: Post) -> Worker:
+        """A worker with the task on a device; its last message is :class:`Ended`."""
         ...
 
     def ask(self, target: str, /, **arguments: Any) -> Any:
         """The result of ``module:function(**arguments)``; ``device`` is added if the function takes it."""
+
+    def close(self) -> None:
+        """End all workers."""
 
 
 def key_list(joined: bytes) -> list[bytes]:

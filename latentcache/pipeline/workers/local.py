@@ -42,7 +42,6 @@ from latentcache.pipeline.workers.engine import (
     OPENING,
     PREPARING,
     Beat,
-    Capacity,
     Ended,
     Post,
     Step,
@@ -189,7 +188,7 @@ class WorkerProcess(_Watched):
 
     def __init__(self, device: Device, *, lock: int | None = None, again: bool = False) -> None:
         super().__init__(on_cpu=device.name == "cpu")
-        self.is_new, self.device = True, device
+        self.device, self._is_new = device, True
         self.end: Ended | None = None
         """Set when it is gone."""
         self._printed, self._budget = b"", 0
@@ -276,6 +275,7 @@ class WorkerProcess(_Watched):
         self._outbox.put(None)
         self._connection.close()
         with self._lock:
+            last = last._replace(is_new=self._is_new)
             self.end = self._dead(last, how) if last.died or last.error is not None else last
             if self._post is not None:
                 self._post(self.end)
@@ -287,7 +287,7 @@ class WorkerProcess(_Watched):
         post = self._post
         if isinstance(message, Ended | Answer):  # it waits from now on
             self._watchdog.report(Step(0, IDLE))
-            self.is_new = self.is_new and isinstance(message, Answer)
+            self._is_new = self._is_new and isinstance(message, Answer)
             self._post = self._task = None
         if post is not None:
             post(message)
@@ -313,8 +313,6 @@ class WorkerProcess(_Watched):
 
 class WorkerThread(_Watched):
     """A worker in a thread of the build: starts at once. One that hangs is left alone, and writes nothing more."""
-
-    is_new = False
 
     def __init__(self, task: Task, post: Post) -> None:
         super().__init__(on_cpu=True)
@@ -360,7 +358,7 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
     """Workers of this machine, see :class:`Engine`; ``device`` is the one that questions are about."""
 
     def __init__(self, device: str = "auto", *, lock_fd: int | None = None) -> None:
-        self._device, self._lock_fd = device, lock_fd
+        self.device, self._lock_fd = device, lock_fd
         self._waiting: list[WorkerProcess] = []
         self._answers: dict[str, Any] = {}
         self._watched: list[WorkerProcess | WorkerThread] = []
@@ -368,11 +366,11 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
         self._devices: list[Device] = []
         self._started: set[int] = set()
         self._processes = self._budget = 0
-        self._parts: dict[str, Any] = {}
-        """Parts of a task that one worker gets."""
+        self._task: Task
+        """The task of one worker, without its device and shard."""
         threading.Thread(target=self._look, name="watchdog", daemon=True).start()
 
-    def capacity(self, task: Task, cost: int) -> Capacity:
+    def open(self, task: Task, cost: int) -> int:
         """See :class:`Engine`."""
         kind = field_kinds()[task.field]
         on_cpu, self._processes = kind.device == "cpu", worker_count(task, kind, cost)
@@ -383,21 +381,25 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
         self._started = set()
         self._budget = task.host_memory or default_budget()
         threads = task.decode_threads or (1 if on_cpu else default_threads(count))
-        self._parts = {
-            "decode_threads": threads,
-            "host_memory": max(self._budget // count, 1),
-            "bounded": on_cpu and self._processes > 0,
-            "cost": cost // count,
-        }
+        self._task = replace(
+            task,
+            decode_threads=threads,
+            host_memory=max(self._budget // count, 1),
+            bounded=on_cpu and self._processes > 0,
+            cost=cost // count,
+        )
         # The budget if the memory of workers is limited, else that of the machine.
-        job_bytes = self._budget if on_cpu else max(self._budget, host_memory())
-        return Capacity([device.label for device in self._devices], job_bytes, threads)
+        return self._budget if on_cpu else max(self._budget, host_memory())
 
-    def start(self, slot: int, task: Task, post: Post) -> WorkerProcess | WorkerThread:
+    def slots(self) -> dict[int, str]:
+        """See :class:`Engine`."""
+        return {number: device.label for number, device in enumerate(self._devices)}
+
+    def start(self, slot: int, post: Post) -> WorkerProcess | WorkerThread:
         """See :class:`Engine`. A thread is started once only."""
         device, again = self._devices[slot], slot in self._started
         self._started.add(slot)
-        task = replace(task, shard=os.urandom(8).hex(), device=device.name, **self._parts)
+        task = replace(self._task, shard=self._task.shard or os.urandom(8).hex(), device=device.name)
         if not self._processes and not again:
             thread = WorkerThread(task, post)
             self._watched.append(thread)
@@ -416,7 +418,7 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
         """See :class:`Engine`. Each question is put once; the process that answers makes fields later."""
         name = f"{target} {sorted(arguments.items())}"
         if name not in self._answers:
-            device = self._waiting[0].device if self._waiting else devices_for(self._device, needs_torch=True)[0]
+            device = self._waiting[0].device if self._waiting else devices_for(self.device, needs_torch=True)[0]
             process, replies = self._process(device), queue.SimpleQueue[Any]()
             process.ask(Question(target=target, device=device.name, arguments=arguments), replies.put)
             reply = replies.get()

@@ -65,6 +65,8 @@ _PROBE_AFTER, _MOST_DEATHS = 3, 6
 _REST_S, _MOST_REST_S = 0.25, 60.0
 #: Units of entries that a build has where there are enough jobs, and jobs of one of them at least.
 _UNITS, _SMALLEST = 64, 8
+#: Jobs that the preparing threads of a worker may have in work; more cores than that do not wait for each other.
+_THREADS = 32
 #: Keys of a dead worker's last reports that are sent with each of its jobs to the next worker.
 _RECENT_KEYS = 4096
 #: Seconds that killed workers get to end.
@@ -173,8 +175,8 @@ class _Worker:
 
     slot: _Slot
     handle: Worker = field(init=False)
-    fresh: bool = True
-    """True for a new process that has encoded nothing but jobs that are known to be good."""
+    encoded: bool = False
+    """True after it has encoded a job that was not known to be good."""
     succeeded: float = -math.inf
     """Time of its last success."""
     leases: dict[int, _Unit] = field(default_factory=dict)
@@ -221,13 +223,14 @@ class Run:
         engine: Engine,
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self._task, self._kind = task, field_kinds()[task.field]
+        self._kind = field_kinds()[task.field]
         self._results = results or RunResult(task.field, total, total_cost)
         self._stop, self._engine, self._warn = stop, engine, warn
-        labels, self._limit, threads = engine.capacity(task, total_cost)
-        self._slots = [_Slot(number=number, label=label) for number, label in enumerate(labels)]
-        batch = task.batch_size or self._kind.work.batch_items
-        self._low_water = max(min(2 * max(batch, threads), -(-total // len(labels))), 1)
+        self._limit, self._total = engine.open(task, total_cost), total
+        self._slots = dict[int, _Slot]()
+        """By number, also devices that are gone."""
+        self._num_slots = 1
+        self._ahead_jobs = 2 * max(task.batch_size or self._kind.work.batch_items, _THREADS)
         """A worker with fewer jobs to encode gets the next unit."""
         self._workers: list[_Worker] = []
         self._fresh = self._units(jobs, total)
@@ -282,7 +285,7 @@ class Run:
 
     def _waiting(self) -> int:
         """Units that no worker has; one for each device is looked for."""
-        self._fill(len(self._slots))
+        self._fill(self._num_slots)
         return len(self._ahead) + len(self._trials) + (self._probe() is not None)
 
     def _probe(self) -> _Unit | None:
@@ -297,13 +300,15 @@ class Run:
 
     def _start(self) -> None:
         """A worker for each free device, while there is work for it."""
+        labels = self._engine.slots()
+        self._num_slots = max(len(labels), 1)
         idle = sum(not worker.leases and not worker.ending for worker in self._workers)
-        taken, now = [worker.slot for worker in self._workers], time.monotonic()
-        free = [slot for slot in self._slots if slot not in taken and slot.rests_until <= now]
+        now, taken = time.monotonic(), {worker.slot.number for worker in self._workers}
+        slots = [self._slots.setdefault(number, _Slot(number=number, label=labels[number])) for number in labels]
+        free = [slot for slot in slots if slot.number not in taken and slot.rests_until <= now]
         for slot in free[: max(self._waiting() - idle, 0)]:
             worker = _Worker(slot=slot)
-            worker.handle = self._engine.start(slot.number, self._task, partial(self._post, worker))
-            worker.fresh = worker.handle.is_new
+            worker.handle = self._engine.start(slot.number, partial(self._post, worker))
             self._workers.append(worker)
 
     def _post(self, worker: _Worker, message: Any) -> None:
@@ -327,7 +332,8 @@ class Run:
     def _next(self, worker: _Worker) -> _Unit | None:
         """The next unit for a worker; suspicious ones only if it has nothing else."""
         leases = worker.leases.values()
-        if worker.alone or (leases and sum(unit.unmade for unit in leases) >= self._low_water):
+        most = min(self._ahead_jobs, -(-self._total // self._num_slots))
+        if worker.alone or (leases and sum(unit.unmade for unit in leases) >= most):
             return None
         probe = self._probe()
         if probe is not None:
@@ -362,7 +368,7 @@ class Run:
                 self._committed(worker, message)
             case Encoded():
                 unit = worker.leases.get(message.unit)
-                worker.fresh = worker.fresh and unit is not None and unit.probe
+                worker.encoded = worker.encoded or unit is None or not unit.probe
                 if unit is not None:
                     unit.unmade = 0
                     if unit.probe:
@@ -425,6 +431,7 @@ class Run:
         """Give out the jobs of a dead worker again; those that it was in the middle of each alone."""
         self._streak += 1
         worker.slot.rest()
+        is_fresh = end.is_new and not worker.encoded
         if self._streak >= _MOST_DEATHS:
             raise end.error if isinstance(end.error, DeviceError) else self._dead(worker, end)
         for unit in worker.leases.values():
@@ -435,10 +442,10 @@ class Run:
                 (self._trials if unit.alone else self._ahead).appendleft(replace(unit, jobs=rest, known=known))
             for number in [number for number in unit.jobs if number in end.begun]:
                 suspect = replace(unit, jobs={number: unit.jobs[number]}, known=known, alone=True)
-                if unit.alone and worker.fresh and worker.succeeded > unit.suspected:
+                if unit.alone and is_fresh and worker.succeeded > unit.suspected:
                     self._quarantine(unit.jobs[number], end, encoding=end.begun[number] == ENCODING)
                     continue
-                if unit.alone and worker.fresh:
+                if unit.alone and is_fresh:
                     suspect.suspected = min(unit.suspected, time.monotonic())
                 self._trials.append(suspect)
         if worker.leases and not worker.alone:
@@ -505,4 +512,4 @@ class Run:
         return late
 
     def _on(self, worker: _Worker) -> str:
-        return f" on {worker.slot.label}" if len(self._slots) > 1 else ""
+        return f" on {worker.slot.label}" if self._num_slots > 1 else ""
