@@ -27,7 +27,6 @@ from token_peers import Epoch, token_peers
 
 from latentcache import BuildSettings, build_cache, open_cache
 from latentcache.encoders.text.describe import describe_tokenizer
-from latentcache.encoders.text.fast import fast_tokenizer
 from latentcache.encoders.text.tokenizer import TextTokenizer
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.plan.documents import Corpus
@@ -158,7 +157,7 @@ def bench_packing(folder: Path, documents: int = PACKED_DOCUMENTS) -> dict[str, 
 
 
 def bench_build(folder: Path, texts: list[str], rounds: int) -> dict[str, float]:
-    """Measure CPU seconds per MB of text: transformers, the reference engine, tiktoken, a whole build."""
+    """Measure CPU seconds per MB of text: transformers, our tokenizer, a whole build."""
     from transformers import AutoTokenizer
 
     home, data = train(folder, texts), folder / "texts.jsonl"
@@ -166,16 +165,13 @@ def bench_build(folder: Path, texts: list[str], rounds: int) -> dict[str, float]
     records = [Record(source="texts.jsonl", line=n, content=bytes(16), text=text) for n, text in enumerate(texts, 1)]
     description = describe_tokenizer(InputIdsSettings(tokenizer=str(home)))
     assert isinstance(description.recipe, InputIdsRecipe)
-    reference = TextTokenizer(description.producer, description.recipe)
-    fast = fast_tokenizer(reference, records)
+    ours = TextTokenizer(description.producer, description.recipe)
     loaded: Any = AutoTokenizer.from_pretrained(str(home))
     ways: dict[str, Callable[[int], Any]] = {
         "transformers": lambda _: [loaded(texts[i : i + 1000]) for i in range(0, len(texts), 1000)],
-        "reference engine": lambda _: reference.tokenize(records),
+        "our tokenizer": lambda _: ours.tokenize(records),
         "whole build": lambda number: build(data, folder / f"cache{number}", tokenizer=str(home)),
     }
-    if not isinstance(fast, str):
-        ways["fast engine"] = lambda _: fast.tokenize(records)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():

@@ -4,7 +4,7 @@ Each candidate serves the rows of a plan as padded (B, L) int64 ``input_ids`` an
 and with one thread, so that CPU time is what it costs. The floor is one mapped file of uint16 ids with offsets,
 filled whole batch by whole batch. None of the libraries is a dependency; what is not there is left out:
 
-    pip install -c constraints.txt datasets trl tiktoken litdata mosaicml-streaming megatron-core
+    pip install -c constraints.txt datasets trl litdata mosaicml-streaming megatron-core
 
 (litdata and mosaicml-streaming as in ``read_peers``; megatron-core 0.16.1 reads without a GPU.)
 """

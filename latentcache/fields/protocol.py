@@ -283,9 +283,6 @@ class ProducerContext(Value):
     groups: tuple[Group, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the run that never reach an entry: such as ``max_pixels``"""
-    warn: Callable[[str], None] = lambda message: None
-    cost: int = 0
-    """Sum of the job costs that this worker expects; 0 if unknown."""
 
 
 class Described(Value):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("latentcache", "numpy", "lmdb", "pillow", "simplejpeg", "xxhash", "safetensors", "torch", "diffusers",
              "transformers", "tokenizers")  # fmt: skip
-_OPTIONAL = ("pyarrow", "tiktoken")
+_OPTIONAL = ("pyarrow",)
 #: File systems that other machines serve. Locks and fsync mean less there, and small reads cost a round trip.
 _NETWORK = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "virtiofs")

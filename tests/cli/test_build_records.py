@@ -1,5 +1,4 @@
 import pytest
-from made_tokenizers import save, unigram
 from small_cache import counts
 from small_tokens import write_texts
 
@@ -20,17 +19,6 @@ def test_counts_of_a_records_build(run, data):
     assert found.json["data_kind"] == "records"
     again = run("build", data, "--allow-failed", "1", "--json")
     assert (again.status, again.json["counts"]["encoded"], again.json["counts"]["cached"]) == (0, 0, 2)
-
-
-@pytest.mark.parametrize("flag", ["--json", "--quiet", "--workers=0"])
-def test_a_build_without_tiktoken_warns_on_stderr(run, data, flag, monkeypatch):
-    monkeypatch.setattr("latentcache.encoders.text.producer.FAST_CHARACTERS", 1)
-    folder = save(unigram(), data.parent / "model", roles={"eos_token": "</s>"})
-    found = run("build", data, "--tokenizer", folder, "--allow-failed", "1", flag)
-    assert found.status == 0
-    assert "warning: no fast tokenization: " in found.err
-    assert "no fast tokenization" not in found.out
-    assert (found.json if flag == "--json" else {"exit_code": 0})["exit_code"] == 0
 
 
 def test_a_record_too_large_for_memory_is_quarantined_and_retried(run, tmp_path):

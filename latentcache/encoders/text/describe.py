@@ -37,7 +37,7 @@ from latentcache.fields.tokenizer import (
 )
 
 _DEFAULT_DAY = date(2024, 7, 26)
-_LIBRARIES = ("transformers", "tokenizers", "tiktoken", "numpy", "pyarrow")
+_LIBRARIES = ("transformers", "tokenizers", "numpy", "pyarrow")
 _DECODERS = ("tokenizers",)
 
 

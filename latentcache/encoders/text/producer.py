@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from latentcache.sources.records import Record
 if TYPE_CHECKING:
     from latentcache.encoders.text.tokenizer import TextTokenizer
 
-#: Text of one worker that is worth a trial of the fast engine: the trial costs 2 s of processor time, which 6 MB of
-#: text save again.
-FAST_CHARACTERS = 8 << 20
 _BOS, _EOS, _PAD, _TURN, _END = range(256, 261)
 _NUM_IDS = 261
 #: Increased if the same record gives other ids.
@@ -36,25 +33,14 @@ def open_tokenizer(about: Mapping[str, Any], recipe: InputIdsRecipe) -> StubToke
 
 
 class TokenProducer(Producer):
-    """Token ids of records; the ``cost`` of its context decides whether the fast engine is tried."""
+    """Token ids of records."""
 
     def __init__(self, producer: Mapping[str, Any], recipe: InputIdsRecipe, context: ProducerContext) -> None:
         self._tokenizer = open_tokenizer(producer, recipe)
-        self._warn = context.warn
-        self._untried = bool(producer["tokenizer"]) and context.cost >= FAST_CHARACTERS
 
     def encode(self, batch: Sequence[Prepared]) -> list[Made | Failure]:
         """See :class:`Producer`."""
         records: list[Record] = [item.value.inputs["record"] for item in batch]
-        if self._untried:  # use the fast engine if it gives the same ids
-            from latentcache.encoders.text.fast import fast_tokenizer
-
-            self._untried = False
-            fast = fast_tokenizer(cast("TextTokenizer", self._tokenizer), records)
-            if isinstance(fast, str):
-                self._warn(fast)
-            else:
-                self._tokenizer = fast
         return [_not_empty(document) for document in self._tokenizer.tokenize(records)]
 
 

@@ -1,7 +1,7 @@
-"""Texts and conversations to ids and loss spans with a real tokenizer, by the reference or the fast engine.
+"""Texts and conversations to ids and loss spans with a real tokenizer.
 
-Guarantee: the result of a record depends on the record and the description alone, not on the engine, the batch or the
-process. Special-token text in content is counted, and stays text unless the recipe says otherwise. A token that
+Guarantee: the result of a record depends on the record and the description alone, not on the batch or the process.
+Special-token text in content is counted, and stays text unless the recipe says otherwise. A token that
 straddles the border of an answer carries loss, as in transformers' own assistant masks.
 
 Special tokens are renamed to names that no text has (see ``special``), in the tokenizer and in the output of a chat
@@ -11,11 +11,10 @@ tokens. A text that has a character of these names is rejected.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,43 +43,6 @@ Tokens = tuple[NDArray[Any], NDArray[np.uint32] | None]
 """(n,) ids of a text, and (r, 2) spans of the tokens that its spans (in characters) touch; None: without spans."""
 
 
-class Engine(Protocol):
-    """A second engine beside the tokenizer's own one."""
-
-    def takes(self, text: str) -> bool:
-        """True if it gives the tokenizer's own ids for this text."""
-
-    def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
-        """Ids and loss spans, as :meth:`ReferenceEngine.encode`."""
-
-
-class ReferenceEngine:
-    """The Rust tokenizer itself.
-
-    Its threads would change the process (they warn at a fork). They are off where the environment says so, as in
-    workers of a build; elsewhere texts go one by one, which uses no threads.
-    """
-
-    def __init__(self, tokenizer: str, dtype: str) -> None:
-        self._tokenizer = Tokenizer.from_str(tokenizer)
-        self._dtype = dtype
-
-    def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
-        """Ids and loss spans of each text; special tokens are written by their other names."""
-        if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() not in ("false", "0", "no", "off"):
-            encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        elif any(touched is not None for touched in spans):
-            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        else:  # without places in the text
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        results = list[Tokens]()
-        for encoding, touched in zip(encodings, spans, strict=True):
-            begins, ends = np.array([] if touched is None else encoding.offsets, dtype=np.int64).reshape(-1, 2).T
-            loss = None if touched is None else token_spans(begins, ends, touched)
-            results.append((np.array(encoding.ids, dtype=self._dtype), loss))
-        return results
-
-
 def token_spans(begins: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.uint32]:
     """(r, 2) first token and number of tokens of each run of tokens, (n,) begins and ends, that the spans touch."""
     learned = np.zeros(len(begins) + 2, dtype=np.int8)
@@ -97,10 +59,8 @@ class TextTokenizer:
         self.recipe = recipe
         original = json.loads(about["tokenizer"])
         self._control = SpecialTokens(original)
-        self.tokenizer = guarded(original, self._control.ids) if recipe.split_control else unguarded(original)
-        """The ``tokenizer.json`` of the engines."""
-        self._reference = ReferenceEngine(json.dumps(self.tokenizer), recipe.dtype)
-        self._fast: Engine | None = None
+        tokenizer = guarded(original, self._control.ids) if recipe.split_control else unguarded(original)
+        self._tokenizer = Tokenizer.from_str(json.dumps(tokenizer))
         self._chat: ChatRenderer | None = None
         if about["chat_template"]:
             # transformers: plain texts never need it.
@@ -115,12 +75,6 @@ class TextTokenizer:
             )
         if recipe.split_control:
             self._check_names()
-
-    def with_engine(self, fast: Engine) -> TextTokenizer:
-        """The same tokenizer with a fast engine; both share everything else, which is only read."""
-        copied = copy.copy(self)
-        copied._fast = fast
-        return copied
 
     def tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
         """One result for each record, in their order. The result of one does not depend on the others.
@@ -138,7 +92,8 @@ class TextTokenizer:
             except UnusableSampleError as error:
                 hint = hint_for(error.slug)
                 results.append(Failure(reason=error.slug, detail=error.what, hint=hint, field=error.where))
-        documents = iter(self._documents(prepared))
+        tokens = self._encoded([item.text for item in prepared], [item.spans for item in prepared])
+        documents = iter(map(self._document, prepared, tokens))
         return [next(documents) if result is None else result for result in results]
 
     def _prepare(self, record: Record) -> Rendered:
@@ -161,19 +116,26 @@ class TextTokenizer:
         spans = None if self.recipe.loss == "all" else list(zip(places[::2], places[1::2], strict=True))
         return rendered._replace(text=text, spans=spans, controls=sum(map(self._control.count, words)))
 
-    def _documents(self, prepared: Sequence[Rendered]) -> list[Made]:
-        """Ids and loss spans, each engine with all of its texts."""
-        documents: dict[int, Made] = {}
-        takes = self._fast.takes if self._fast else lambda text: False
-        for engine, fits in ((self._fast, True), (self._reference, False)):
-            mine = [number for number, item in enumerate(prepared) if takes(item.text) is fits]
-            if engine is not None and mine:
-                items = [prepared[number] for number in mine]
-                found = engine.encode([item.text for item in items], [item.spans for item in items])
-                documents |= {n: self._made(item, tokens) for n, item, tokens in zip(mine, items, found, strict=True)}
-        return [documents[number] for number in range(len(prepared))]
+    def _encoded(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
+        """Ids and loss spans of each text; special tokens are written by their other names.
 
-    def _made(self, item: Rendered, tokens: Tokens) -> Made:
+        The tokenizer's threads would change the process (they warn at a fork). They are off where the environment
+        says so, as in workers of a build; elsewhere texts go one by one, which uses no threads.
+        """
+        if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() not in ("false", "0", "no", "off"):
+            encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        elif any(touched is not None for touched in spans):
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        else:  # without places in the text
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        results = list[Tokens]()
+        for encoding, touched in zip(encodings, spans, strict=True):
+            begins, ends = np.array([] if touched is None else encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+            loss = None if touched is None else token_spans(begins, ends, touched)
+            results.append((np.array(encoding.ids, dtype=self.recipe.dtype), loss))
+        return results
+
+    def _document(self, item: Rendered, tokens: Tokens) -> Made:
         """The item of a record; a text gets its ends."""
         ids, loss = tokens
         if not item.is_chat:
@@ -199,7 +161,7 @@ class TextTokenizer:
         """Check that every special token has its other name and no second one."""
         names = [f"{OPEN}{number}{CLOSE}" for number in self._control.ids.values()]
         for (content, number), (ids, _) in zip(
-            self._control.ids.items(), self._reference.encode(names, [None] * len(names)), strict=True
+            self._control.ids.items(), self._encoded(names, [None] * len(names)), strict=True
         ):
             if ids.tolist() != [number]:
                 raise UnsupportedModelError(

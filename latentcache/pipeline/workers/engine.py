@@ -66,8 +66,6 @@ class Task(Value):
     """Name of the shard to write, without suffix. Set for one worker, as are its device, threads and memory."""
     bounded: bool = False
     """True if one worker has limited memory: a job that does not fit ends it and is retried with more."""
-    cost: int = 0
-    """Cost of one worker's part of the work."""
 
 
 class Work(NamedTuple):

@@ -386,7 +386,6 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
             decode_threads=threads,
             host_memory=max(self._budget // count, 1),
             bounded=on_cpu and self._processes > 0,
-            cost=cost // count,
         )
         # The budget if the memory of workers is limited, else that of the machine.
         return self._budget if on_cpu else max(self._budget, host_memory())

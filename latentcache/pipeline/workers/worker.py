@@ -121,8 +121,6 @@ class WorkerLoop:
                     device=self.task.device,
                     groups=self.task.groups,
                     options=self.task.options,
-                    warn=self._warn,
-                    cost=self.task.cost,
                 )
                 producer = self.producer_class(self.task.producer, self.recipe, context)
                 self.batches.producer = producer

@@ -1,18 +1,16 @@
 import json
 
-import pytest
 from described import described_tokenizer
 from made_tokenizers import byte_level, save
 
-from latentcache.encoders.text import fast, producer
 from latentcache.encoders.text.producer import TokenProducer
 from latentcache.fields.protocol import Failure, Job, Made, Output, ProducerContext
 from latentcache.sources.records import Message, chat_record, text_record
 
 
-def opened(description, **context):
+def opened(description):
     about = json.loads(json.dumps(description.producer))
-    return TokenProducer(about, description.recipe, ProducerContext(root="/", **context))
+    return TokenProducer(about, description.recipe, ProducerContext(root="/"))
 
 
 def job(record, number=0):
@@ -47,16 +45,3 @@ def test_a_record_without_tokens_and_one_that_fails_are_failures(tmp_path):
     assert empty.reason == "no-tokens"
     assert reserved.reason == "reserved-character"
     assert isinstance(fine, Made)
-
-
-@pytest.mark.parametrize(("cost", "tried"), [(0, False), (producer.FAST_CHARACTERS, True)])
-def test_large_texts_use_tiktoken(tmp_path, monkeypatch, cost, tried):
-    monkeypatch.setattr(fast, "_RANGES", ((0x20, 0x300),))
-    folder = save(byte_level(), tmp_path, roles={"eos_token": "<|im_end|>"})
-    warnings = []
-    tokens = opened(described_tokenizer(folder), cost=cost, warn=warnings.append)
-    (found,) = produce(tokens, text_record("a", 1, "some words"))
-    assert (tokens._tokenizer._fast is not None) is tried
-    (again,) = produce(opened(described_tokenizer(folder)), text_record("a", 1, "some words"))
-    assert found.array.tolist() == again.array.tolist()
-    assert warnings == []
