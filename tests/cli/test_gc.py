@@ -1,8 +1,4 @@
-import os
-
 from small_cache import build, draw
-
-from latentcache.loader.cache import open_cache
 
 STATES = {"removable", "removed", "held", "unreferenced"}
 
@@ -24,26 +20,6 @@ def test_json_output(run, cache, data):
         assert item["category"] == "removable"
         assert item["hint"]
     assert value["removable_bytes"] == sum(item["bytes"] for item in value["items"]) > 0
-
-
-def test_leased_snapshots_are_kept(run, cache, data):
-    reader = open_cache(cache)
-    rebuild(cache, data)
-    done = run("gc", cache, "--apply", "--keep", 1, "--grace", 0, "--json").json
-    assert {item["reason"] for item in done["items"]} == {"leased"}
-    for item in done["items"]:
-        (holder,) = item["holders"]
-        assert set(holder) == {"pid", "host"}
-        assert holder["pid"] == os.getpid()
-    assert done["held_bytes"] > 0
-    text = run("gc", cache, "--keep", 1, "--grace", 0).out
-    assert f"held snapshots/000001 [leased: process {os.getpid()} on " in text
-    assert {item["until"] for item in done["items"]} == {"until its readers close the cache"}
-    assert len(reader) == 4
-    del reader
-    done = run("gc", cache, "--apply", "--keep", 1, "--grace", 0, "--json").json
-    assert {(item["category"], item["reason"]) for item in done["items"]} >= {("removed", "superseded")}
-    assert run("verify", cache, "--full").status == 0
 
 
 def test_text_output(run, cache, data):

@@ -1,9 +1,8 @@
 import base64
 
 from damaged import damage_payload
-from small_cache import SMALL, as_nobody, draw_four
+from small_cache import SMALL, draw_four
 
-from latentcache.cli.app import main
 from latentcache.pipeline.preflight import write_state
 from latentcache.sources.options import SourceOptions
 from latentcache.store.paths import CachePaths
@@ -64,14 +63,3 @@ def test_no_cache(run, tmp_path):
     run("build", tmp_path / "data", *SMALL)
     fix = run("info", tmp_path / "data", "--json").error["fix"]
     assert fix == f"give the cache of this data: {tmp_path / 'data.latentcache'}"
-
-
-def test_an_unreadable_shards_folder_is_an_error(open_folder):
-    done = main(["build", str(draw_four(open_folder / "data")), *SMALL, "--out", str(open_folder / "cache"), "-q"])
-    assert done == 0
-    (open_folder / "cache" / "shards").chmod(0o700)
-    found = as_nobody(["info", open_folder], ["info", open_folder / "cache", "--json"])
-    assert (found.status, found.error["slug"]) == (3, "store")
-    assert found.error["what"] == "shards cannot be read"
-    assert found.error["where"].endswith("shards")
-    assert found.error["fix"].startswith("chmod -R u+rX ")

@@ -89,27 +89,17 @@ def test_an_estimate_is_made_on_request(run, data):
     assert "time       latents: about 0:0" in run("inspect", data, *SMALL, "--estimate").out
 
 
-def test_notes_of_one_reason_are_one_line(run, data):
-    for number in range(12):
-        (data / f"orphan{number}.txt").write_text("x")
-    items = run("inspect", data, *SMALL, "--json").json["items"]
-    assert len([item for item in items if item["reason"] == "caption-unused"]) == 12
-    build = run("build", data, *SMALL)
-    assert len([line for line in build.out.splitlines() if "caption-unused" in line]) == 1
-
-
 @pytest.mark.parametrize(
     ("words", "what"),
     [
         (["build", "/"], "/ is the root of all folders"),
-        (["inspect", "/"], "/ is the root of all folders"),
+        (["inspect", "/."], "/ is the root of all folders"),
         (["build", "CACHE"], "is a cache, not data"),
         (
             ["build", "IMAGES", "--tokenizer", "stub"],
             "--tokenizer=stub: for data with records; this data has captions",
         ),
         (["build", "RECORDS", "--model", "stub"], "--model=stub: for data with images; this data has records"),
-        (["build", "IMAGES", "--res", "64"], "(Possible options: --resolution)"),
     ],
 )
 def test_wrong_data_is_named(run, shared, tmp_path, words, what):

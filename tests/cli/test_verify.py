@@ -2,7 +2,6 @@ import os
 import shlex
 
 import pytest
-from damaged import damage_payload
 from small_cache import SMALL, build, draw, draw_four
 
 ITEM_KEYS = {"category", "reason", "path", "path_b64", "key", "field", "file", "expected", "found", "hint", "fix"}
@@ -75,18 +74,6 @@ def test_recipe_flags_that_differ_make_every_usable_sample_stale(run, cache_with
     assert stale[0]["expected"] != stale[0]["found"]
     assert stale[0]["fix"].endswith(f"--out {cache} {' '.join(shlex.quote(word) for word in words)}")
     assert done.json["counts"]["quarantined"] == 1
-
-
-def test_the_printed_command_repairs_a_damaged_entry(run, cache, data):
-    """The printed commands remove the entry and build it again."""
-    damage_payload(cache)
-    done = run("verify", cache, "--full")
-    assert done.status == 1
-    fix = next(line.removeprefix("fix: ") for line in done.out.splitlines() if line.startswith("fix: "))
-    repair, build_again = (shlex.split(command)[1:] for command in fix.split("; "))
-    assert run(*repair).status == 1
-    assert run(*build_again, "--json").json["counts"]["encoded"] == 1
-    assert run("verify", cache, "--full").status == 0
 
 
 def test_rejected_images_have_the_fixes_that_build_gave(run, data, tmp_path):

@@ -152,6 +152,9 @@ STRAY = {
     "state.json": Node("other", b'{"epoch": 3}'),
     "args.json": Node("other", b'{"seed": 1}'),
     "dataset_infos.json": Node("other", b'{"default": {"splits": {}}}'),
+    "dataset_info.json": Node("other", b'{"features": {"image": {"_type": "Image"}}, "splits": {}}'),
+    "dataset_dict.json": Node("other", b'{"splits": ["train"]}'),
+    "numbers.json": Node("other", b"[1, 2, 3]"),
     "weights.bin": Node("other", b"\0" * 9),
     "labels.csv": Node("other", b"a,b\n1,2\n"),
     "thumbs.db": Node("pipe"),
@@ -384,7 +387,8 @@ _ENDINGS = {
 
 def write(data, place):
     """Write a data set below ``place``; the result is DATA."""
-    root, outside = place / "datasets--who--what/snapshots/0123456789abcdef", place / "elsewhere"
+    kind = ("datasets", "models")[len(data.nodes) % 2]
+    root, outside = place / f"{kind}--who--what/snapshots/0123456789abcdef", place / "elsewhere"
     for folder in (root, outside / "folder", root.parents[1] / "blobs"):
         folder.mkdir(parents=True)
     (outside / "file").write_bytes(image_bytes(1, "PNG"))

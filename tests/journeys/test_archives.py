@@ -167,22 +167,6 @@ def test_faults_of_rows_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": 2, "quarantined": 4}
 
 
-def test_columns_that_are_ambiguous_name_their_flag(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    table = rows_of(some_images(3))
-    pq.write_table(table.append_column("caption", table["text"]), data / "a.parquet")
-    done = build_here(data, tmp_path / "cache")
-    assert done.status == 2
-    assert done.json["error"]["slug"] == "source-ambiguous"
-    assert "--caption-column" in done.json["error"]["fix"]
-    assert build_here(data, tmp_path / "cache", "--caption-column", "caption").status == 0
-    pq.write_table(table.append_column("control", table["image"]), data / "a.parquet")
-    done = build_here(data, tmp_path / "other")
-    assert "--image-column" in done.json["error"]["fix"]
-    assert counts(build_here(data, tmp_path / "other", "--image-column", "control"))["encoded"] == 3
-
-
 def test_images_beside_tars_are_an_ambiguity(tmp_path: Path) -> None:
     data = tmp_path / "data"
     as_tars(data, some_images(3))

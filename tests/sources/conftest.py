@@ -1,3 +1,3 @@
-from small_cache import run
+from small_cache import open_folder, run
 
-__all__ = ["run"]
+__all__ = ["open_folder", "run"]

@@ -3,14 +3,12 @@
 import json
 import os
 import shlex
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from made_archives import png, rows_of, write_tar
-from small_cache import SMALL, Done
+from small_cache import SMALL
 
 from latentcache import BuildSettings, build_cache, open_cache
 from latentcache.errors import LatentcacheError
@@ -309,22 +307,6 @@ def as_links(root, targets, *, only=""):
 
 
 @pytest.mark.parametrize("form", LINKED)
-@pytest.mark.parametrize("kind", ["datasets", "models"])
-def test_a_folder_of_the_hub_cache_is_read_as_its_files(run, tmp_path, form, kind):
-    snapshot = tmp_path / f"{kind}--who--what/snapshots/0123456789abcdef"
-    snapshot.mkdir(parents=True)
-    words = form(snapshot)
-    expected = run("build", snapshot, "--out", tmp_path / "plain", *words, "--json").json
-    as_links(snapshot, snapshot.parents[1] / "blobs")
-    report = run("build", snapshot, "--out", tmp_path / "linked", *words, "--json").json
-    assert (report["counts"], report["items"]) == (expected["counts"], expected["items"])
-    assert report["counts"]["samples"] > 0
-    again = run("build", snapshot, "--out", tmp_path / "linked", "--json").json
-    assert (again["counts"]["encoded"], again["items"]) == (0, report["items"])
-    assert run("verify", tmp_path / "linked", "--full").status == 0
-
-
-@pytest.mark.parametrize("form", LINKED)
 def test_blobs_of_another_folder_are_outside(run, tmp_path, form):
     snapshot = tmp_path / "datasets--who--what/snapshots/0123456789abcdef"
     snapshot.mkdir(parents=True)
@@ -366,42 +348,7 @@ def test_a_linked_folder_outside_is_rejected_unless_it_is_allowed(build, data, t
     assert samples_of(build("--follow-links")) == (2, 0, 0)
 
 
-# records and files that are none
-
-UNRELATED = {
-    "state.json": {"epoch": 3, "best": 0.25},
-    "dataset_infos.json": {"default": {"description": "", "features": {"text": {"_type": "Value"}}, "splits": {}}},
-    "dataset_info.json": {"description": "", "features": {"image": {"_type": "Image"}}, "splits": {}},
-    "dataset_dict.json": {"splits": ["train"]},
-    "args.json": {"learning_rate": 1e-4, "seed": 3},
-    "numbers.json": [1, 2, 3],
-}
-
-
-@pytest.mark.parametrize("name", UNRELATED)
-@pytest.mark.parametrize("kind", ["images", "records"])
-def test_a_file_that_is_no_record_is_noted(build, data, name, kind):
-    put(data / name, UNRELATED[name])
-    for number in range(2):
-        if kind == "images":
-            put(data / f"{number}.png", png(60 + number))
-            put(data / f"{number}.txt", "a caption")
-        else:
-            put(data / f"{number}.jsonl", lines_of({"text": f"text {number}"}))
-    report = build(*(IMAGES if kind == "images" else TOKENS))
-    assert (samples_of(report), list(reasons(report))) == ((2, 0, 0), [name])
-    again = build()
-    assert (samples_of(again), reasons(again)) == ((2, 0, 0), reasons(report))
-
-
-@pytest.mark.parametrize("form", [records, record_folders, record_parquet])
-def test_a_file_that_is_no_record_is_of_no_split(build, data, tmp_path, form):
-    form(data, "test")
-    put(data / "args.json", UNRELATED["args.json"])
-    for words in ((), ("--split", "test")):
-        report = build(*TOKENS, *words)
-        assert (samples_of(report), left_out(report)) == ((2, 0, 0), {"unused": 1})
-        assert split_of(tmp_path / "cache", "test") == (2, {"test"})
+# records beside images
 
 
 @pytest.fixture
@@ -551,29 +498,6 @@ def test_a_column_that_is_not_kept_is_noted(build, data, value):
     assert (note["reason"], note["found"].partition(":")[0]) == ("text-column", "columns that are not used")
 
 
-def test_a_caption_file_below_two_tables_is_counted_once(build, data):
-    put(data / "sub/a.png", png(60))
-    put(data / "sub/a.txt", "not used")
-    put_table(data / "sub", "csv", {"file_name": "a.png", "text": "a cat"})
-    put_table(data, "csv", {"file_name": "sub/a.png", "text": "a cat"})
-    assert left_out(build(*IMAGES)) == {"sidecar-unused": 1}
-
-
-# archives at any depth
-
-
-@pytest.mark.parametrize("form", [tars, parquet, record_parquet])
-def test_an_archive_far_below_another_one_is_read(build, data, tmp_path, form):
-    deep = data / "a/b/c/d"
-    deep.mkdir(parents=True)
-    form(data, "near")
-    form(deep, "far")
-    report = build(*FORMS[form.__name__][1])
-    assert (samples_of(report), report["items"]) == ((4, 0, 0), [])
-    names = list(open_snapshot(tmp_path / "cache").samples.names)
-    assert sum(name.startswith("a/b/c/d/far-0000.") for name in names) == 2
-
-
 # JSON lists
 
 
@@ -608,34 +532,7 @@ def test_a_well_formed_list_loses_only_an_item_that_is_no_record(build, data, tm
     assert list(open_snapshot(tmp_path / "cache").samples.names) == ["a.json:1", "a.json:3"]
 
 
-# names of folders
-
-_AS_ROOT_FOLDER = """
-import json, os, sys
-from latentcache.cli.app import main
-from latentcache.fields.registry import field_kinds
-root, warm, words = json.loads(sys.argv[1])
-stdout, sys.stdout = sys.stdout, open(os.devnull, "w")
-main(warm), field_kinds()  # imports everything before the interpreter's files are out of reach
-sys.stdout = stdout
-os.chroot(root)
-os.chdir("/")
-sys.exit(main(words))
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the root folder")
-@pytest.mark.parametrize("command", ["inspect", "build"])
-@pytest.mark.parametrize("name", ["/", "/.", "."])
-def test_the_root_of_a_file_system_is_data(data, tmp_path, command, name):
-    put(data / "a.png", png(60))
-    put(tmp_path / "warm/a.png", png(60))
-    (data / "tmp").mkdir()
-    words = [[command, str(place), *IMAGES[2:], "--json"] for place in (tmp_path / "warm", name)]
-    given = json.dumps([str(data), *words])
-    done = subprocess.run([sys.executable, "-c", _AS_ROOT_FOLDER, given], capture_output=True, text=True, check=False)
-    report = Done(done.returncode, done.stdout, done.stderr).json
-    assert report["exit_code"] in (0, 1, 2, 3)
+# names and words in errors
 
 
 @pytest.mark.parametrize("name", ["my--data", "a.b--c-d", "--split=x", "leave --model out", "_dash-es--and_"])

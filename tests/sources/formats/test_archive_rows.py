@@ -55,28 +55,6 @@ def as_arrow(path: Path, data: pa.Table, rows_each: int = 7, compression: str | 
     return path
 
 
-def test_columns_of_both_formats(tmp_path: Path) -> None:
-    data = table(other=pa.array([b"no image"] * 20), audio=pa.array([b"RIFF...."] * 20), label=list(range(20)))
-    for path, kind in (
-        (as_parquet(tmp_path / "a.parquet", data), PARQUET),
-        (as_arrow(tmp_path / "a.arrow", data), ARROW),
-    ):
-        with opened(path, kind) as table_:
-            assert (table_.binary, table_.texts) == (["image", "other", "audio"], ["text"])
-            assert table_.images() == ["image"]
-            rows = [row for batch in table_.batches(rows=3) for row in batch.to_pylist()]
-            assert rows == data.to_pylist()
-
-
-def test_files_without_rows(tmp_path: Path) -> None:
-    for count in (0, 2):
-        data = table(count)
-        path, other = as_parquet(tmp_path / "a.parquet", data), as_arrow(tmp_path / "a.arrow", data)
-        for one, kind in (path, PARQUET), (other, ARROW):
-            with opened(one, kind) as found:
-                assert found.is_empty is (count == 0)
-
-
 PLAIN = b'{"bytes": {"_type": "Value"}, "path": {"_type": "Value"}}'  # a data set that was not cast to ``Image``
 
 
@@ -98,14 +76,6 @@ def test_rows_of_parquet_in_any_order(tmp_path: Path, how: dict[str, Any], monke
         assert data == expected[row - 1]
         assert memo.size == path.stat().st_size
         assert memo.seen_ns
-
-
-def test_spans_of_arrow_are_the_bytes_in_the_file(tmp_path: Path) -> None:
-    data = table()
-    path = as_arrow(tmp_path / "a.arrow", data)
-    raw = path.read_bytes()
-    found = [raw[start : start + size] for start, size in spans_of(path)]
-    assert found == images(20)
 
 
 def test_rows_of_arrow_without_an_image_have_no_bytes(tmp_path: Path) -> None:
@@ -132,14 +102,3 @@ def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
     with pytest.raises(UnusableSampleError) as error:
         read_row(path, 5, 0)
     assert error.value.slug == "changing"
-
-
-@pytest.mark.parametrize("cut", [0, 3, 100, 1000])
-def test_damaged_files_have_a_reason(tmp_path: Path, cut: int) -> None:
-    parquet, arrow = as_parquet(tmp_path / "a.parquet", table()), as_arrow(tmp_path / "a.arrow", table())
-    for path, kind in ((parquet, PARQUET), (arrow, ARROW)):
-        path.write_bytes(path.read_bytes()[:cut])
-        with pytest.raises(UnusableSampleError) as error:
-            images_of(path, kind)
-        assert error.value.slug == "rows-damaged"
-        assert error.value.fix

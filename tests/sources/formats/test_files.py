@@ -11,8 +11,6 @@ from latentcache.identity.content import StatMemo
 from latentcache.sources.formats import files
 from latentcache.sources.formats.files import read_source, stat_source
 
-NOBODY = 65534
-
 
 def cause_of_reading(path: Path, **limits: int) -> str:
     with pytest.raises(UnusableSampleError) as caught:
@@ -41,28 +39,6 @@ def test_the_access_time_is_left_alone(tmp_path):
     os.utime(path, (1, 2))
     read_source(path)
     assert (path.stat().st_atime, path.stat().st_mtime) == (1, 2)
-
-
-def test_a_pipe_is_never_opened(tmp_path):
-    path = tmp_path / "x.jpg"
-    os.mkfifo(path)
-    start = time.monotonic()
-    assert cause_of_reading(path) == "not-regular"
-    assert time.monotonic() - start < 10
-    with pytest.raises(UnusableSampleError, match="it is a named pipe, not a regular file"):
-        stat_source(path)
-
-
-def test_missing_empty_and_looping(tmp_path):
-    (tmp_path / "empty.jpg").touch()
-    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
-    (tmp_path / "broken.jpg").symlink_to("nowhere")
-    assert cause_of_reading(tmp_path / "missing.jpg") == "not-found"
-    assert cause_of_reading(tmp_path / "empty.jpg" / "x.jpg") == "not-found"
-    assert cause_of_reading(tmp_path / "broken.jpg") == "not-found"
-    assert cause_of_reading(tmp_path / "empty.jpg") == "empty"
-    assert cause_of_reading(tmp_path / "loop.jpg") == "symlink-loop"
-    assert cause_of_reading(tmp_path / ("n" * 300)) == "io-error"
 
 
 def test_a_huge_sparse_file_is_rejected_unread(tmp_path):

@@ -63,34 +63,6 @@ def test_a_lost_caption_file_that_is_not_used_leaves_its_image(tmp_path):
     assert captions(scan(tmp_path)) == [("a.jpg", "one"), ("b.jpg", "two")]
 
 
-def test_a_table_selects_the_samples(tmp_path, trusting):
-    put(tmp_path, b_jpg="x", b_txt="beside", a_jpg="x", c_jpg="x")
-    put(tmp_path, metadata_csv="\ufefffile_name,text\nb.jpg,two\na.jpg,one\ngone.jpg,x\nb.jpg,two\n")
-    found = scan(tmp_path)
-    assert captions(found) == [("a.jpg", "one"), ("b.jpg", "two")]
-    assert found.samples.inputs["caption"].line.tolist() == [3, 2]
-    assert list(found.samples.files.names) == ["metadata.csv", "a.jpg", "b.jpg"]
-    assert reasons(found.rejected) == [("gone.jpg", "not-found")]
-    others = [("c.jpg", "unlisted"), ("metadata.csv", "duplicate-row")]
-    assert reasons(found.notes) == [("b.txt", "sidecar-unused"), *others]
-    hashed = scan(tmp_path, hash_all=True)
-    again = scan(tmp_path, known=hashed.samples)
-    assert np.array_equal(again.samples.inputs["image"].content, hashed.samples.inputs["image"].content)
-
-
-def test_names_that_are_not_utf8_come_back_in_byte_order(tmp_path):
-    raw = [b"\xff.jpg", b"a.jpg", b"a/b.jpg", "\U0001f40d.jpg".encode(), "\uffee.jpg".encode()]
-    for name in raw:
-        path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-        path.with_suffix(".txt").write_bytes(b"x")
-    (Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt"))).write_text("odd")
-    found = scan(tmp_path)
-    assert [os.fsencode(name) for name, _ in captions(found)] == sorted(raw)
-    assert dict(captions(found))[os.fsdecode(b"\xff.jpg")] == "odd"
-
-
 def test_other_names_of_caption_files(tmp_path):
     put(tmp_path, a_jpg="x", a_jpg_txt="beside", b_jpg="x", b_json='{"tags": 1, "text": " in json "}', c_png="x")
     put(tmp_path, c_json='{"url": "x"}', d_jpg="x", d_json='{"caption": 3}', e_jpg="x", e_json="{", f_jpg="x")
@@ -122,27 +94,6 @@ def test_empty_captions_use_the_default_caption(tmp_path, trusting):
     assert (other.no_caption, other.images.captions) == (0, {"sidecar .txt": 1, "--default-caption": 3})
     plain = scan(tmp_path, None, first.samples)
     assert (plain.no_caption, plain.samples.files.reading) == (3, None)
-
-
-def test_masks_and_control_images_are_no_samples(tmp_path):
-    put(tmp_path, a_jpg="x", b_png="y", sub__c_jpg="z")
-    for name in ("a-masklabel.png", "b-masklabel.png", "b-condlabel.png", "other-masklabel.png"):
-        (tmp_path / name).write_text("m")
-    found = scan(tmp_path)
-    assert list(found.samples.names) == ["a.jpg", "b.png", "sub/c.jpg"]
-    assert [note.detail for note in found.notes] == ["1 mask belongs to no image, the first is other-masklabel.png"]
-    none = ["", "", ""]
-    assert paired_files(found, "mask") == ["a-masklabel.png", "b-masklabel.png", ""]
-    assert paired_files(found, "control") == ["", "b-condlabel.png", ""]
-    off = scan(tmp_path, SourceOptions(masks="none", controls=("none",)))
-    assert set(off.samples.inputs) == {"image", "caption"}
-    assert {(note.name, note.reason, note.count) for note in off.notes} == {
-        ("a-masklabel.png", "mask", 3),
-        ("b-condlabel.png", "control", 1),
-    }
-    assert paired_files(scan(tmp_path, known=found.samples), "control") == paired_files(found, "control")
-    (tmp_path / "b-condlabel.png").unlink()
-    assert paired_files(scan(tmp_path, known=found.samples), "control") == none
 
 
 def paired_files(found, name):
@@ -233,23 +184,6 @@ def test_trusted_files_are_not_opened_and_keep_all_that_is_known(tmp_path, trust
     assert np.array_equal(again.samples.columns["original_size"], [[1, 2], [2, 3], [3, 4]])
     assert np.array_equal(again.samples.files.stat, first.samples.files.stat)
     assert contents(again) == [content_hash(data) for data in (b"y", b"x", b"z")]
-
-
-def test_files_that_may_have_changed_are_forgotten(tmp_path, trusting, monkeypatch):
-    put(tmp_path, a_jpg="x", a_txt="one", b_jpg="y", b_txt="two", c_jpg="z", c_txt="three")
-    first = remembered(tmp_path)
-    (tmp_path / "a.txt").write_text("other")
-    os.utime(tmp_path / "a.jpg", (1, 1))
-    (tmp_path / "b.jpg").write_text("q")
-    put(tmp_path, aa_jpg="new", aa_txt="fresh")
-    (tmp_path / "c.jpg").rename(tmp_path / "d.jpg")
-    found = scan(tmp_path, IMAGES, first.samples)
-    assert captions(found) == [("a.jpg", "other"), ("aa.jpg", "fresh"), ("b.jpg", "two"), ("d.jpg", "")]
-    assert contents(found) == [content_hash(b"x"), bytes(16), content_hash(b"q"), bytes(16)]
-    assert found.samples.columns["original_size"].tolist() == [[1, 2], [0, 0], [0, 0], [0, 0]]
-    assert found.hashed == 2, "a.jpg and b.jpg have the size that they had"
-    monkeypatch.setattr(known, "RACY_NS", 1 << 62)  # all files are too young
-    assert scan(tmp_path, IMAGES, first.samples).hashed == 2
 
 
 def test_files_that_are_to_be_read_again_and_contents_of_rejected_ones(tmp_path, trusting):

@@ -12,7 +12,6 @@ import xxhash
 
 from latentcache.errors import SourceError, UnusableSampleError
 from latentcache.fields.table import Rejected
-from latentcache.pipeline.report import quarantined
 from latentcache.sources import known, record_file
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.record_file import RecordReader
@@ -62,19 +61,6 @@ def opened(monkeypatch):
 
     monkeypatch.setattr("latentcache.sources.readers.records.RecordReader", Reader)
     return names
-
-
-def test_the_columns(tmp_path):
-    write(tmp_path / "a.jsonl", "one", b"", b"{bad", "three")
-    chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
-    write(tmp_path / "b.jsonl", json.dumps(chat).encode())
-    found = scan(tmp_path)
-    assert (found.data_kind, list(found.samples.names)) == ("records", ["a.jsonl:1", "a.jsonl:4", "b.jsonl:1"])
-    assert found.samples.inputs["record"].line.tolist() == [1, 4, 1]
-    assert found.samples.columns["characters"].tolist() == [3, 5, 4]
-    assert found.samples.columns["form"].tolist() == [0, 0, 1]
-    assert [(item.name, item.line, item.reason) for item in found.rejected] == [("a.jsonl", 3, "no-json")]
-    assert found.no_caption == 0
 
 
 @pytest.mark.parametrize("change", ["other", "shorter", "gone", "broken"])
@@ -264,22 +250,6 @@ def test_a_list_alone_that_is_broken_in_its_first_item_is_an_error(tmp_path):
     (tmp_path / "a.json").write_text(f"[{{, {ONE}]")
     with pytest.raises(SourceError, match="line 1, column 3"):
         scan(tmp_path / "a.json")
-
-
-def test_more_rejected_records_than_are_listed_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_file, "_LISTED", 2)
-    (tmp_path / "a.jsonl").write_text("{bad\n" * 4 + ONE + '\n{"text": 1}\n' + "{bad\n" * 3)
-    first = scan(tmp_path)
-    assert [(item.line, item.reason, item.count) for item in first.rejected] == [
-        (1, "no-json", 1),
-        (2, "no-json", 1),
-        (3, "no-json", 5),
-        (6, "record-field", 1),
-    ]
-    assert first.rejected[2].detail.startswith("5 more, such as a.jsonl:3: ")
-    assert quarantined(first.rejected) == 8
-    again = scan(tmp_path, RECORDS, first.samples, rejected=first.rejected)
-    assert (again.rejected, rows_of(again)) == (first.rejected, rows_of(first))
 
 
 def test_a_text_that_is_too_large_is_rejected(tmp_path, monkeypatch):

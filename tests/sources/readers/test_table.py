@@ -115,14 +115,6 @@ def test_a_jsonl_line_that_cannot_be_read(tmp_path, line, what, why):
     assert why in found[2]
 
 
-def test_a_jsonl_without_the_columns_or_rows(tmp_path):
-    found = error_of(tmp_path, '{"name": "a.jpg", "text": "x"}\n', JSONL)
-    assert found[:3] == ("no column of file names", 1, COLUMNS + "name, text")
-    assert found[3] == "name one of these columns with --image-column, or call it file_name"
-    assert error_of(tmp_path, "\n", JSONL)[:2] == ("the table has no rows", 1)
-    assert error_of(tmp_path, GOOD.encode("utf-16"), JSONL)[:2] == ("the table is not UTF-8", 1)
-
-
 def test_a_row_without_a_usable_caption_is_rejected_alone(tmp_path):
     none = '{"file_name": "b.jpg"}\n{"file_name": "c.jpg", "text": null}\n'
     (tmp_path / JSONL).write_text(GOOD + none + '{"file_name": "d.jpg", "text": "\\ud800"}')

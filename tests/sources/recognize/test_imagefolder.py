@@ -1,7 +1,7 @@
 """Metadata tables in folders, read by the rules of the Hugging Face image folder builder."""
 
 import pytest
-from made_folders import notes, put
+from made_folders import put
 
 from latentcache.errors import TableError
 from latentcache.sources.scan import scan
@@ -9,16 +9,6 @@ from latentcache.sources.scan import scan
 
 def rows(found):
     return list(zip(found.samples.names, found.samples.inputs["caption"].text, strict=True))
-
-
-def test_tables_above_each_other(tmp_path):
-    put(tmp_path, {"a.jpg": "x", "sub/b.jpg": "x", "sub/c.jpg": "x"})
-    put(tmp_path, {"metadata.csv": "file_name,text\nsub/b.jpg,top\n"})
-    put(tmp_path, {"sub/metadata.csv": "file_name,text\nb.jpg,deep\nc.jpg,c\ngone.jpg,x\n"})
-    found = scan(tmp_path)
-    assert rows(found) == [("sub/b.jpg", "deep"), ("sub/c.jpg", "c")]
-    assert [(item.name, item.reason) for item in found.rejected] == [("sub/gone.jpg", "not-found")]
-    assert notes(found) == [("a.jpg", "unlisted"), ("sub/b.jpg", "in-two-sets")]
 
 
 def test_a_parquet_table(tmp_path):

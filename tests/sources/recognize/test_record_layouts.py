@@ -30,18 +30,6 @@ def reasons(items):
     return [(item.name, item.reason) for item in items]
 
 
-def test_a_folder_in_the_byte_order_of_its_names(tmp_path):
-    for name in ("b.jsonl", "a/z.jsonl", "B.json", "é.ndjson"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
-    (tmp_path / ".hidden.jsonl").write_text(ONE)
-    (tmp_path / "README.md").write_text("no data")
-    found, listing = texts(tmp_path)
-    assert found == ["B.json", "a/z.jsonl", "b.jsonl", "é.ndjson"]
-    assert list(listing.samples.files.names) == found
-    assert reasons(listing.notes) == [(".hidden.jsonl", "hidden"), ("README.md", "unused")]
-
-
 def test_text_files_are_used_where_there_are_no_records(tmp_path):
     (tmp_path / "a.txt").write_text("x\ny\n")
     assert texts(tmp_path)[0] == ["x\ny\n"]
@@ -260,12 +248,3 @@ def test_a_saved_split_without_its_files_is_an_error(tmp_path):
 )
 def test_splits_by_the_names_of_files(names, splits):
     assert splits_of(names.split()) == splits.split(" ")
-
-
-def test_shards_that_are_missing_are_noted(tmp_path):
-    for name in ("train-00000-of-00003", "train-00001-of-00003", "test-00001-of-00002", "one-00000-of-00001"):
-        (tmp_path / f"{name}.jsonl").write_text('{"text": "a"}\n')
-    notes = [(one.name, one.count) for one in scan(tmp_path).notes if one.reason == "shard-missing"]
-    assert notes == [("train-00002-of-00003.jsonl", 1)]
-    alone = scan(tmp_path / "train-00000-of-00003.jsonl")
-    assert alone.notes == ()
