@@ -1,9 +1,8 @@
 """Columns of numbers and strings in one safetensors file, read by position. Normative text: docs/format/columns.md.
 
-A column is stored in the fewest bytes that numpy decodes at once: in a narrower type, as runs, or as the name of an
-equal column. A run is of one value, or of values that rise by one. The checksum of a column is checked when it is
-first read whole. Files are read with positional reads and never mapped, so a file that is cut short is an error and
-not a signal.
+A column is a tensor. If all its rows are equal it is stored as one row, and equal columns are stored once. The
+checksum of a column is checked when it is first read whole. Files are read with positional reads and never mapped, so
+a file that is cut short is an error and not a signal.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _SIGNATURE = "header_checksum"
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100 << 20
 #: Bytes of a header per column, at most, beside its name; spaces fill what is left.
-_ROOM = 400
+_ROOM = 300
 #: A column is read whole for more than one in so many of its rows.
 _DENSE = 16
 _CHUNK = 1 << 17
@@ -50,19 +49,12 @@ class _Form(NamedTuple):
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    stored: np.dtype[Any]
+    stored_rows: int
+    """1 if all rows are equal, else all rows."""
     start: int
-    """Byte of the file at which its values begin, or the positions of its runs before them."""
+    """Byte of the file at which its values begin."""
     num_bytes: int
     checksum: int
-    base: int
-    """Added to every stored value."""
-    runs: int
-    """Number of runs; -1: one stored value per row."""
-    step: int
-    """Rise from value to value in a run: 0 or 1."""
-    first: np.dtype[Any]
-    """Type of the positions at which runs begin."""
 
 
 class Column(np.lib.mixins.NDArrayOperatorsMixin):
@@ -71,13 +63,12 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
     Everything else that numpy does with it is right too, but reads the column whole.
     """
 
-    __slots__ = ("__weakref__", "_checked", "_file", "_name", "_runs", "dtype", "form", "shape")
+    __slots__ = ("__weakref__", "_checked", "_file", "_name", "dtype", "form", "shape")
 
     def __init__(self, file: ColumnFile, name: str, form: _Form) -> None:
         self._file, self._name, self.form = file, name, form
         self.dtype, self.shape = form.dtype, form.shape
         self._checked = False
-        self._runs: tuple[NDArray[np.int64], NDArray[Any]] | None = None
 
     @property
     def ndim(self) -> int:
@@ -124,33 +115,28 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
 
     def pieces(self, first: NDArray[np.int64], size: NDArray[np.int64]) -> bytes:
         """The bytes of ranges of rows, one after the other; of a column of bytes."""
-        if self.form.runs >= 0:
-            return b"".join(self._slice(*span).tobytes() for span in zip(first.tolist(), size.tolist(), strict=True))
+        if self.form.stored_rows < len(self):
+            return self._slice(0, int(size.sum())).tobytes()
         return self._file.read_pieces(self.form.start + first, size)
 
-    def _compare(self, checksum: int) -> None:
-        if checksum != self.form.checksum:
+    def _compare(self, computed: int) -> None:
+        if computed != self.form.checksum:
             raise self._file.damaged(
-                f"checksum of {self._name}: expected {self.form.checksum:016x}, found {checksum:016x}"
+                f"checksum of {self._name}: expected {self.form.checksum:016x}, found {computed:016x}"
             )
         self._checked = True
 
     def _slice(self, first: int, count: int) -> NDArray[Any]:
-        form = self.form
-        if form.runs >= 0:
-            return self._from_runs(first, count)
-        width = form.stored.itemsize * math.prod(form.shape[1:])
-        raw = self._file.read(form.start + first * width, form.stored, (count, *form.shape[1:]))
-        if count == len(self) and count and not self._checked:
-            self._compare(checksum(_bytes(raw)))
-        return self._widened(raw)
+        form, width = self.form, self.dtype.itemsize * math.prod(self.shape[1:])
+        if form.stored_rows < len(self):  # most columns of one data set: no memory
+            return np.broadcast_to(self._read(form.start, 1), (count, *self.shape[1:]))
+        return self._read(form.start + first * width, count)
 
-    def _widened(self, raw: NDArray[Any]) -> NDArray[Any]:
-        if raw.dtype == self.dtype and not self.form.base:
-            return raw
-        values = raw.astype(self.dtype)
-        if self.form.base:
-            values += np.array(self.form.base).astype(self.dtype)
+    def _read(self, start: int, count: int) -> NDArray[Any]:
+        """Read stored rows from a byte of the file on."""
+        values = self._file.read(start, self.dtype, (count, *self.shape[1:]))
+        if count == self.form.stored_rows and count and not self._checked:
+            self._compare(checksum(_bytes(values)))
         return values
 
     def _take(self, positions: NDArray[np.int32 | np.int64]) -> NDArray[Any]:
@@ -163,49 +149,17 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         span = int(positions.max()) - low + 1
         if low < 0 or low + span > len(self):
             raise IndexError(f"a position is not below {len(self)}")
+        if self.form.stored_rows < len(self):
+            return self._slice(0, len(positions))
         if span == len(positions) and bool((positions[1:] - positions[:-1] == 1).all()):
             return self._slice(low, span)
         wide: NDArray[np.int64] = positions.astype(np.int64, copy=False)
-        if self.form.runs >= 0:
-            firsts, values = self._run_table()
-            run = np.searchsorted(firsts, wide, "right") - 1
-            taken: NDArray[Any] = values[run]
-            return taken + (wide - firsts[run]).astype(self.dtype) if self.form.step else taken
         if len(wide) * _DENSE >= span:
             near: NDArray[Any] = self._slice(low, span)[wide - low]
             return near
-        width = self.form.stored.itemsize * math.prod(self.shape[1:])
+        width = self.dtype.itemsize * math.prod(self.shape[1:])
         raw = self._file.read_pieces(self.form.start + wide * width, np.full(len(wide), width))
-        return self._widened(np.frombuffer(raw, self.form.stored).reshape(-1, *self.shape[1:]))
-
-    def _run_table(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """Return the first row of each run, followed by the number of rows; and each run's first value."""
-        if self._runs is None:
-            form = self.form
-            raw = self._file.read(form.start, _BYTE, (form.num_bytes,))
-            self._compare(checksum(raw.data))
-            split = form.runs * form.first.itemsize
-            firsts = np.append(raw[:split].view(form.first).astype(np.int64), len(self))
-            values = self._widened(raw[split:].view(form.stored).reshape(form.runs, *form.shape[1:]))
-            if form.runs and (firsts[0] != 0 or (np.diff(firsts) <= 0).any()):
-                raise self._file.damaged(f"runs of {self._name}")
-            self._runs = firsts, values
-        return self._runs
-
-    def _from_runs(self, first: int, count: int) -> NDArray[Any]:
-        firsts, values = self._run_table()
-        low = int(np.searchsorted(firsts, first, "right")) - 1
-        high = int(np.searchsorted(firsts, first + count, "left")) if count else low
-        if high - low == 1 and not self.form.step:  # most columns of one data set: no memory
-            return np.broadcast_to(values[low], (count, *self.shape[1:]))
-        bounds = np.clip(firsts[low : high + 1], first, first + count)
-        counts = bounds[1:] - bounds[:-1]
-        if not self.form.step:
-            repeated: NDArray[Any] = np.repeat(values[low:high], counts, axis=0)
-            return repeated
-        rising = np.arange(first, first + count).astype(self.dtype)
-        rising += np.repeat(values[low:high] - firsts[low:high].astype(self.dtype), counts)
-        return rising
+        return np.frombuffer(raw, self.dtype).reshape(-1, *self.shape[1:])
 
 
 class ColumnFile:
@@ -236,7 +190,7 @@ class ColumnFile:
             forms = dict(json.loads(self.metadata.pop("columns")))
             stored_as = {name: form.get("alias", name) for name, form in forms.items()}
             self._described = {name: forms[twin] for name, twin in stored_as.items()}
-            self._forms = {name: _form(forms[twin], header, twin, 8 + length) for name, twin in stored_as.items()}
+            self._forms = {name: _form(forms[twin], header[twin], 8 + length) for name, twin in stored_as.items()}
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise self.damaged(f"{type(error).__name__}: {error}") from error
         self._opened: weakref.WeakValueDictionary[str, Column] = weakref.WeakValueDictionary()
@@ -330,20 +284,18 @@ def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str,
         file.seek(_LENGTH.size + room)  # the header is known behind the columns
         end = 0
         for name, values in _flat(columns):
-            tensors, forms[name] = _encoded(np.asarray(values))
+            tensor, forms[name] = _encoded(np.asarray(values))
             twin = names.setdefault(json.dumps(forms[name]), name)
             if twin != name and len(values):
                 forms[name] = {"alias": twin}
                 continue
-            for suffix, part in tensors.items():
-                where = [end, end + part.nbytes]
-                header[name + suffix] = {
-                    "dtype": _NAMES[part.dtype.str[1:]],
-                    "shape": part.shape,
-                    "data_offsets": where,
-                }
-                file.write(_bytes(part))
-                end += part.nbytes
+            header[name] = {
+                "dtype": _NAMES[tensor.dtype.str[1:]],
+                "shape": tensor.shape,
+                "data_offsets": [end, end + tensor.nbytes],
+            }
+            file.write(_bytes(tensor))
+            end += tensor.nbytes
         header[_SIGNATURE] = {"dtype": "U64", "shape": [1], "data_offsets": [end, end + 8]}
         header["__metadata__"] = about | {"columns": json.dumps(forms, separators=(",", ":"))}
         text = json.dumps(header, separators=(",", ":")).encode("ascii").ljust(room)
@@ -363,86 +315,28 @@ def _flat(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, values
 
 
-def _encoded(values: NDArray[Any]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """The tensors of a column by the suffix of their names, and how to read them."""
-    values = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    form: dict[str, Any] = {"dtype": values.dtype.str[1:], "shape": list(values.shape)}
-    if runs := _runs(values):
-        firsts, step = runs
-        stored, base = _narrowed(values[firsts])
-        narrow, _ = _narrowed(firsts.astype(np.uint64), based=False)
-        tensors, form = {".first": narrow, ".value": stored}, form | {"base": base, "step": step}
-    else:
-        stored, base = _narrowed(values)
-        tensors, form = {"": stored}, form | ({"base": base} if base else {})
-    tensors = {suffix: np.ascontiguousarray(part) for suffix, part in tensors.items()}
-    return tensors, form | {"checksum": f"{checksum_of(map(_bytes, tensors.values())):016x}"}
+def _encoded(values: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any]]:
+    """The tensor of a column, and how to read it."""
+    tensor = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    is_whole = values.dtype.kind in "ui"  # 0.0 equals -0.0
+    if is_whole and len(values) > 1 and (values[1] == values[0]).all() and (values[1:] == values[:1]).all():
+        tensor = tensor[:1]
+    tensor = np.ascontiguousarray(tensor)
+    form = {"dtype": tensor.dtype.str[1:], "shape": list(values.shape)}
+    form["checksum"] = f"{checksum(_bytes(tensor)):016x}"
+    return tensor, form
 
 
-def _runs(values: NDArray[Any]) -> tuple[NDArray[np.intp], int] | None:
-    """Return the starts of runs and their step, if runs take less than half the bytes of plain values."""
-    if len(values) < 2 or values.dtype.kind not in "ui":
-        return None
-    if values.ndim > 1:
-        same = bool((values[1] == values[0]).all()) and bool((values[1:] == values[:1]).all())
-        return (np.zeros(1, dtype=np.intp), 0) if same else None
-    both = ((_breaks(values, step), step) for step in (0, 1))
-    few = ((starts, step) for starts, step in both if starts is not None)
-    return min(few, key=lambda runs: len(runs[0]), default=None)
-
-
-def _breaks(values: NDArray[Any], step: int) -> NDArray[np.intp] | None:
-    """Return the starts of runs whose values rise by ``step``; None as soon as there are too many of them."""
-    starts, most = [np.zeros(1, dtype=np.intp)], len(values) * values.itemsize // 16
-    for start in range(0, len(values) - 1, _CHUNK):
-        some = values[start : start + _CHUNK + 1]
-        starts.append(np.flatnonzero(some[1:] - some[:-1] != step) + (start + 1))
-        if sum(map(len, starts)) > most:
-            return None
-    return np.concatenate(starts)
-
-
-def _narrowed(values: NDArray[Any], *, based: bool = True) -> tuple[NDArray[Any], int]:
-    """Values in the narrowest unsigned type, and what to add to them."""
-    if values.dtype.kind not in "ui" or values.itemsize == 1 or not values.size:
-        return values, 0
-    low, high = int(values.min()), int(values.max())
-    plain, moved = (np.min_scalar_type(number) for number in (high, high - low))
-    base = low if low < 0 or (based and moved.itemsize < plain.itemsize) else 0
-    narrow = (moved if base else plain).newbyteorder("<")
-    if narrow.itemsize >= values.itemsize:
-        return values, 0
-    stored = np.empty(values.shape, dtype=narrow)
-    np.subtract(values, np.array(base).astype(values.dtype), out=stored, casting="unsafe")
-    return stored, base
-
-
-def _form(described: Mapping[str, Any], header: Mapping[str, Any], name: str, data: int) -> _Form:
+def _form(described: Mapping[str, Any], tensor: Mapping[str, Any], data: int) -> _Form:
     """Read the stored form of a column from both halves of the header; reject numbers that contradict each other."""
-    shape, in_runs = tuple(map(int, described["shape"])), f"{name}.value" in header
-    values = header[f"{name}.value" if in_runs else name]
-    front = header[f"{name}.first"] if in_runs else {"dtype": "U8", "data_offsets": values["data_offsets"]}
-    rows = int(values["shape"][0]) if in_runs else shape[0]
-    stored, first = _TYPES[values["dtype"]], _TYPES[front["dtype"]]
-    start, stop = int(front["data_offsets"][0]), int(values["data_offsets"][1])
-    form = _Form(
-        dtype=np.dtype(f"<{described['dtype']}"),
-        shape=shape,
-        stored=stored,
-        start=data + start,
-        num_bytes=rows * (stored.itemsize * math.prod(shape[1:]) + first.itemsize * in_runs),
-        checksum=int(described["checksum"], 16),
-        base=int(described.get("base", 0)),
-        runs=rows if in_runs else -1,
-        step=int(described.get("step", 0)),
-        first=first,
-    )
-    expected = [rows, *shape[1:]]
-    if values["shape"] != expected or not shape or min(shape) < 0 or form.step not in (0, 1):
-        raise ValueError(f"{name}: shape {values['shape']}, expected {expected}")
-    if start < 0 or stop != start + form.num_bytes:
-        raise ValueError(f"{name}: at {values['data_offsets']}")
-    return form
+    dtype, shape, rows = _TYPES[tensor["dtype"]], tuple(map(int, described["shape"])), int(tensor["shape"][0])
+    start, stop = map(int, tensor["data_offsets"])
+    num_bytes = dtype.itemsize * rows * math.prod(shape[1:])
+    if min(shape) < 0 or rows not in (1, shape[0]) or tensor["shape"] != [rows, *shape[1:]]:
+        raise ValueError(f"shape {tensor['shape']}, expected {list(shape)}")
+    if start < 0 or stop != start + num_bytes:
+        raise ValueError(f"at {tensor['data_offsets']}, expected {num_bytes} bytes")
+    return _Form(dtype, shape, rows, data + start, num_bytes, int(described["checksum"], 16))
 
 
 def _bytes(values: NDArray[Any]) -> memoryview:
