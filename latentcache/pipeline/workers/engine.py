@@ -147,6 +147,8 @@ class Ended(NamedTuple):
     keys: bytes = b""
     """All item keys that a dead worker committed."""
     out_of_memory: bool = False
+    lost: bool = False
+    """True if it died with its machine, or cannot be reached: no job is to blame."""
     is_new: bool = False
     """True for a process that had made no field before this one."""
     waits: Mapping[str, float] = {}

@@ -6,6 +6,9 @@ worker. A job is rejected only if it ended two fresh workers alone, and the seco
 known to be good. Six deaths in a row end the build, and nothing is published. So a dead device or another program's
 memory never rejects good samples. A device whose workers die rests before the next one starts.
 
+A worker that is lost with its machine blames no job, and no loss ends the build. A unit that was in hand at three
+losses is leased alone, then in halves. One job that six machines were lost with ends the build.
+
 Guarantee: every job ends settled, whichever workers die; after a stop request each worker commits its batches in
 hand. The build computes nothing here, so it takes signals at once.
 """
@@ -61,6 +64,8 @@ PATIENCE_S = 5.0
 _TICK_S = 0.1
 #: Deaths in a row after which a known-good job is tried, and that end the build.
 _PROBE_AFTER, _MOST_DEATHS = 3, 6
+#: Losses after which a unit is leased alone and in halves, and that end the build with one job.
+_HALVED_AFTER, _MOST_LOSSES = 3, 6
 #: Seconds that a device rests after its second death in a row, doubled after each further one, and at most.
 _REST_S, _MOST_REST_S = 0.25, 60.0
 #: Units of entries that a build has where there are enough jobs, and jobs of one of them at least.
@@ -143,7 +148,9 @@ class _Unit:
     known: bytes = b""
     """Item keys (32 bytes each) that a dead worker committed of them."""
     alone: bool = False
-    """One job under suspicion: for a worker that has nothing else."""
+    """One job under suspicion, or a part of a unit that was lost: for a worker that has nothing else."""
+    losses: int = 0
+    """Workers that were lost with it."""
     probe: bool = False
     """A job that has succeeded before; its result is dropped."""
     suspected: float = math.inf
@@ -226,12 +233,13 @@ class Run:
         self._kind = field_kinds()[task.field]
         self._results = results or RunResult(task.field, total, total_cost)
         self._stop, self._engine, self._warn = stop, engine, warn
-        self._limit, self._total = engine.open(task, total_cost), total
+        self._limit = engine.open(task, total_cost)
         self._slots = dict[int, _Slot]()
         """By number, also devices that are gone."""
         self._num_slots = 1
-        self._ahead_jobs = 2 * max(task.batch_size or self._kind.work.batch_items, _THREADS)
-        """A worker with fewer jobs to encode gets the next unit."""
+        self._batch = task.batch_size or self._kind.work.batch_items
+        self._left = total
+        """Jobs of units that are not cut yet."""
         self._workers: list[_Worker] = []
         self._fresh = self._units(jobs, total)
         self._ahead: deque[_Unit] = deque()
@@ -277,6 +285,7 @@ class Run:
                     yield number, job
 
         for unit in cut(fitting(), lambda numbered: numbered[1].cost, most, work.unit_cost):
+            self._left -= len(unit)
             yield _Unit(jobs=dict(unit))
 
     def _fill(self, count: int) -> None:
@@ -332,8 +341,9 @@ class Run:
     def _next(self, worker: _Worker) -> _Unit | None:
         """The next unit for a worker; suspicious ones only if it has nothing else."""
         leases = worker.leases.values()
-        most = min(self._ahead_jobs, -(-self._total // self._num_slots))
-        if worker.alone or (leases and sum(unit.unmade for unit in leases) >= most):
+        # Towards the end workers take less ahead, so slow ones do not keep the others waiting.
+        ahead = min(2 * max(self._batch, _THREADS), max(self._left // self._num_slots, self._batch))
+        if worker.alone or (leases and sum(unit.unmade for unit in leases) >= ahead):
             return None
         probe = self._probe()
         if probe is not None:
@@ -417,7 +427,10 @@ class Run:
                 cause = "ran out of memory (MemoryError)"
             case BaseException():
                 raise end.error
-        self._died(worker, end._replace(begun=begun, how=cause), known)
+        if end.lost:
+            self._lost(worker, known, cause)
+        else:
+            self._died(worker, end._replace(begun=begun, how=cause), known)
 
     def _recovered(self, worker: _Worker, end: Ended) -> bytes:
         """Take the item keys that a dead worker committed and did not report; gives its last ones."""
@@ -426,6 +439,29 @@ class Run:
         new = [key for key in key_list(end.keys) if key not in known]
         self._results.take_keys(b"".join(new), len(new))
         return reported[-_RECENT_KEYS * KEY_BYTES :] + b"".join(new)
+
+    def _lost(self, worker: _Worker, known: bytes, cause: str) -> None:
+        """Give out the units of a lost worker again; in halves if several were lost with them."""
+        for unit in worker.leases.values():
+            numbers, losses = list(unit.jobs), unit.losses + 1
+            if unit.probe:
+                continue
+            if losses >= _MOST_LOSSES:
+                name = unit.jobs[numbers[0]].name
+                raise WorkerError(
+                    "workers are lost again and again",
+                    where=worker.slot.label,
+                    why=f"the last one {cause}; {losses} were lost with {name}, the last ones with it alone",
+                    fix=f"move {name} elsewhere, or use machines with more memory, and build again",
+                )
+            size, alone = len(numbers), unit.alone or losses >= _HALVED_AFTER
+            if losses >= _HALVED_AFTER and size > 1:
+                size, losses = -(-size // 2), _HALVED_AFTER - 1
+            for start in range(0, len(numbers), size):
+                jobs = {number: unit.jobs[number] for number in numbers[start : start + size]}
+                part = replace(unit, jobs=jobs, known=unit.known + known, alone=alone, losses=losses)
+                (self._trials if alone else self._ahead).append(part)
+        self._warn(f"a worker {cause}{self._on(worker)}; its samples are given out again")
 
     def _died(self, worker: _Worker, end: Ended, known: bytes) -> None:
         """Give out the jobs of a dead worker again; those that it was in the middle of each alone."""
@@ -437,11 +473,12 @@ class Run:
         for unit in worker.leases.values():
             if unit.probe:
                 continue
+            unit.known += known
             rest = {number: job for number, job in unit.jobs.items() if number not in end.begun}
             if rest:
-                (self._trials if unit.alone else self._ahead).appendleft(replace(unit, jobs=rest, known=known))
+                (self._trials if unit.alone else self._ahead).appendleft(replace(unit, jobs=rest))
             for number in [number for number in unit.jobs if number in end.begun]:
-                suspect = replace(unit, jobs={number: unit.jobs[number]}, known=known, alone=True)
+                suspect = replace(unit, jobs={number: unit.jobs[number]}, alone=True)
                 if unit.alone and is_fresh and worker.succeeded > unit.suspected:
                     self._quarantine(unit.jobs[number], end, encoding=end.begun[number] == ENCODING)
                     continue
