@@ -34,27 +34,6 @@ MISTRAL = (
     "{%- if m.role == 'user' %}{{- '[INST] ' + m.content + ' [/INST]' }}"
     "{%- else %}<<{{- ' ' + m.content + eos_token }}>>{%- endif %}{%- endfor %}"
 )
-# The system message is part of the first user turn; the assistant is called model.
-GEMMA = (
-    "{{- bos_token }}{%- set first = '' %}{%- set turns = messages %}"
-    "{%- if messages[0].role == 'system' %}{%- set first = messages[0].content + '\\n\\n' %}"
-    "{%- set turns = messages[1:] %}{%- endif %}"
-    "{%- for m in turns %}{%- set role = 'model' if m.role == 'assistant' else m.role %}"
-    "{{- '<start_of_turn>' + role + '\\n' }}{%- if loop.first %}{{- first }}{%- endif %}"
-    "{%- if m.role == 'assistant' %}<<{{- m.content | trim + '<end_of_turn>' }}>>"
-    "{%- else %}{{- m.content | trim + '<end_of_turn>' }}{%- endif %}{{- '\\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"
-)
-# An empty thought before the last answer; earlier thoughts are removed.
-THINKING = (
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
-    "{%- if m.role == 'assistant' %}<<"
-    "{%- set text = m.content.split('</think>')[-1].lstrip('\\n') %}"
-    "{%- if loop.last %}{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' }}{%- endif %}"
-    "{{- text + '<|im_end|>' }}>>"
-    "{%- else %}{{- m.content + '<|im_end|>' }}{%- endif %}{{- '\\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
 # Ignores add_generation_prompt: the assistant header is not learned.
 UNASKED = (
     "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}{{- m.content + '<|im_end|>\\n' }}{%- endfor %}"

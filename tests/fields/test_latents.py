@@ -166,30 +166,6 @@ def keyed_plan(samples, recipe):
     return plan, KIND.plan_keys(plan, KIND.content(samples), recipe)
 
 
-def planned(sizes, **geometry):
-    return KIND.plan(table(sizes), replace(RECIPE, geometry=GeometrySettings(**geometry)))
-
-
-def test_images_that_are_enlarged_are_one_note_with_number_first_and_worst():
-    plan = planned([(600, 600), (20, 20), (512, 512), (300, 400), (20, 20)])
-    (note,) = plan.notes
-    assert (note.reason, note.count, note.name, note.target) == ("upscaled", 3, "1.png", "latents")
-    assert note.detail == "3 images are enlarged, 25.6 times at most: 1.png from 20x20 to cover 512x512 pixels"
-    assert "--no-upscale" in note.hint
-    assert planned([(600, 600), (512, 512)]).notes == ()
-    assert planned([(0, 0)]).notes == ()
-
-
-def test_without_upscaling_small_images_go_to_smaller_buckets():
-    few = planned([(100, 100), (100, 99)], min_pixels=10_000)
-    assert (few.sample.tolist(), few.rejected[0][1].reason) == ([0], "too-few-pixels")
-    plan = planned([(600, 600), (20, 20), (300, 400), (63, 700), (512, 511)], upscale=False)
-    labels = {int(sample): plan.groups[group].label for sample, group in zip(plan.sample, plan.group, strict=True)}
-    assert labels == {0: "512x512", 2: "256x384", 4: "512x448"}
-    assert [(row, one.reason) for row, one in plan.rejected] == [(1, "too-small"), (3, "too-small")]
-    assert plan.notes == ()
-
-
 def test_random_crops_and_flips_are_variants():
     recipe = replace(RECIPE, geometry=GeometrySettings(crop="random", crops=3, flip=True))
     plan, keys = keyed_plan(table([(600, 700)]), recipe)

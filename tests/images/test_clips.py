@@ -6,7 +6,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from made_videos import KINDS, plain_frames, write_sound, write_video
+from made_videos import KINDS, plain_frames, write_video
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.clips import ClipSettings
@@ -99,11 +99,6 @@ def test_damaged_packets(tmp_path):
     middle = len(data) * 3 // 5
     data[middle : middle + 64] = bytes(64)
     assert reason(bytes(data)) == "decoder-error"
-
-
-def test_a_file_without_a_video_stream(tmp_path):
-    assert reason(write_sound(tmp_path / "a.mp4").read_bytes()) == "no-video"
-    assert reason(b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom") == "decoder-error"
 
 
 def test_too_many_pixels(tmp_path):

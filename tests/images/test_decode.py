@@ -33,14 +33,6 @@ def on_white(color, alpha):
     return np.rint((color * a + 255.0 * (255 - a)) / 255).astype(np.uint8)
 
 
-def cause(data, profile=PROFILE):
-    with pytest.raises(UnusableSampleError) as caught:
-        decode(data, profile)
-    assert caught.value.what
-    assert caught.value.fix
-    return caught.value.slug
-
-
 @pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientations(name, orientation):
@@ -171,14 +163,6 @@ FILES = {
     "avif": saved(IMAGE, format="AVIF"),
     "rgba": saved(IMAGE.convert("RGBA"), format="PNG", icc_profile=srgb(rXYZ="gXYZ")),
 }
-
-
-def test_one_flipped_bit_in_the_pixels_of_a_png():
-    whole = bytearray(FILES["png"])
-    for offset in range(whole.index(b"IDAT"), len(whole), 97):
-        whole[offset] ^= 4
-        assert cause(bytes(whole)) in ("decoder-error", "truncated")
-        whole[offset] ^= 4
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -27,12 +27,6 @@ def flux(tmp_path_factory):
     return opened(images(tmp_path_factory.mktemp("flux") / "c", [(64, 96)] * 4, channels=16, **FLUX))
 
 
-def test_stable_diffusion(many):
-    batch = next(iter(many.loader(batch_size=2, format="diffusers-sd", fields=CARRIED)))
-    assert set(batch) == {*CARRIED, "forward"}
-    assert batch["captions"] == [f"caption of {name}" for name in batch["names"]]
-
-
 def test_sdxl_has_time_ids(many):
     batch = next(iter(many.loader(batch_size=2, format="diffusers-sdxl", fields=[*CARRIED, *SIZES])))
     expected = torch.cat([batch[name] for name in SIZES], dim=1)

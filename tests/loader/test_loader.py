@@ -1,6 +1,4 @@
-import gc
 import hashlib
-import multiprocessing
 import pickle
 import warnings
 from dataclasses import replace
@@ -103,18 +101,6 @@ def test_an_epoch_repeats_until_it_is_set(source, prefetch):
     assert digests(source.loader(batch_size=2, seed=6)) != first
 
 
-def test_kept_batches_are_not_overwritten(many):
-    loader = many.loader(batch_size=2)
-    batches = [*loader, *loader]
-    before = [batch["latents"].clone() for batch in batches]
-    assert len({batch["latents"].data_ptr() for batch in batches}) == len(batches)
-    batches[0]["latents"].zero_()
-    del loader
-    gc.collect()
-    for batch, kept in zip(batches[1:], before[1:], strict=True):
-        assert torch.equal(batch["latents"], kept)
-
-
 def test_mixed_resolutions_reuse_memory(tmp_path):
     """At most 2 % of the batches use fresh memory."""
     sizes = [(side, side + step) for side in (64, 96, 128, 160, 192) for step in (0, 32)]
@@ -167,22 +153,6 @@ def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next_epoch(many, r
     other.set_epoch(2)  # a finished epoch that is named is served again
     expected.set_epoch(2)
     assert digests(other) == digests(expected)
-
-
-def test_a_loop_with_a_checkpoint_an_epoch_serves_each_epoch_once(source):
-    states, served = [source.loader(batch_size=3, seed=1).state_dict()], []
-    for _ in range(3):  # training stops after each epoch
-        loader = source.loader(batch_size=3, seed=1)
-        loader.load_state_dict(states[-1])
-        for epoch in range(loader.epoch, 3):
-            loader.set_epoch(epoch)
-            served.append(digests(loader))
-            states.append(loader.state_dict())
-            break
-    loader = source.loader(batch_size=3, seed=1)
-    for epoch in range(3):
-        loader.set_epoch(epoch)
-        assert served[epoch] == digests(loader)
 
 
 def test_the_state_counts_delivered_batches(source):
@@ -263,27 +233,6 @@ def test_a_loader_in_a_data_loader_has_a_length_and_is_rejected_in_workers(sourc
     assert digests(loader) == expected
     with pytest.raises(UsageError, match="worker of a DataLoader"):
         list(DataLoader(loader, batch_size=None, num_workers=1))
-
-
-def in_child(loader, results):
-    results.put((digests(loader), digests(loader)))
-
-
-@pytest.mark.parametrize(("source", "method"), CHILDREN, indirect=["source"])
-def test_two_processes_iterate_together(source, method):
-    loader = source.loader(batch_size=2, seed=3)
-    expected = digests(loader)
-    iterator = iter(loader)
-    head = [next(iterator)]
-    head = digests(head)
-    context = multiprocessing.get_context(method)
-    results = context.Queue()
-    child = context.Process(target=in_child, args=(loader, results))
-    child.start()
-    assert head + digests(iterator) == expected
-    assert results.get(timeout=60) == (expected, expected)
-    child.join(60)
-    assert child.exitcode == 0
 
 
 def test_pickled_loaders_are_small(tmp_path):

@@ -185,13 +185,3 @@ def test_every_byte_is_announced_in_pieces(monkeypatch, tmp_path, length):
     assert max(words[2] for words in announced_steps) <= 128 << 10
     assert sum(words[2] for words in announced_steps) == 2 * length
     assert announced_steps[0][1] == 7
-
-
-def test_cached_data_is_seldom_looked_at(monkeypatch):
-    looks = []
-    monkeypatch.setattr(prefetch, "is_cached", lambda file, place: looks.append(place) or True)
-    monkeypatch.setattr(prefetch, "announce", lambda places: pytest.fail("announced"))
-    readahead = Readahead()
-    for step in range(40):
-        readahead.announce(partial(places, step))
-    assert len(looks) == 4 * 8 + 4

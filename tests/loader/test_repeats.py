@@ -108,26 +108,6 @@ def test_each_occurrence_of_a_repeated_sample_is_another_draw(tmp_path):
     assert not set(drawn(1, 1)) & set(first)
 
 
-def test_each_occurrence_by_weights_is_another_draw(tmp_path):
-    few = opened(images(tmp_path / "few", [(64, 64)] * 3, posterior="moments", repeats=[2, 1, 1]))
-    many = opened(images(tmp_path / "many", [(64, 64)] * 20, posterior="moments", seed=1))
-    mixed = combine([few, many], weights=[1, 1])
-
-    def drawn(loader, steps=None):
-        batches = loader if steps is None else (batch for _, batch in zip(range(steps), loader, strict=False))
-        return [one.numpy().tobytes() for batch in batches for one in batch["latents"]]
-
-    whole = drawn(mixed.loader(batch_size=1))
-    assert len(set(whole)) == len(whole) == 40
-    ranks = (mixed.loader(batch_size=2, rank=rank, world_size=2, prefetch=0) for rank in range(2))
-    assert {value for loader in ranks for value in drawn(loader)} == set(whole)
-    loader = mixed.loader(batch_size=4)
-    head = drawn(loader, 6)
-    resumed = mixed.loader(batch_size=1)
-    resumed.load_state_dict(loader.state_dict())
-    assert {*head, *drawn(resumed)} == set(whole)
-
-
 def test_the_command_shows_repeats_and_turns_them_off(folder, capsys):
     def planned(*words):
         capsys.readouterr()

@@ -22,20 +22,6 @@ def way_of(loader, more):
     return stateful(loader, more) if more is not None else StatefulDataLoader(loader, batch_size=None)
 
 
-@pytest.mark.parametrize("more", [None, *WAYS[:2]], ids=str)
-def test_after_a_finished_epoch_it_serves_the_epoch_that_is_named(many, more):
-    served = lambda batches: [batch["names"] for batch in batches]  # noqa: E731
-    loader, other = many.loader(batch_size=3), many.loader(batch_size=3)
-    batches, again = way_of(loader, more), way_of(other, more)
-    loader.set_epoch(1)
-    assert len(list(batches)) == len(loader)
-    again.load_state_dict(copy.deepcopy(batches.state_dict()))
-    for epoch in (2, 3):
-        other.set_epoch(epoch)
-        loader.set_epoch(epoch)
-        assert served(again) == served(loader)
-
-
 @pytest.mark.parametrize("more", [None, *WAYS], ids=str)
 def test_after_a_finished_epoch_it_serves_the_next_one(make, more):
     loader_of, known = make

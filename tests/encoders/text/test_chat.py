@@ -1,5 +1,5 @@
 import pytest
-from made_templates import CHATML, COUNTING, GEMMA, LLAMA3, MISTRAL, THINKING, UNASKED, tagged, untagged
+from made_templates import CHATML, COUNTING, MISTRAL, UNASKED, tagged, untagged
 
 from latentcache.encoders.text.chat import ChatRenderer
 from latentcache.encoders.text.special import SpecialTokens
@@ -11,8 +11,6 @@ NAMES = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|
 CONTROL = SpecialTokens(
     {"added_tokens": [{"id": n, "content": name, "special": True} for n, name in enumerate(NAMES)]}
 )
-ENDS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "gemma": "<end_of_turn>"}
-STYLES = {"chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "gemma": GEMMA}
 
 
 def renderer(template, **options):
@@ -35,26 +33,11 @@ def learned(template, record, **options):
 TWO = say(("user", "Hi"), ("assistant", "Hello!"), ("user", "And?"), ("assistant", "Bye.\nBye."))
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_tags_and_prefix_differences_give_equal_spans(style):
-    record = TWO
-    wanted = [text + ENDS[style] for text in ("Hello!", "Bye.\nBye.")]
-    wanted = [" " + text for text in wanted] if style == "mistral" else wanted
-    assert learned(tagged(STYLES[style]), record) == wanted
-    assert learned(untagged(STYLES[style]), record) == wanted
-
-
 @pytest.mark.parametrize("make", [tagged, untagged])
 def test_a_turn_with_weight_0_has_no_loss(make):
     messages = [Message(role="user", content="a"), Message(role="assistant", content="b", learned=False)]
     messages += [Message(role="user", content="c"), Message(role="assistant", content="d", learned=True)]
     assert learned(make(CHATML), chat_record("a", 1, tuple(messages))) == ["d<|im_end|>"]
-
-
-def test_a_template_that_drops_earlier_thoughts():
-    record = say(("user", "a"), ("assistant", "<think>hm</think>\nb"), ("user", "c"), ("assistant", "d"))
-    assert learned(untagged(THINKING), record) == ["b<|im_end|>", "<think>\n\n</think>\n\nd<|im_end|>"]
-    assert learned(tagged(THINKING), record) == learned(untagged(THINKING), record)
 
 
 def test_a_header_that_is_not_prompted_for_is_not_learned():

@@ -1,5 +1,4 @@
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +13,7 @@ from made_tokenizers import byte_level, save
 from transformers import AutoTokenizer
 
 from latentcache.encoders.text.describe import describe
-from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
+from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsSettings
 from latentcache.fields.protocol import DescribeContext
 from latentcache.fields.strings import Strings
@@ -147,32 +146,6 @@ def test_settings_that_were_not_given_follow_the_cache(folder, tmp_path):
     assert (other.add_bos, other.template_options) == (False, ())
     texts = described({"tokenizer": "stub"})
     assert described(cached=as_cached(texts), chat=True).recipe.loss == "assistant", "texts are no choice of loss"
-
-
-def test_a_check_without_the_tokenizer_compares_the_other_settings(folder):
-    first = described({"tokenizer": str(folder)})
-    shutil.rmtree(folder)
-    found = described({"loss": "assistant"}, as_cached(first), check=True)
-    assert found.producer == {}
-    assert found.recipe == replace(first.recipe, loss="assistant")
-
-
-def test_a_check_loads_no_template_and_no_hub_id(folder, tmp_path):
-    template = tmp_path / "t"
-    template.write_text(untagged(CHATML) + " ")
-    first = described({"tokenizer": str(folder), "chat_template": template}, chat=True)
-    template.unlink()
-    found = described(cached=as_cached(first), check=True, samples=None)
-    assert (found.recipe, found.producer) == (first.recipe, {})
-    assert found.not_compared == (
-        f"chat template {template} was not checked (no such file or folder); add --chat-template FILE"
-    )
-    with pytest.raises(ModelNotFoundError, match="the chat template cannot be read"):
-        described(cached=as_cached(first), chat=True)
-    cached = {"recipe": first.recipe, "provenance": {**first.provenance, "tokenizer": "some/tokenizer"}}
-    found = described(cached=cached, check=True, samples=None)
-    lost = "tokenizer some/tokenizer was not checked (not in the local hub cache); add --tokenizer PATH"
-    assert found.not_compared == lost
 
 
 @pytest.mark.parametrize(

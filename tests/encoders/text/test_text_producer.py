@@ -5,7 +5,7 @@ from made_tokenizers import byte_level, save
 
 from latentcache.encoders.text.producer import TokenProducer
 from latentcache.fields.protocol import Failure, Job, Made, Output, ProducerContext
-from latentcache.sources.records import Message, chat_record, text_record
+from latentcache.sources.records import text_record
 
 
 def opened(description):
@@ -22,17 +22,6 @@ def job(record, number=0):
 
 def produce(tokens, *records):
     return tokens.encode([item for record in records for item in tokens.prepare(job(record), {})])
-
-
-def test_a_record_becomes_ids_with_its_columns():
-    answer = Message(role="assistant", content="ok", learned=True)
-    text, turns = text_record("a", 1, "hi"), chat_record("a", 2, (Message(role="user", content="q"), answer))
-    one, other = produce(opened(described_tokenizer("stub", chat=True)), text, turns)
-    assert one.array.tolist() == [*b"hi", 257]
-    assert one.columns["control"] == 0
-    assert one.columns["spans"].tolist() == [[0, 3]]
-    ((start, number),) = other.columns["spans"].tolist()
-    assert other.array[start : start + number].tolist() == [*b"ok", 260]
 
 
 def test_a_record_without_tokens_and_one_that_fails_are_failures(tmp_path):

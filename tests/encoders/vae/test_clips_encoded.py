@@ -98,16 +98,3 @@ def test_frames_that_the_model_does_not_take(tiny):
         described(model, frames=None, fps=8)
     with pytest.raises(UnsupportedModelError):
         described("stub", tiling=True)
-
-
-def test_images_alone_keep_their_recipe(tiny):
-    """The id of a recipe without clips has no frame settings."""
-    plain = described("stub", frames=None, storage_dtype="float16").recipe
-    assert "clips" not in plain.identity()
-    clips = described("stub", storage_dtype="float16").recipe
-    assert clips.identity()["clips"] == {"fps": 0, "start": "first", "decoder": "ffmpeg", "version": 1}
-    assert clips.recipe_id != plain.recipe_id
-    assert type(clips).from_json(json.loads(json.dumps(clips.as_json()))) == clips
-    longer = described("stub", frames=(9, 13), storage_dtype="float16").recipe
-    assert longer.recipe_id == clips.recipe_id
-    assert described("stub", fps=8, storage_dtype="float16").recipe.recipe_id != clips.recipe_id

@@ -4,26 +4,14 @@ from dataclasses import replace
 
 import pytest
 from described_models import as_cached, described_model
-from made_weights import edit, rewrite
+from made_weights import edit
 from safetensors.torch import load_file, save_file
 
-from latentcache.encoders import weights
 from latentcache.encoders.vae.describe import describe
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.latents import GeometrySettings, LatentsSettings, Normalization
 from latentcache.fields.protocol import DescribeContext
 from latentcache.geometry.sizes import Size
-
-
-def test_a_folder_is_described(tiny):
-    described = described_model(tiny("AutoencoderKL"))
-    spec = described.spec
-    assert (described.needs_torch, described.label) == (True, str(tiny("AutoencoderKL")))
-    assert described.weights == (str(tiny("AutoencoderKL") / "diffusion_pytorch_model.safetensors"),)
-    assert described.config_path == str(tiny("AutoencoderKL") / "config.json")
-    assert (spec.family, spec.channels, spec.factor, spec.multiple) == ("AutoencoderKL", 4, 2, 2)
-    assert spec.normalization == Normalization(kind="scale-shift", scale=0.3611, shift=0.1159)
-    assert len(spec.fingerprint) == len(spec.config) == 32
 
 
 def test_a_generic_class_without_a_scale_is_reported(copied):
@@ -65,22 +53,6 @@ def test_compute_type(tiny, compute_dtype, on_cuda, upcast, expected):
         tiny("AutoencoderKL", force_upcast=upcast), compute_dtype=compute_dtype, on_cuda=on_cuda
     )
     assert described.spec.compute_dtype == expected
-
-
-def test_demo_and_stub():
-    demo = described_model("demo")
-    assert (demo.needs_torch, demo.spec.family, demo.spec.channels, demo.spec.factor) == (False, "demo", 4, 8)
-    stub, slow = described_model("stub"), described_model("stub:delay_ms=20", storage_dtype="float32")
-    assert (stub.delay_ms, slow.delay_ms, stub.spec.family) == (0, 20, "stub")
-    assert replace(slow.spec, storage_dtype="float16") == stub.spec
-
-
-@pytest.mark.parametrize("option", ["", "delay=3", "delay_ms=", "delay_ms=-1", "delay_ms=1.5", "delay_ms=²"])
-def test_unknown_stub_options(option):
-    with pytest.raises(UsageError) as caught:
-        described_model(f"stub:{option}")
-    assert caught.value.what_python == f"model='stub:{option}': unknown option of the stub"
-    assert caught.value.fix == "use stub or stub:delay_ms=20"
 
 
 def test_means_of_another_length_are_rejected(copied):
@@ -214,17 +186,6 @@ def test_worker_answers_are_cached(tiny, monkeypatch):
     assert second.provenance["model"] == model
 
 
-def test_settings_that_were_not_given_follow_the_cache():
-    settings = {"model": "stub", "resolutions": (256,), "flip": True, "latents": "moments", "min_side": 128}
-    first, _ = described(settings | {"storage_dtype": "bfloat16"})
-    second, _ = described(cached=as_cached(first))
-    assert second.recipe == first.recipe
-    third, _ = described({"resolutions": (512,), "flip": False}, as_cached(first))
-    assert third.recipe.encoder == first.recipe.encoder
-    assert third.recipe.recipe_id == first.recipe.recipe_id
-    assert (third.recipe.geometry.resolutions, third.recipe.geometry.flip) == ((512,), False)
-
-
 def test_another_model_does_not_inherit_tiles(tiny):
     first, _ = described({"model": str(tiny("AutoencoderKL")), "tiling": True})
     assert described(cached=as_cached(first))[0].recipe.encoder.tiling
@@ -238,21 +199,6 @@ def test_the_id_depends_on_nothing_but_the_model(tiny, tmp_path):
     (elsewhere / "README.md").write_text("more files")
     warm, _ = described({"model": str(elsewhere)}, as_cached(cold))
     assert warm.recipe.recipe_id == cold.recipe.recipe_id == described(cached=as_cached(warm))[0].recipe.recipe_id
-
-
-def test_weights_are_hashed_once_while_their_stat_is_the_same(copied, monkeypatch):
-    model, hashed = copied(), []
-    real = weights.fingerprint
-    monkeypatch.setattr(weights, "fingerprint", lambda *args: hashed.append(1) or real(*args))
-    monkeypatch.setattr("latentcache.sources.known.RACY_NS", 0)  # trusted at once
-    first, _ = described({"model": str(model.folder)})
-    second, _ = described(cached=as_cached(first))
-    assert (len(hashed), second.recipe) == (1, first.recipe)
-    model.weights.write_bytes(model.weights.read_bytes())
-    third, _ = described(cached=as_cached(first))
-    assert (len(hashed), third.recipe) == (2, first.recipe)
-    rewrite(model.weights, lambda tensors: {name: tensor + 1 for name, tensor in tensors.items()})
-    assert described(cached=as_cached(third))[0].recipe.recipe_id != first.recipe.recipe_id
 
 
 @pytest.mark.parametrize("model", ["", "some/vae"], ids=["folder", "hub id"])

@@ -14,7 +14,7 @@ from latentcache.encoders.vae.describe import describe
 from latentcache.encoders.vae.producer import VaeProducer, checked_noise, open_encoder
 from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
 from latentcache.fields.dtypes import is_finite
-from latentcache.fields.latents import Latents, LatentsSettings
+from latentcache.fields.latents import LatentsSettings
 from latentcache.fields.protocol import DescribeContext, Failure, Job, Output, Pending, ProducerContext
 from latentcache.geometry.placement import flipped, place_in
 from latentcache.geometry.sizes import Size
@@ -23,8 +23,6 @@ from latentcache.images.decode import decode
 from latentcache.images.resize import pixel_hash, resize_crop
 from latentcache.pipeline.diff import AGAIN
 from latentcache.pipeline.workers.batching import attempt, read_inputs
-
-KIND = Latents()
 
 
 def draw(path, seed=1, height=80, width=70, **options):
@@ -111,22 +109,6 @@ def test_items_keep_their_pixels_when_the_next_image_is_decoded(tmp_path):
     items = [item for number in range(4) for item in prepare(producer, job(f"{number}.jpg"))]
     assert len({item.same for item in items}) == 4
     assert [pixel_hash(item.value) for item in items] == [item.same for item in items]
-
-
-def test_re_encoding_uses_the_stored_crop(tmp_path):
-    draw(tmp_path / "a.png", height=80, width=128)
-    producer = opened(tmp_path, flip=True)
-    columns = {"crop": [3, 20], "resize": [70, 112]}
-    items = prepare(
-        producer,
-        job("a.png", Output(item=0, group=0, columns=columns), Output(item=1, group=0, variant=1, columns=columns)),
-    )
-    pixels = decode((tmp_path / "a.png").read_bytes(), producer._recipe.pixels)
-    whole = np.asarray(Image.fromarray(pixels).resize((112, 70), Image.Resampling.LANCZOS))
-    upright, flipped = (item.value for item in items)
-    assert np.array_equal(upright, whole[3:67, 20:84])
-    assert np.array_equal(flipped, whole[:, ::-1][3:67, 20:84])
-    assert [item.columns["crop"] for item in items] == [(3, 20), (3, 20)]
 
 
 class Faulty(Encoder):
