@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HELP = """Create or update the cache for DATA; only new or changed inputs are encoded.
 
 DATA is a folder of images (with captions beside them or in a metadata table), a configuration of a trainer that names
-such folders (dataset.toml, concepts.json, multidatabackend.json, latentcache.toml), or records to tokenize: JSONL,
+such folders (dataset.toml, concepts.json, multidatabackend.json), or records to tokenize: JSONL,
 JSON, text, parquet or Arrow, one file or a folder of them. Settings that are not given follow the cache.
 """
 EXAMPLES = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,6 @@ MASK_ENDING, CONTROL_ENDING = "-masklabel", "-condlabel"
 FOLDER = "folder"
 #: Folder of control images that ai-toolkit made of the images beside it (``ControlCachingMixin``).
 _MADE_CONTROLS = "_controls"
-#: Options of :meth:`CaptionRule.with_options`.
-CAPTION_OPTIONS = ("caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines",
-                   "image_column", "caption_column")  # fmt: skip
 #: Names of the column of file names, in any case.
 FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")
 #: Names of the column of captions, in any case; of an object in a JSON file the first one counts.
@@ -46,16 +43,10 @@ class CaptionRule(Value):
     """Extensions of files beside the image: ``a.txt`` for each, then ``a.jpg.txt`` for each."""
     table: str = ""
     """Metadata file, below the root: its rows are the samples."""
-    tag_separator: str = ""
-    """Separator of caption and tags in kohya's metadata files. Empty: the table is another one."""
     image_column: str = ""
     """Column of images, or of their file names, that is asked for; see :func:`choose_column`."""
-    caption_columns: tuple[str, ...] = ()
-    """Columns of captions that are asked for; all that have a text are captions."""
-    table_fallback: str = ""
-    """Column of a table for rows without another caption."""
-    table_stems: bool = False
-    """True: file names in the table may lack their extension."""
+    caption_column: str = ""
+    """Column of captions that is asked for."""
     from_name: Callable[[str], str] | None = None
     """Makes a caption of the stem of a file name."""
     text: str = ""
@@ -76,28 +67,6 @@ class CaptionRule(Value):
         """Hash of all that a file's caption depends on beside the file; zeros for a caption as it is written."""
         parts = [self.lines, self.prefix, self.suffix, self.text]
         return content_hash(json.dumps(parts).encode()) if any(parts) else bytes(HASH_BYTES)
-
-    def with_options(self, options: Mapping[str, Any]) -> CaptionRule:
-        """With what a user says of captions by ``CAPTION_OPTIONS``, whatever the layout is."""
-        caption_ext, default_caption = options.get("caption_ext"), options.get("default_caption")
-        lines, caption_column = options.get("caption_lines", ""), options.get("caption_column")
-        extensions, text, source = self.extensions, self.text, self.text_source
-        if caption_ext and extensions:
-            extensions = ("." + caption_ext.lower().removeprefix("."),)
-        if default_caption is not None and not text and self.from_name is None:
-            text, source = default_caption, "--default-caption"
-        return replace(
-            self,
-            extensions=extensions,
-            image_column=options.get("image_column") or self.image_column,
-            caption_columns=(caption_column,) if caption_column else self.caption_columns,
-            text=text,
-            text_source=source,
-            prefix=options.get("caption_prefix", "") + self.prefix,
-            suffix=self.suffix + options.get("caption_suffix", ""),
-            lines=lines or self.lines,
-            lines_by_choice=self.lines_by_choice or bool(lines),
-        )
 
     @property
     def is_empty_by_choice(self) -> bool:
@@ -133,7 +102,7 @@ class ImageSet(Value):
     """One folder of images, or the rows of one table, with what is said of all of them."""
 
     folder: str
-    """Below the root, without ``/`` at the end; empty: the root."""
+    """Below the root, without ``/`` at the end; empty: the root. Absolute until ``recognize.config.joined``."""
     name: str = ""
     """As the configuration calls it; by default the folder."""
     recursive: bool = True
@@ -152,8 +121,8 @@ class ImageSet(Value):
     files: frozenset[str] = frozenset()
     """Names of the archives below the root."""
     paired: tuple[tuple[str, str], ...] = ()
-    """(Input, folder below the root) of its masks and control images, which have the names of the images; the folder
-    is absolute in a layout that is not joined yet, and empty if the transparency of the image itself is the mask."""
+    """(Input, folder) of its masks and control images, which have the names of the images. The folder is named as
+    ``folder`` is, and empty if the transparency of the image itself is the mask."""
 
     paired_by_path: bool = False
     """True: masks and control images are in the same subfolders as the images; False: their file name may decide."""
@@ -166,7 +135,7 @@ class ImageSet(Value):
     @property
     def has_columns(self) -> bool:
         """True if images and captions are in columns of a table or an archive, or members of a tar."""
-        return bool(self.archives or (self.captions.table and not self.captions.tag_separator))
+        return bool(self.archives or self.captions.table)
 
     @property
     def prefix(self) -> str:

@@ -12,7 +12,7 @@ import xxhash
 
 from latentcache.errors import UsageError
 from latentcache.fields.settings import setting
-from latentcache.sources.layout import CAPTION_OPTIONS, Layout
+from latentcache.sources.layout import CaptionRule, Layout
 from latentcache.sources.partners import paired_with
 from latentcache.value import Value, typed_parts
 
@@ -125,13 +125,32 @@ class SourceOptions(Value):
 
     def applied(self, layout: Layout, recorded: Collection[str]) -> tuple[Layout, SourceOptions]:
         """A layout with what is said here, and the options with folders named from its root, as ``paired_with``."""
-        given = {name: getattr(self, name) for name in CAPTION_OPTIONS}
-        sets = tuple(replace(image_set, captions=image_set.captions.with_options(given)) for image_set in layout.sets)
+        sets = tuple(replace(image_set, captions=self._captions(image_set.captions)) for image_set in layout.sets)
         if self.repeats is False:
             sets = tuple(replace(image_set, repeats=1, balance="") for image_set in sets)
         folders = {"masks": (self.masks,), "controls": self.controls}
         layout, named = paired_with(replace(layout, sets=sets), folders, recorded)
         return layout, replace(self, masks="".join(named["masks"]), controls=named["controls"])
+
+    def _captions(self, rule: CaptionRule) -> CaptionRule:
+        """The rule of a set with what is said of captions here."""
+        extensions, text, source = rule.extensions, rule.text, rule.text_source
+        if self.caption_ext and extensions:
+            extensions = ("." + self.caption_ext.lower().removeprefix("."),)
+        if self.default_caption is not None and not text and rule.from_name is None:
+            text, source = self.default_caption, "--default-caption"
+        return replace(
+            rule,
+            extensions=extensions,
+            image_column=self.image_column,
+            caption_column=self.caption_column,
+            text=text,
+            text_source=source,
+            prefix=self.caption_prefix + rule.prefix,
+            suffix=rule.suffix + self.caption_suffix,
+            lines=self.caption_lines or rule.lines,
+            lines_by_choice=bool(self.caption_lines),
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SourceOptions:

@@ -89,7 +89,7 @@ def paired_with(
                     argument=option,
                     value=value,
                     why="names of files are kept below the folder of the data",
-                    fix=f"give a folder in it, or name both in a latentcache.toml: {option} = {value!r} beside path",
+                    fix="give a folder in it; DATA may be the folder that holds both",
                 )
             folders.append(value if is_word or below is None else below.relative_to(root).as_posix())
         if len(folders) > len(inputs):

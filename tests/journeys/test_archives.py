@@ -177,18 +177,8 @@ def test_images_beside_tars_are_an_ambiguity(tmp_path: Path) -> None:
     assert counts(build_here(data, tmp_path / "loose", "--layout", "folder"))["encoded"] == 1
 
 
-MIXED = """
-[[sets]]
-path = "folder"
-repeats = 2
-[[sets]]
-path = "archives/%s"
-caption_prefix = "a photo of "
-"""
-
-
 @pytest.mark.parametrize("name", ["one.tar", "one.parquet"])
-def test_one_archive_as_data_and_beside_a_folder(name: str, tmp_path: Path) -> None:
+def test_one_archive_as_data(name: str, tmp_path: Path) -> None:
     images = some_images(COUNT)
     (tmp_path / "archives").mkdir()
     one = tmp_path / "archives" / name
@@ -204,25 +194,8 @@ def test_one_archive_as_data_and_beside_a_folder(name: str, tmp_path: Path) -> N
     age(tmp_path)
     assert counts(build_here(one, tmp_path / "alone")) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
     assert counts(look("verify", tmp_path / "alone", "--full", "--json")) == {"ok": COUNT}
-
-    as_folder(tmp_path / "folder", {"own": (png(200), "own")})
-    config, cache = tmp_path / "latentcache.toml", tmp_path / "cache"
-    config.write_text(MIXED % name)
-    done = build_here(config, cache)
-    assert counts(done) == {"samples": COUNT + 1, "encoded": COUNT + 1, "no_caption": 1}
-    assert payloads(tmp_path / "alone").items() <= payloads(cache).items()
-    texts = [caption for caption, _, _ in read_samples(cache)]
-    prefixed = sum(text.startswith("a photo of ") for text in texts)
-    assert (texts.count("own"), prefixed, texts.count("")) == (2, COUNT - 1, 1)
-    age(tmp_path)
-    for _ in range(2):
-        assert counts(build_here(config, cache)) == {"samples": COUNT + 1, "cached": COUNT + 1, "no_caption": 1}
-    assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT + 1}
     for number in range(2):
-        build_here(config, tmp_path / f"part{number}", "--part", f"{number}/2")
+        build_here(one, tmp_path / f"part{number}", "--part", f"{number}/2")
     assert look("merge", tmp_path / "part0", tmp_path / "part1", "--out", tmp_path / "both").status == 0
-    assert payloads(tmp_path / "both") == payloads(cache)
-    assert read_samples(tmp_path / "both") == read_samples(cache)
-    next((tmp_path / "folder").glob("*.png")).write_bytes(png(201))
-    found = look("verify", cache, "--json")
-    assert (found.status, counts(found)) == (1, {"stale": 1, "ok": COUNT})
+    assert payloads(tmp_path / "both") == payloads(tmp_path / "alone")
+    assert read_samples(tmp_path / "both") == read_samples(tmp_path / "alone")

@@ -92,7 +92,7 @@ def read_archives(
 def reading_of(image_set: ImageSet) -> bytes:
     """Hash of all that an archive's samples depend on beside the file."""
     rule = image_set.captions
-    columns = rule.image_column, "".join(rule.caption_columns[:1])
+    columns = rule.image_column, rule.caption_column
     return content_hash(repr((_RULE, columns, rule.reading, rule.text, rule.from_name and image_set.name)).encode())
 
 
@@ -132,7 +132,7 @@ class _Archive:
     def __init__(self, root: Path, name: str, image_set: ImageSet, findings: Findings) -> None:
         self._path, self._name, self._findings, self._notes = root / name, name, findings, Notes()
         self._kind, self._rule = image_set.archives, image_set.captions
-        self._caption_column = "".join(self._rule.caption_columns[:1])
+        self._caption_column = self._rule.caption_column
 
     def entries(self) -> list[Entry]:
         """Its images with a usable caption; raises UnusableSampleError if there is none before a fault."""

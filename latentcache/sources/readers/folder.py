@@ -256,11 +256,13 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
     first = {name: memo for name, (_, memo) in archives.items()} | tables
     files = _Files(inventory, layout, first, findings, videos=request.options.videos)
     findings.notes.add(*layout.notes)
-    read, units = dict[int, tuple[bytes, StatMemo]](), _of_folders(layout, files)
+    read = dict[int, tuple[bytes, StatMemo]]()
     if tables:
         positions = {name: number for number, name in enumerate(first)}
-        rows, read = read_tables(layout, root, files.of_sets(), positions, findings)
-        units = _with_tables(files, units, rows)
+        units, read = read_tables(layout, root, files.of_sets(), positions, findings)
+        units = units.take(np.argsort(units["image"]))
+    else:
+        units = _of_folders(layout, files)
     if part is not None:
         mine = [part.holds_name(name) for name in files.names.take(units["image"])]
         units = units.take(np.array(mine, dtype=np.bool_))
@@ -392,14 +394,13 @@ def _of_folders(layout: Layout, files: _Files) -> Units:
         sizes[list(owners)] += images[number]
     reg, folder_of = balanced(sets, sizes.tolist()), np.zeros(max(len(files.owners), 1), dtype=np.int32)
     for owners, number in files.owners.items():
-        folders = [owner for owner in owners if not sets[owner].captions.table]
-        folder_of[number] = folders[0] if folders else -1
+        folder_of[number] = owners[0] if owners else -1
         rows = np.flatnonzero(files.owner == number)
-        for folder in folders:
-            repeats[rows] += reg.get(folder, sets[folder].repeats)
-        other = next((folder for folder in folders if sets[folder].captions != sets[folders[0]].captions), -1)
+        for owner in owners:
+            repeats[rows] += reg.get(owner, sets[owner].repeats)
+        other = next((owner for owner in owners if sets[owner].captions != sets[owners[0]].captions), -1)
         if other >= 0:
-            words = f"images have the captions of {sets[folders[0]].label}, not those of {sets[other].label}"
+            words = f"images have the captions of {sets[owners[0]].label}, not those of {sets[other].label}"
             files.findings.notes.count("in-two-sets", words, files.names.take(files.images[rows]))
     owner = folder_of[files.owner]
     units = Units(image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=repeats)
@@ -450,20 +451,6 @@ def repeats_of(samples: SampleTable) -> NDArray[np.uint16]:
     """(S,) how often each sample is seen in one epoch."""
     held = samples.columns.get("repeats")
     return np.ones(len(samples), dtype=np.uint16) if held is None else np.asarray(held)
-
-
-def _with_tables(files: _Files, folders: Units, rows: Units) -> Units:
-    """Samples of folders and of tables; an image of both has the caption of the table, and the repeats of both."""
-    if not len(rows):
-        return folders
-    is_again = np.isin(folders["image"], rows["image"])
-    if is_again.any():
-        repeats = dict(zip(folders["image"][is_again].tolist(), folders["repeats"][is_again].tolist(), strict=True))
-        rows.columns["repeats"] += [repeats.get(image, 0) for image in rows["image"].tolist()]
-        words = "images of a folder have the captions of a table, and the repeats of both"
-        files.findings.notes.count("in-two-sets", words, files.names.take(sorted(repeats)))
-    units = Units.joined([folders.take(~is_again), rows])
-    return units.take(np.argsort(units["image"]))
 
 
 def _is_of_file(column: str) -> bool:

@@ -1,4 +1,4 @@
-"""Metadata tables: CSV, JSON lines, parquet and kohya's JSON, read exactly as they are written.
+"""Metadata tables: CSV, JSON lines and parquet, read exactly as they are written.
 
 No cell is shifted, converted or guessed (``NA``, ``001`` and ``None`` stay text). A table that is not well formed is
 an error with file and line before any work is done. Every row is a sample, a rejection or a note, and so is every
@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ import numpy as np
 from latentcache.errors import TableError, UnusableSampleError
 from latentcache.identity.content import StatMemo, content_hash
 from latentcache.sources.captions import caption_fault, captions_in
-from latentcache.sources.causes import Findings, Notes, fault, rejected, unused_lines
+from latentcache.sources.causes import Findings, Notes, fault, rejected
 from latentcache.sources.formats import PARQUET
 from latentcache.sources.formats.files import listed, read_source, shown
 from latentcache.sources.formats.rows import opened
@@ -74,7 +73,7 @@ def read_tables(
     """Read the tables of a layout, the deepest one first; raises TableError if one of them cannot be read.
 
     Args:
-        layout: Its sets name the tables.
+        layout: Each of its sets is a table.
         root: Names are below it.
         images: Set -> names of the images in its folder -> position of the image, and the caption file beside it.
         positions: Position of each table among the files.
@@ -84,58 +83,39 @@ def read_tables(
         The samples, and position of each table -> content hash and memo.
     """
     named, notes = findings.names(), findings.notes
-    taken, contents = dict[str, _Taken](), dict[int, tuple[bytes, StatMemo]]()
-    unlisted, left = dict[str, str](), set[str]()
-    tables = [number for number, image_set in enumerate(layout.sets) if image_set.captions.table]
-    others = {name for number, inside in images.items() if number not in tables for name in inside}
-    for number in sorted(tables, key=lambda number: -len(layout.sets[number].prefix)):
-        image_set, inside = layout.sets[number], images.get(number, {})
-        rule, table = image_set.captions, image_set.captions.table
+    taken, contents = dict[str, tuple[int, int, int, Row]](), dict[int, tuple[bytes, StatMemo]]()
+    unlisted = dict[str, str]()
+    for number, image_set in sorted(enumerate(layout.sets), key=lambda pair: -len(pair[1].prefix)):
+        inside, rule, table = images.get(number, {}), image_set.captions, image_set.captions.table
         rows, content, memo = read_table(root, table, inside, image_set.prefix, rule)
         contents[positions[table]] = content, memo
-        rows = _with_columns(table, rows, notes)
-        first_rows = match_rows(table, rows, inside, {*named, *unlisted}, root, findings)
-        differing, unread = list[str](), list[tuple[str, int]]()
+        first_rows = match_rows(table, _with_columns(table, rows, notes), inside, {*named, *unlisted}, root, findings)
+        differing = list[str]()
         for name, row in first_rows.items():
             if name not in inside or row.error is not None:
                 continue
-            if row.caption is not None:
-                unread += [(table, row.line)] if rule.unused_line(row.caption) else []
-                row = row._replace(caption=rule.formatted(row.caption))
-            used = taken.setdefault(name, _Taken(inside[name][0], positions[table], number, row))
-            used.repeats += image_set.repeats
-            differing += [name] if used.row.caption != row.caption else []
-        notes.add(*unused_lines(unread))
+            row = row._replace(caption=None if row.caption is None else rule.formatted(row.caption))
+            *_, deeper = taken.setdefault(name, (inside[name][0], positions[table], number, row))
+            differing += [name] if deeper.caption != row.caption else []
         notes.count("in-two-sets", "images have another caption in a deeper table, which counts", differing)
         unlisted |= {name: table for name in inside if name not in first_rows}
-        beside = sorted({text for name, (_, text) in inside.items() if text and name not in others} - left)
-        left.update(beside)
-        notes.count("sidecar-unused", "caption files beside images of a table are not used", beside)
     for name, table in unlisted.items():
-        if name not in taken and name not in others:
+        if name not in taken:
             notes.add(rejected(name, "unlisted", f"{table} has no row for it"))
+    beside = {text for inside in images.values() for _, text in inside.values() if text}
+    notes.count("sidecar-unused", "caption files beside images of a table are not used", sorted(beside))
     return _units(taken.values()), contents
 
 
-@dataclass(slots=True)
-class _Taken:
-    """An image of a table: its position and that of the table, its set and row, and its repeats in all tables."""
-
-    position: int
-    table: int
-    owner: int
-    row: Row
-    repeats: int = 0
-
-
-def _units(taken: Collection[_Taken]) -> Units:
-    rows = [image.row for image in taken]
+def _units(taken: Collection[tuple[int, int, int, Row]]) -> Units:
+    """Samples of (position of the image, position of the table, set, row)."""
+    rows = [row for *_, row in taken]
+    image, table, owner = np.array([numbers for *numbers, _ in taken], dtype=np.int32).reshape(-1, 3).T
     is_captioned = [row.caption is not None for row in rows]
     return Units(
-        image=np.array([image.position for image in taken], dtype=np.int32),
-        caption=np.where(is_captioned, np.array([image.table for image in taken], dtype=np.int32), -1),
-        owner=np.array([image.owner for image in taken], dtype=np.int32),
-        repeats=np.array([image.repeats for image in taken], dtype=np.int64),
+        image=image,
+        caption=np.where(is_captioned, table, -1),
+        owner=owner,
         line=np.where(is_captioned, np.array([row.line for row in rows], dtype=np.uint32), 0),
         focus=np.array([row.focus for row in rows], dtype=np.float32).reshape(-1, 2),
         text=np.array([row.caption or "" for row in rows], dtype=object),
@@ -225,93 +205,56 @@ def read_table(
     except UnusableSampleError as error:
         raise _error(path, 0, "the table cannot be read", error.what, error.fix) from error
     content, data = content_hash(data), data.removeprefix(codecs.BOM_UTF8)
-    if rule.tag_separator and path.suffix != ".jsonl":  # kohya's: an object of images, each with its caption and tags
-        images_said = enumerate(_json_object(path, data, 1).items(), start=1)
-        records: _Records = (
-            (number, {**(said if isinstance(said, dict) else {"caption": [said]}), "image_path": name})
-            for number, (name, said) in images_said
-        )
-    elif path.suffix == ".csv":
+    if path.suffix == ".csv":
         records = _csv_records(path, data, rule)
     elif path.suffix == ".parquet":
         records = _parquet_records(path)
     else:
         lines = enumerate(data.split(b"\n"), start=1)
         records = ((line, _json_object(path, raw, line)) for line, raw in lines if raw.strip())
-    if rule.tag_separator:
-        file, caption = FILE_COLUMNS[0], CAPTION_COLUMNS[0]
-        records = (
-            (line, {file: entry.get("image_path", ""), caption: _with_tags(entry, rule)}) for line, entry in records
-        )
-    above, rows = root.absolute().as_posix(), _rows(path, records, rule)
+    rows = _rows(path, records, rule)
     if not rows:
         fix = "add one row per image, or rename the table to use all images"
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
-    stems = {image.rpartition(".")[0]: image for image in sorted(images, reverse=True)} if rule.table_stems else {}
+    above = root.absolute().as_posix()
     for number, row in enumerate(rows):
-        name = row.name
-        if name.startswith("/") and PurePosixPath(name).is_relative_to(above):
-            name = str(PurePosixPath(name).relative_to(above))
-        elif not leads_out(name):
-            name = prefix + name
-        rows[number] = row._replace(name=stems.get(name, name))
+        if row.name.startswith("/") and PurePosixPath(row.name).is_relative_to(above):
+            rows[number] = row._replace(name=str(PurePosixPath(row.name).relative_to(above)))
+        elif not leads_out(row.name):
+            rows[number] = row._replace(name=prefix + row.name)
     return rows, content, memo
 
 
 def _rows(path: Path, records: _Records, rule: CaptionRule) -> list[Row]:
-    """The rows of a table."""
-    rows, file, captions = list[Row](), "", tuple[str, ...]()
+    """The rows of a table; if only later ones have captions, those before have none."""
+    rows, file, caption = list[Row](), "", ""
     for line, record in records:
-        if not file or (not captions and named(record, CAPTION_COLUMNS)):
-            file, captions = _chosen(path, line, list(record), rule)
+        if not file or (not caption and named(record, CAPTION_COLUMNS)):
+            file, caption = _chosen(path, line, list(record), rule)
         name = record.get(file)
         if not isinstance(name, str | int):
             found = shown(name) if file in record else f"columns: {listed(list(record))}"
             why = f"expected a file name as {file!r}, as in the first row; found {found}"
             raise _error(path, line, "a row without a file name", why, "correct this line, or leave it out")
-        texts = [record[column] for column in captions if record.get(column) not in (None, "")]
-        if not texts:
-            texts = [
-                record[column] for column in (rule.table_fallback, *captions[:1]) if record.get(column) is not None
-            ]
-        several = [value for text in texts for value in (text if isinstance(text, list) else [text])]
         point = [record[column] for column in FOCUS_COLUMNS if column in record]
-        caption = several if len(several) > 1 else (*texts, None)[0]
-        row = make_row(path, line, str(name), caption, point, is_captioned=bool(captions))
-        used = (file, *captions, rule.table_fallback, *FOCUS_COLUMNS)
-        more = {column: value for column, value in record.items() if column not in used}
-        rows.append(row if rule.tag_separator else row._replace(more=more))
-    if not captions:
+        row = make_row(path, line, str(name), record.get(caption), point, is_captioned=bool(caption))
+        used = (file, caption, *FOCUS_COLUMNS)
+        rows.append(row._replace(more={column: value for column, value in record.items() if column not in used}))
+    if not caption:
         return rows
     return [make_row(path, row.line, row.name, None) if row.caption is None else row for row in rows]
 
 
-def _chosen(path: Path, line: int, columns: Sequence[str], rule: CaptionRule) -> tuple[str, tuple[str, ...]]:
-    """The column of file names, and those of captions."""
-    asked = rule.caption_columns[:1]
+def _chosen(path: Path, line: int, columns: Sequence[str], rule: CaptionRule) -> tuple[str, str]:
+    """The column of file names, and the one of captions."""
     try:
         file = choose_column(path, "image", columns, named(columns, FILE_COLUMNS), rule.image_column)
-        caption = choose_column(path, "caption", columns, named(columns, CAPTION_COLUMNS), "".join(asked))
+        return file, choose_column(path, "caption", columns, named(columns, CAPTION_COLUMNS), rule.caption_column)
     except UnusableSampleError as error:
         what, name = ("file names", FILE_COLUMNS[0]) if error.slug == "no-image-column" else ("captions", "text")
         said = _error(path, line, f"no column of {what}", error.what, f"{error.fix}, or call it {name}")
         said.fix_python = f"{error.fix_python or error.fix}, or call it {name}"
         raise said from error
-    return file, (
-        *([caption] if caption else ()),
-        *(column for column in rule.caption_columns[1:] if column in columns),
-    )
-
-
-def _with_tags(record: dict[str, Any], rule: CaptionRule) -> Any:
-    """Caption and tags in kohya's metadata: if one line is drawn, each has all tags; or a list of what is no text."""
-    texts = [text for text in (record.get("caption"), record.get("tags")) if text not in (None, "")]
-    if no_text := [text for text in texts if not isinstance(text, str)]:
-        return no_text[:1]
-    if len(texts) < 2 or rule.lines != "all":
-        return rule.tag_separator.join(texts)
-    tags = rule.tag_separator + texts[1].replace("\n", rule.tag_separator)
-    return "\n".join(line + tags for line in texts[0].split("\n") if line.strip())
 
 
 def make_row(

@@ -19,8 +19,7 @@ from latentcache.errors import SourceError, SourceNotFoundError, count_of, keywo
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
 from latentcache.sources.formats.text import read_document
-from latentcache.sources.layout import CaptionRule, ImageSet, Layout, above
-from latentcache.sources.partners import ALPHA, INPUTS
+from latentcache.sources.layout import ImageSet, Layout, above
 
 Pair = tuple[str, str]
 #: Larger files are no configuration.
@@ -68,8 +67,8 @@ class Trainer(NamedTuple):
     """Names of such files in a folder."""
     fits: Callable[[Any], bool]
     """True if a parsed file has this form."""
-    read: Callable[[Config, Path | None, Any], Layout]
-    """The layout that a file, in a folder if given, describes; the last is ``find_layout``."""
+    read: Callable[[Config, Path | None], Layout]
+    """The layout that a file, in a folder if given, describes."""
 
 
 @dataclass(slots=True)
@@ -83,6 +82,8 @@ class Config:
     not_followed: dict[str, str] = field(default_factory=dict)
     """Settings that would make other entries -> their value, and what to give for it."""
     notes: list[Rejected] = field(default_factory=list)
+    used: set[Path] = field(default_factory=set)
+    """Absolute paths of files that say what the sets are: this one and those that it names."""
     resolutions: set[int] = field(default_factory=set)
     """Sides of squares of equal area that sets ask for."""
     is_followed: bool = False
@@ -152,7 +153,8 @@ class Config:
 def read_config(path: Path) -> Config:
     """Parse a TOML or JSON file; raises SourceError, with the line."""
     fix, fix_python = _correct(f"correct {shlex.quote(str(path))}")
-    return Config(path, read_document(path, fix, fix_python, max_bytes=MAX_BYTES))
+    used = {Path(os.path.abspath(path))}  # noqa: PTH100 - links stay
+    return Config(path, read_document(path, fix, fix_python, max_bytes=MAX_BYTES), used=used)
 
 
 def _correct(what: str) -> tuple[str, str]:
@@ -172,88 +174,42 @@ def pixels_in(settings: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(sides[:1]) if is_plain and sides[0] > _MEGAPIXELS else ()
 
 
-def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: Path | None) -> Layout:
-    """One layout of several, names below their deepest common folder."""
-    if not parts:
+def joined(
+    config: Config, word: str, why: str, sets: Sequence[ImageSet], base: Path | None, aside: Sequence[Pair] = ()
+) -> Layout:
+    """The layout of sets whose folders are absolute, named below their deepest common folder.
+
+    ``base`` is the folder of images that was given, and ``aside`` (input, folder) of masks and control images.
+    """
+    if not sets:
         raise config.error("it names no images that could be read", "name a folder of images in it")
-    pairs = [(part, image_set) for part in parts for image_set in part.sets]
-    listed = [Path(os.path.abspath(base))] if base is not None else []  # noqa: PTH100
-    listed += [Path(part.root, folder) for part, image_set in pairs for _, folder in image_set.paired if folder]
-    tables = [
-        Path(part.root, image_set.captions.table).parent for part, image_set in pairs if image_set.captions.table
+    aside = [*aside, *(pair for image_set in sets for pair in image_set.paired if pair[1])]
+    listed = [image_set.folder for image_set in sets] + [folder for _, folder in aside]
+    listed += [os.path.abspath(base)] if base is not None else []  # noqa: PTH100 - links stay
+    root = Path(os.path.commonpath(listed))
+    folders = {relative(path, root) for path in listed}
+    moved = [
+        replace(
+            image_set,
+            folder=relative(image_set.folder, root),
+            paired=tuple((role, folder and relative(folder, root)) for role, folder in image_set.paired),
+        )
+        for image_set in sets
     ]
-    root = Path(os.path.commonpath([*listed, *tables, *(part.root for part in parts)]))
-
-    def moved(part: Layout, name: str) -> str:
-        return relative(Path(part.root, name), root)
-
-    splits = {(moved(part, folder), split) for part in parts for folder, split in part.unread.items()}
-    unread = dict(splits)
-    if len(unread) < len(splits):
-        what = "two sets read different splits of one folder"
-        raise config.error(what, "give the folder of each split as a path, such as x/train and x/test")
-    folders = {moved(part, folder) for part in parts for folder in part.folders}
-    folders.update(relative(folder, root) for folder in listed)
-    used = {Path(part.root, name) for part in parts for name in part.used}
-    used.add(Path(os.path.abspath(config.path)))  # noqa: PTH100
     return Layout(
         word=word,
         why=why,
         root=root,
-        sets=tuple(
-            replace(
-                image_set,
-                folder=moved(part, image_set.folder),
-                captions=replace(
-                    image_set.captions, table=image_set.captions.table and moved(part, image_set.captions.table)
-                ),
-                files=frozenset(moved(part, name) for name in image_set.files),
-                paired=tuple((name, folder and moved(part, folder)) for name, folder in image_set.paired),
-            )
-            for part, image_set in pairs
-        ),
+        sets=tuple(moved),
         folders=tuple(path for path in folders if folders.isdisjoint(islice(above(path), 1, None))),
-        aside={
-            **{moved(part, folder): role for part in parts for folder, role in part.aside.items()},
-            **{
-                moved(part, folder): name.partition("_")[0]
-                for part, image_set in pairs
-                for name, folder in image_set.paired
-                if folder
-            },
-        },
-        unread=unread,
-        split=next((part.split for part in parts if part.unread), ""),
-        used=frozenset(relative(path, root) for path in used if path.is_relative_to(root)),
-        resolutions=tuple(sorted(config.resolutions.union(*(part.resolutions for part in parts)))),
-        notes=(
-            *(replace(note, name=moved(part, note.name)) for part in parts for note in part.notes),
-            *config.all_notes(),
-        ),
+        aside={relative(folder, root): role.partition("_")[0] for role, folder in aside},
+        used=frozenset(relative(path, root) for path in config.used if path.is_relative_to(root)),
+        resolutions=tuple(sorted(config.resolutions)),
+        notes=config.all_notes(),
     )
 
 
-def partners(config: Config, entries: Mapping[str, Sequence[tuple[str, Any]]]) -> tuple[Pair, ...]:
-    """(Input, folder) of masks and control images; a mask ``alpha`` is the image's own."""
-    paired = list[Pair]()
-    for kind, named in entries.items():
-        inputs = INPUTS[kind]
-        if len(named) > len(inputs):
-            raise config.error(f"{kind} names {count_of(len(named), 'folders')}", f"name {len(inputs)} at most")
-        for role, (setting, path) in zip(inputs, named, strict=False):
-            folder = None if (kind, path) == ("masks", ALPHA) else config.place(path, setting)
-            paired.append((role, str(folder or "")))
-    return tuple(paired)
-
-
-def of_set(folder: Path, rule: CaptionRule, table: Path | None = None, **more: Any) -> Layout:
-    """A layout of one folder, or of the images in it that a table lists."""
-    image_set = ImageSet(folder="", captions=replace(rule, table=str(table or "")), **more)
-    used = frozenset([str(table)]) if table is not None else frozenset[str]()
-    return Layout(word="", why="", root=folder, sets=(image_set,), used=used)
-
-
-def relative(path: Path, root: Path) -> str:
+def relative(path: Path | str, root: Path) -> str:
     """A path below the root, empty for the root itself."""
-    name = path.relative_to(root).as_posix()
+    name = Path(path).relative_to(root).as_posix()
     return "" if name == "." else name

@@ -30,7 +30,7 @@ from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize import hub, kohya
 from latentcache.sources.recognize.config import MAX_BYTES, Config, Trainer, read_config
 from latentcache.sources.recognize.records import INFO_NAME, holds_records
-from latentcache.sources.recognize.trainers import ONETRAINER, OWN, SIMPLETUNER
+from latentcache.sources.recognize.trainers import ONETRAINER, SIMPLETUNER
 from latentcache.sources.records import KINDS
 from latentcache.sources.splits import choose_split, unread_folders
 
@@ -52,8 +52,8 @@ def _plain(inventory: Inventory, options: SourceOptions) -> Layout:
 
 #: Conventions of folders by their word.
 FOLDERS: dict[str, hub.Recognizer] = {kohya.WORD: kohya.recognize, **hub.FORMS, FOLDER: _plain}
-#: Conventions of configuration files by their word. Our own one decides alone.
-CONFIGS = {trainer.word: trainer for trainer in (OWN, kohya.CONFIG, SIMPLETUNER, ONETRAINER, kohya.METADATA)}
+#: Conventions of configuration files by their word.
+CONFIGS = {trainer.word: trainer for trainer in (kohya.CONFIG, SIMPLETUNER, ONETRAINER, kohya.METADATA)}
 #: Words of ``--layout``.
 WORDS = (*FOLDERS, *CONFIGS)
 
@@ -105,9 +105,7 @@ def find_layout(data: Path, options: SourceOptions, inventory: Inventory | None 
         layout = _of_config(data, options, inventory)
     else:
         layout = _of_file(data, options) if inventory is None else _of_folder(inventory, options)
-    if layout.word == FOLDER or (layout.word == OWN.word and not options.split):
-        return layout
-    return choose_split(layout, options.split)
+    return layout if layout.word == FOLDER else choose_split(layout, options.split)
 
 
 def is_config(data: Path) -> bool:
@@ -165,8 +163,6 @@ def _of_folder(inventory: Inventory, options: SourceOptions) -> Layout:
         if layout is None:
             raise unfit(inventory.root, word, "nothing in the folder has this form")
         return layout
-    if mine := finders.pop(OWN.word)(inventory, options):
-        return mine
     del finders[FOLDER]
     fitting = [layout for finder in finders.values() if (layout := finder(inventory, options)) is not None]
     if any(layout.word in CONFIGS for layout in fitting):  # it names folders, whatever these are called
@@ -195,7 +191,7 @@ def _of_file(data: Path, options: SourceOptions) -> Layout:
     config = read_config(data)
     trainer = CONFIGS.get(word) if word else _trainer(config.value)
     if trainer is not None and trainer.fits(config.value):
-        return _read(trainer, config, None, options)
+        return _read(trainer, config, None)
     why = f"expected a file as one of {', '.join(CONFIGS)} has it"
     if word:
         raise unfit(data, word, why)
@@ -218,7 +214,7 @@ def _of_config(data: Path, options: SourceOptions, inventory: Inventory | None) 
     if trainer is None or (inventory is None and data.resolve() != config.path.resolve()):
         what = "names no sets of images" if trainer is None else f"names other images than DATA={data}"
         raise config.error(what, "give the folder of images that it names as DATA")
-    layout = _read(trainer, config, None if inventory is None else inventory.root, options)
+    layout = _read(trainer, config, None if inventory is None else inventory.root)
     if inventory is not None and layout.root != Path(os.path.abspath(inventory.root)):  # noqa: PTH100 - links stay
         fix = f"give the folder of all of them as DATA: {shlex.quote(str(layout.root))}"
         raise config.error(f"names folders outside DATA={data}", fix, f"its folders are in {layout.root}")
@@ -229,20 +225,17 @@ def _trainer(value: object) -> Trainer | None:
     return next((trainer for trainer in CONFIGS.values() if trainer.fits(value)), None)
 
 
-def _in_folder(trainer: Trainer, inventory: Inventory, options: SourceOptions) -> Layout | None:
+def _in_folder(trainer: Trainer, inventory: Inventory, _: SourceOptions) -> Layout | None:
     name = next((name for name in trainer.names if name in inventory.top.others), "")
     config = read_config(inventory.root / name) if name else None
     if config is None or not trainer.fits(config.value):
         return None
-    return _read(trainer, config, inventory.root, options)
+    return _read(trainer, config, inventory.root)
 
 
-def _read(trainer: Trainer, config: Config, base: Path | None, options: SourceOptions) -> Layout:
-    def find(data: Path, layout: str, split: str) -> Layout:
-        return find_layout(data, SourceOptions(layout=layout, split=split, follow_links=options.follow_links))
-
+def _read(trainer: Trainer, config: Config, base: Path | None) -> Layout:
     try:
-        return trainer.read(config, base, find)
+        return trainer.read(config, base)
     except LatentcacheError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

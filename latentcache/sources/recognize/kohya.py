@@ -1,16 +1,14 @@
-"""kohya's sd-scripts: folders named ``10_name class``, ``dataset.toml``, and metadata for fine-tuning.
+"""kohya's sd-scripts: folders named ``10_name class``, and ``dataset.toml``. Metadata for fine-tuning is refused.
 
 Rules (kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``library/train_util.py``):
 - Folders: the number before the first ``_`` is the repeats, the rest are the class words. Other folders are ignored.
   A caption is the first line of the file; without one the class words. Folders of regularization images are in a
   folder of their own (``reg_data_dir``); see ``layout.balanced``.
-- ``dataset.toml``: a setting is looked for in the subset, in its data set, in ``general``. A subset with
-  ``metadata_file`` has the images and captions of that file. Others are folders, not recursive, with captions in
-  ``.caption`` files by default. ``conditioning_data_dir`` has control images. Within one data set a folder counts
-  once, in several data sets once for each, or once for all if a build makes their resolutions. Fewer repeats than
-  one leave a subset out. With ``enable_wildcard`` one line is drawn, so each is a caption; ``{a|b}`` stays as it is.
-- Metadata: an object of images, each with ``caption`` and ``tags``; the first line of both joined is the caption.
-  Names are paths, relative to the folder of images or absolute, or stems: the first image with it.
+- ``dataset.toml``: a setting is looked for in the subset, in its data set, in ``general``. Subsets are folders, not
+  recursive, with captions in ``.caption`` files by default. ``conditioning_data_dir`` has control images. Within one
+  data set a folder counts once, in several data sets once for each, or once for all if a build makes their
+  resolutions. Fewer repeats than one leave a subset out. With ``enable_wildcard`` one line is drawn, so each is a
+  caption; ``{a|b}`` stays as it is.
 """
 
 from __future__ import annotations
@@ -21,12 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import count_of
+from latentcache.errors import SourceError, count_of
 from latentcache.sources.inventory import Folder, Inventory
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.partners import ALPHA
-from latentcache.sources.recognize.config import Config, Trainer, joined, of_set, partners, pixels_in
+from latentcache.sources.recognize.config import Config, Trainer, joined, pixels_in
 
 WORD = "kohya"
 #: Names of the folders that hold training images and regularization images, as kohya_ss makes them.
@@ -100,8 +97,8 @@ def _doubt(inventory: Inventory, base: str, named: list[Folder]) -> str:
 # configurations
 
 
-def _read_config(config: Config, base: Path | None, _: Any) -> Layout:
-    parts, general = list[Layout](), config.value.get("general", {})
+def _read_config(config: Config, base: Path | None) -> Layout:
+    sets, general = list[ImageSet](), config.value.get("general", {})
     config.take(general, _USED)
     seen = dict[str, Any]()
     for number, dataset in enumerate(config.value["datasets"]):
@@ -113,28 +110,24 @@ def _read_config(config: Config, base: Path | None, _: Any) -> Layout:
             for name in _TYPES.keys() & entries:
                 if type(entries[name]) is not _TYPES[name]:
                     raise TypeError(f"{name}: expected {_TYPES[name].__name__}, found {entries[name]!r}")
-            path = str(entries.get("metadata_file") or entries.get("image_dir"))
-            repeats, resolution = entries.get("num_repeats", 1), entries.get("resolution")
+            if entries.get("metadata_file"):
+                raise _no_metadata(config)
+            path, resolution = str(entries.get("image_dir")), entries.get("resolution")
             if seen.get(path, resolution) != resolution:
                 continue  # the build makes all resolutions of a folder
-            if path in seen or repeats < 1:
+            if path in seen or entries.get("num_repeats", 1) < 1:
                 why = "it is there twice in one data set" if path in seen else "num_repeats is less than 1"
                 config.note(f"subset {path} is left out, as by the trainer: {why}")
                 continue
             seen[path] = resolution
             config.resolutions.update(pixels_in(entries))
-            controls = entries.get("conditioning_data_dir")
-            named = [("conditioning_data_dir", controls)] if controls else []
-            masks = [("alpha_mask", ALPHA)] if entries.get("alpha_mask") else []
-            paired, balance = partners(config, {"controls": named, "masks": masks}), f"{number}:{config.path}"
-            more: dict[str, Any] = {"name": f"{number}:{path}", "paired": paired, "balance": balance}
-            parts.append(_subset(config, entries, repeats=repeats, **more))
-    subsets = count_of(sum(len(part.sets) for part in parts), "subsets")
-    return joined(config, CONFIG.word, f"{config.path.name} has {subsets} of kohya", parts, base)
+            sets.append(_subset(config, entries, number))
+    why = f"{config.path.name} has {count_of(len(sets), 'subsets')} of kohya"
+    return joined(config, CONFIG.word, why, sets, base)
 
 
-def _subset(config: Config, entries: Mapping[str, Any], **more: Any) -> Layout:
-    words = "" if entries.get("metadata_file") else str(entries.get("class_tokens") or "")
+def _subset(config: Config, entries: Mapping[str, Any], dataset: int) -> ImageSet:
+    words = str(entries.get("class_tokens") or "")
     prefix = f"{entries['caption_prefix']} " if entries.get("caption_prefix") else ""
     suffix = f" {entries['caption_suffix']}" if entries.get("caption_suffix") else ""
     bare = bool(prefix or suffix) and not words  # ``process_caption`` adds them to an empty caption too
@@ -146,22 +139,33 @@ def _subset(config: Config, entries: Mapping[str, Any], **more: Any) -> Layout:
         text_source="class words" if words else "prefix and suffix" if bare else "",
         lines="all" if entries.get("enable_wildcard") else "first",
     )
-    if not entries.get("metadata_file"):
-        folder, is_reg = config.place(entries.get("image_dir"), "image_dir"), bool(entries.get("is_reg"))
-        return of_set(folder, rule, recursive=False, class_words=words, is_reg=is_reg, **more)
-    table = config.place(entries["metadata_file"], "metadata_file")
-    folder = config.place(entries["image_dir"], "image_dir") if entries.get("image_dir") else table.parent
-    rule = replace(rule, table_stems=True, tag_separator=str(entries.get("caption_separator") or ","))
-    return of_set(folder, rule, table, **more)
+    controls = entries.get("conditioning_data_dir")
+    paired = [("control", str(config.place(controls, "conditioning_data_dir")))] if controls else []
+    paired += [("mask", "")] if entries.get("alpha_mask") else []
+    return ImageSet(
+        folder=str(config.place(entries.get("image_dir"), "image_dir")),
+        name=f"{dataset}:{entries['image_dir']}",
+        recursive=False,
+        captions=rule,
+        repeats=entries.get("num_repeats", 1),
+        class_words=words,
+        is_reg=bool(entries.get("is_reg")),
+        balance=f"{dataset}:{config.path}",
+        paired=tuple(paired),
+    )
 
 
-def _read_metadata(config: Config, base: Path | None, _: Any) -> Layout:
-    images = [entry for entry in config.value.values() if isinstance(entry, dict)]
-    config.take({name: True for entry in images for name in entry}, ("caption", "tags"))
-    table = config.path.absolute()
-    part = of_set(table.parent, CaptionRule(table_stems=True, tag_separator=",", lines="first"), table)
-    why = f"{config.path.name} lists {count_of(len(config.value), 'images')} of kohya"
-    return joined(config, METADATA.word, why, [part], base)
+def _no_metadata(config: Config) -> SourceError:
+    """The error for kohya's metadata, whose captions and tags would be lost if its images were read alone."""
+    return config.error(
+        "captions in metadata files of kohya are not read",
+        "write each caption as a text file beside its image, or all as metadata.jsonl: one object per line, "
+        "with file_name and text",
+    )
+
+
+def _refuse(config: Config, _: Path | None) -> Layout:
+    raise _no_metadata(config)
 
 
 def _is_config(value: Any) -> bool:
@@ -179,8 +183,5 @@ def _is_metadata(value: Any) -> bool:
 CONFIG = Trainer("kohya-config", ("dataset.toml", "dataset_config.toml"), _is_config, _read_config)
 #: Names of the files: those that kohya's scripts and their documentation use, the last step first.
 METADATA = Trainer(
-    "kohya-metadata",
-    ("meta_lat.json", "meta_clean.json", "meta_cap_dd.json", "meta_cap.json"),
-    _is_metadata,
-    _read_metadata,
+    "kohya-metadata", ("meta_lat.json", "meta_clean.json", "meta_cap_dd.json", "meta_cap.json"), _is_metadata, _refuse
 )

@@ -117,11 +117,6 @@ def test_folders_of_masks_and_control_images_have_the_names_of_the_images(tmp_pa
     ]
     alpha = scan(tmp_path / "img", SourceOptions(masks="alpha"))
     assert paired_files(alpha, "mask") == list(alpha.samples.names) == ["a.jpg", "c.jpg", "sub/a.jpg"]
-    text = '[[sets]]\npath = "img"\nmasks = "masks"\ncontrols = ["edges", "depth"]\n'
-    (tmp_path / "latentcache.toml").write_text(text)
-    own = scan(tmp_path)
-    assert paired_files(own, "mask") == ["masks/a.png", "", "masks/sub/a.webp"], "by the path below the set"
-    assert paired_files(own, "control_2") == ["", "depth/c.png", ""]
     with pytest.raises(UsageError, match="no such folder"):
         scan(tmp_path / "img", SourceOptions(masks="../masks"))
     with pytest.raises(UsageError, match="4 folders"):

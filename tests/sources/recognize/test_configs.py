@@ -1,7 +1,5 @@
 """Configuration files of trainers, each read by its trainer's rules."""
 
-from pathlib import Path
-
 import pytest
 from made_folders import notes, put, rows
 
@@ -103,60 +101,29 @@ def test_captions_that_kohya_draws(tmp_path):
     assert "caption_tag_dropout_rate = 0.1 (captions with fewer tags, and --caption-lines all)" in note.detail
 
 
-def test_kohya_metadata(tmp_path, monkeypatch):
-    put(tmp_path, {"img/a.jpg": "x", "img/b.jpg": "x", "img/c.jpg": "x"})
-    meta = {"a.jpg": {"caption": "a cat", "tags": "1cat, sofa"}, str(tmp_path / "img/b.jpg"): {"tags": "dog"}}
-    put(tmp_path, {"img/d.v2.webp": "x", "img/d.v2.png": "x"})
-    stem = {"d.v2": {"caption": "stem"}}
-    put(tmp_path, {"img/meta_cap.json": meta | stem, "img/meta_clean.json": meta | stem | {"gone.jpg": {}}})
-    found = scan(tmp_path / "img")
-    assert rows(found) == [("a.jpg", "a cat,1cat, sofa", 1), ("b.jpg", "dog", 1), ("d.v2.png", "stem", 1)]
-    assert [(item.name, item.reason) for item in found.rejected] == [("gone.jpg", "not-found")]
-    assert ("c.jpg", "unlisted") in notes(found)
-    assert rows(scan(tmp_path / "img/meta_cap.json")) == rows(found)
-    monkeypatch.chdir(tmp_path)
-    assert rows(scan(Path("img"))) == rows(scan(Path("img/meta_cap.json"))) == rows(found)
-    text = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "img"\nmetadata_file = "lines.jsonl"\nnum_repeats = 3\n'
-    put(tmp_path, {"dataset.toml": text, "lines.jsonl": '{"image_path": "a.jpg", "caption": "line"}\n'})
-    assert rows(scan(tmp_path / "dataset.toml")) == [("img/a.jpg", "line", 3)]
-
-
-def test_kohya_adds_all_tags_to_each_line_that_it_draws(tmp_path):
-    text = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "img"\nmetadata_file = "m.json"\nenable_wildcard = true\n'
-    meta = {"a": {"caption": "one\n\ntwo", "tags": "x\ny"}, "b": {"tags": "x\ny"}}
-    put(tmp_path, {"img/a.jpg": "x", "img/b.jpg": "x", "dataset.toml": text, "m.json": meta})
-    assert rows(scan(tmp_path)) == [("img/a.jpg", "one,x,y\0two,x,y", 1), ("img/b.jpg", "x\0y", 1)]
-
-
-@pytest.mark.parametrize("entry", ["a cat", {"caption": ["a", "b"]}, {"caption": "a", "tags": {"b": 1}}])
-def test_kohya_metadata_that_is_no_text_is_rejected(tmp_path, entry):
-    put(tmp_path, {"a.jpg": "x", "b.jpg": "x", "meta_cap.json": {"a": {"caption": "a"}, "b": entry}})
-    found = scan(tmp_path)
-    assert (rows(found), [item.reason for item in found.rejected]) == ([("a.jpg", "a", 1)], ["table-row"])
+def test_kohya_metadata_is_refused_with_the_way_out(tmp_path):
+    put(tmp_path, {"img/a.jpg": "x", "img/meta_cap.json": {"a.jpg": {"caption": "a cat", "tags": "1cat, sofa"}}})
+    subset = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "img"\nmetadata_file = "img/meta_cap.json"\n'
+    put(tmp_path, {"dataset.toml": subset})
+    for name in "img", "img/meta_cap.json", "dataset.toml":
+        with pytest.raises(SourceError, match="metadata files of kohya are not read") as caught:
+            scan(tmp_path / name)
+        assert "metadata.jsonl" in caught.value.fix
+    assert rows(scan(tmp_path / "img", SourceOptions(layout="folder"))) == [("a.jpg", "", 1)]
+    put(tmp_path, {"img/metadata.jsonl": '{"file_name": "a.jpg", "text": "a cat"}\n'})
+    (tmp_path / "img/meta_cap.json").unlink()
+    assert rows(scan(tmp_path / "img")) == [("a.jpg", "a cat", 1)]
 
 
 def test_kohya_adds_prefix_and_suffix_to_an_empty_caption_too(tmp_path):
     put(tmp_path, {"img/a.jpg": "x", "img/a.caption": "one", "img/b.jpg": "x"})
-    put(tmp_path, {"meta.json": {"c.jpg": {}}, "m/c.jpg": "x"})
-    one = '[[datasets.subsets]]\nimage_dir = "img"\ncaption_prefix = "pre"\ncaption_suffix = "suf"\n'
-    two = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "m"\nmetadata_file = "meta.json"\ncaption_suffix = "suf"\n'
-    put(tmp_path, {"dataset.toml": f"[[datasets]]\n{one}{two}"})
+    subset = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "img"\ncaption_prefix = "pre"\ncaption_suffix = "suf"\n'
+    put(tmp_path, {"dataset.toml": subset})
     found = scan(tmp_path / "dataset.toml")
-    assert rows(found) == [("img/a.jpg", "pre one suf", 1), ("img/b.jpg", "pre  suf", 1), ("m/c.jpg", " suf", 1)]
+    assert rows(found) == [("a.jpg", "pre one suf", 1), ("b.jpg", "pre  suf", 1)]
     assert found.no_caption == 0
-    put(tmp_path, {"dataset.toml": f'[[datasets]]\n{one}class_tokens = "words"\n'})
+    put(tmp_path, {"dataset.toml": f'{subset}class_tokens = "words"\n'})
     assert rows(scan(tmp_path / "dataset.toml"))[1] == ("b.jpg", "pre words suf", 1)
-
-
-def test_an_image_of_a_folder_and_of_metadata_is_seen_for_both(tmp_path):
-    put(tmp_path, {"img/a.jpg": "x", "img/a.txt": "file", "img/b.jpg": "x"})
-    put(tmp_path, {"meta.json": {"a.jpg": {"caption": "meta"}}})
-    subset = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "img"\nnum_repeats = '
-    more = 'caption_extension = ".txt"\n', 'metadata_file = "meta.json"\n'
-    put(tmp_path, {"dataset.toml": f"{subset}2\n{more[0]}{subset}3\n{more[1]}"})
-    found = scan(tmp_path / "dataset.toml")
-    assert rows(found) == [("img/a.jpg", "meta", 5), ("img/b.jpg", "", 2)]
-    assert ("img/a.jpg", "in-two-sets") in notes(found)
 
 
 def test_simpletuner(tmp_path):
@@ -201,59 +168,31 @@ def test_simpletuner(tmp_path):
 
 def test_masks_that_options_replace_are_no_samples(tmp_path):
     put(tmp_path, {"a/x.png": "x", "a/masks/x.png": "x", "b/y.png": "x"})
-    put(tmp_path, {"latentcache.toml": '[[sets]]\npath = "a"\nmasks = "a/masks"\n[[sets]]\npath = "b"\n'})
+    mask = {"id": "m", "instance_data_dir": "a/masks", "dataset_type": "conditioning", "conditioning_type": "mask"}
+    put(tmp_path, {"multidatabackend.json": [BACKEND, BACKEND | {"id": "b", "instance_data_dir": "b"}, mask]})
     for masks in "a/masks", "none", "alpha":
         found = scan(tmp_path, SourceOptions(masks=masks))
         assert list(found.samples.names) == ["a/x.png", "b/y.png"]
 
 
-def test_simpletuner_parquet(tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    put(tmp_path, {"img/1.png": "x", "img/2.png": "x"})
-    table = pa.table({"id": [1, 2], "cogvlm": ["one", ""], "tags": ["t1", "t2"], "width": [8, 8]})
-    pq.write_table(table, tmp_path / "photos.parquet")
-    columns = {"path": "photos.parquet", "filename_column": "id", "caption_column": "cogvlm",
-               "fallback_caption_column": "tags", "identifier_includes_extension": False}  # fmt: skip
-    one = {"id": "p", "instance_data_dir": "img", "caption_strategy": "parquet", "parquet": columns}
-    put(tmp_path, {"multidatabackend.json": [one]})
-    assert rows(scan(tmp_path)) == [("img/1.png", "one", 1), ("img/2.png", "t2", 1)]
-    put(tmp_path, {"img/1.webp": "x", "img/a.b.jpg": "x"})
-    (tmp_path / "img/1.png").unlink()
-    lines = '{"id": 1, "cogvlm": ["a", "b"]}\n{"id": "2", "cogvlm": null, "tags": "t2"}\n'
-    put(tmp_path, {"photos.jsonl": lines + '{"id": "a.b", "cogvlm": "c"}\n'})
-    put(tmp_path, {"multidatabackend.json": [one | {"parquet": columns | {"path": "photos.jsonl"}}]})
-    named = [("img/1.webp", "a\0b", 1), ("img/2.png", "t2", 1), ("img/a.b.jpg", "c", 1)]
-    assert rows(scan(tmp_path)) == named, "names without extension, several captions, the fallback in JSON lines"
-    put(tmp_path, {"multidatabackend.json": [one | {"instance_prompt": " sks ", "only_instance_prompt": True}]})
-    assert {caption for _, caption, _ in rows(scan(tmp_path))} == {"sks"}
-
-
 @pytest.mark.parametrize(
-    ("backend", "fix"),
+    ("backend", "what", "fix"),
     [
-        ({"type": "aws", "aws_bucket_name": "b"}, "s3://b FOLDER`, and give FOLDER with the type local"),
-        (
-            {"type": "huggingface", "dataset_name": "a/b"},
-            "--local-dir FOLDER`, and give FOLDER in a latentcache.toml",
-        ),
-        ({"type": "webshart"}, "copy its images here"),
+        ({"type": "aws"}, "data set far has the type aws", '"disabled": true'),
+        ({"type": "webshart"}, "data set far has the type webshart", "copy its images here"),
+        ({"caption_strategy": "parquet"}, "caption_strategy 'parquet' is not read", "give textfile"),
     ],
 )
-def test_simpletuner_sets_that_are_not_on_this_disk(tmp_path, backend, fix):
-    put(tmp_path, {"two/c.jpg": "x"})
-    two = {"id": "two", "instance_data_dir": "two", "caption_strategy": "filename"}
-    put(tmp_path, {"multidatabackend.json": [two, {"id": "far"} | backend]})
-    with pytest.raises(SourceError, match=f"data set far has the type {backend['type']}") as caught:
+def test_simpletuner_sets_that_are_not_read(tmp_path, backend, what, fix):
+    put(tmp_path, {"a/c.jpg": "x"})
+    put(tmp_path, {"multidatabackend.json": [BACKEND, BACKEND | {"id": "far"} | backend]})
+    with pytest.raises(SourceError, match=what) as caught:
         scan(tmp_path)
     assert fix in caught.value.fix
-    assert '"disabled": true' in caught.value.fix
 
 
 SUBSET = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "a"\n'
 BACKEND = {"id": "one", "instance_data_dir": "a", "caption_strategy": "filename"}
-OWN_SET = '[[sets]]\npath = "a"\n'
 
 
 @pytest.mark.parametrize(
@@ -270,11 +209,6 @@ OWN_SET = '[[sets]]\npath = "a"\n'
         ("concepts.json", [{"path": "a", "text": {"prompt_source": "samples"}}], "prompt_source"),
         ("concepts.json", '[{"path": "a", "text": {}, "balancing": 1e400}]', "another kind"),
         ("concepts.json", [{"path": "a", "text": 5}], "another kind"),
-        ("latentcache.toml", f"{OWN_SET}repeats = -1\n", "repeats = -1"),
-        ("latentcache.toml", f"{OWN_SET}repeats = 0\n", "repeats = 0"),
-        ("latentcache.toml", f"{OWN_SET}repaets = 2\n", "repaets = 2 is no setting of a set"),
-        ("latentcache.toml", f'{OWN_SET}caption_lines = "frist"\n', "caption_lines"),
-        ("latentcache.toml", f'{OWN_SET}caption_ext = ".tags"\n', "caption_ext"),
     ],
 )
 def test_a_value_that_the_trainer_does_not_take_is_an_error(tmp_path, name, config, words):
@@ -337,33 +271,6 @@ def test_control_images_that_ai_toolkit_made(tmp_path):
     found = scan(tmp_path)
     assert [name for name, _, _ in rows(found)] == ["a.jpg", "sub/b.jpg"]
     assert notes(found) == [("_controls/a.depth.jpg", "control")]
-
-
-def test_several_data_sets_in_one_file(tmp_path):
-    kohya(tmp_path / "old")
-    put(tmp_path, {"new/5_dog/a.jpg": "x", "new/5_dog/b.jpg": "x", "new/5_dog/b.tags": "tags", "flat/c.jpg": "x"})
-    text = '[[sets]]\npath = "new"\nrepeats = 2\ncaption_ext = "tags"\n[[sets]]\npath = "old/dataset.toml"\n'
-    text += '[[sets]]\npath = "flat"\ndefault_caption = "flat"\nlayout = "folder"\n'
-    put(tmp_path, {"latentcache.toml": text})
-    found = scan(tmp_path)
-    assert rows(found) == [
-        ("flat/c.jpg", "flat", 1),
-        ("new/5_dog/a.jpg", "dog", 10),
-        ("new/5_dog/b.jpg", "tags", 10),
-        ("old/cats/a.jpg", "photo, one", 7),
-        ("old/cats/b.jpg", "photo, a cat", 7),
-        ("old/reg/d.jpg", "", 4),
-    ]
-
-
-def test_two_splits_of_one_folder_need_a_path_each(tmp_path):
-    put(tmp_path, {"x/train/a.jpg": "x", "x/test/b.jpg": "x"})
-    splits = ("train", "test")
-    put(tmp_path, {"latentcache.toml": "".join(f'[[sets]]\npath = "x"\nsplit = "{split}"\n' for split in splits)})
-    with pytest.raises(SourceError, match="different splits of one folder"):
-        scan(tmp_path)
-    put(tmp_path, {"latentcache.toml": "".join(f'[[sets]]\npath = "x/{split}"\n' for split in splits)})
-    assert [name for name, _, _ in rows(scan(tmp_path))] == ["x/test/b.jpg", "x/train/a.jpg"]
 
 
 def test_paths_of_a_configuration(tmp_path, monkeypatch):
