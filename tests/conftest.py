@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from in_threads import in_threads
 
 from latentcache.fields.registry import VARIABLE, field_kinds
 from latentcache.store import gather
@@ -38,6 +39,13 @@ def kinds_of_this_test_only():
         os.environ.pop(VARIABLE, None)
         os.environ.update({} if before is None else {VARIABLE: before})
         field_kinds.cache_clear()
+
+
+@pytest.fixture
+def threads():
+    """Builds of this test have no worker processes."""
+    with in_threads():
+        yield
 
 
 @pytest.fixture(scope="session")

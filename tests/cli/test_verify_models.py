@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from in_threads import in_threads
 from made_pipelines import make_pipeline, tiny_vae
 from safetensors.numpy import load_file, save_file
 from small_cache import draw_four
@@ -11,6 +12,7 @@ from latentcache import open_cache, verify_cache
 from latentcache.cli.app import main
 from latentcache.errors import StaleCacheError
 
+pytestmark = pytest.mark.usefixtures("threads")
 VAE, TEXT = "vae/diffusion_pytorch_model.safetensors", "text_encoder_2/model.safetensors"
 FIELDS = ["latents", "pooled_prompt_embeds", "prompt_embeds"]
 
@@ -32,7 +34,8 @@ def built(tmp_path_factory):
     make_pipeline("StableDiffusionXLPipeline", folder / "sdxl", vae=tiny_vae())
     (draw_four(folder / "data") / "p3.txt").write_text("caption 3")
     words = ("--model", folder / "sdxl", "--resolution", "64", "--bucket-step", "32")
-    assert main([str(word) for word in ("build", folder / "data", "--out", folder / "cache", *words)]) == 0
+    with in_threads():
+        assert main([str(word) for word in ("build", folder / "data", "--out", folder / "cache", *words)]) == 0
     shutil.copytree(folder, folder.with_name("copy"))
     return folder
 

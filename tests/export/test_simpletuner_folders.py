@@ -108,6 +108,7 @@ def test_repeats_regularization_and_resolutions_are_backends(run, tmp_path):
     assert data
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("pipeline", ["StableDiffusionXLPipeline", "FluxPipeline"])
 def test_text_is_named_by_the_caption_and_written_once(run, tmp_path, pipeline):
     data, out, model = images(tmp_path / "cats"), tmp_path / "out", tmp_path / "model"

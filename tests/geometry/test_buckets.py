@@ -82,9 +82,6 @@ def test_a_tie_goes_to_the_larger_area_then_to_the_wider():
     assert explicit_table([Size(560, 840), Size(1200, 800)], multiple=8).nearest(square) == Size(1200, 800)
 
 
-# SimpleTuner #977: one image was stored as latents 88x136 and checked as 88x144, because two functions rounded.
-
-
 @pytest.mark.parametrize(
     ("settings", "word"),
     [

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ROOT, acknowledged, finished, look, start, state_of, wait_for
+from commands import ROOT, acknowledged, finished, look, state_of, wait_for
 from damaged import damage_payload
 from kinds import BLOCK, KINDS, UNIT, forget_kinds, num_entries, stored
 from test_worker_processes import is_running, workers_of
@@ -51,19 +51,6 @@ def change_encoder(kind, monkeypatch, change):
     producer = load(field_kind(kind.field).producer)
     real = producer.encode
     monkeypatch.setattr(producer, "encode", lambda self, batch: change(batch, lambda some: real(self, some)))
-
-
-def remember_names(kind, monkeypatch):
-    """Return a function that names the samples of a batch of ``change_encoder``."""
-    producer, names = load(field_kind(kind.field).producer), {}
-    prepare = producer.prepare
-
-    def remembered(self, job, data):
-        names.update({output.item: job.name for output in job.outputs})
-        return prepare(self, job, data)
-
-    monkeypatch.setattr(producer, "prepare", remembered)
-    return lambda batch: [names[item.output.item] for item in batch]
 
 
 # builds
@@ -118,32 +105,6 @@ def test_a_batch_that_does_not_fit_is_halved(kind, tmp_path, monkeypatch):
     assert stored(tmp_path / "cache", kind.field) == stored(tmp_path / "plain", kind.field)
 
 
-def test_a_sample_too_large_for_memory_is_quarantined(kind, tmp_path, monkeypatch):
-    names = remember_names(kind, monkeypatch)
-
-    def never_three(batch, encode):
-        if any("003" in name for name in names(batch)):
-            raise DeviceMemoryError("the device is full")
-        return encode(batch)
-
-    change_encoder(kind, monkeypatch, never_three)
-    done = kind.build(kind.data(tmp_path / "data", 6), tmp_path / "cache")
-    counts = done.json["counts"]
-    assert (done.status, counts["encoded"], counts["quarantined"]) == (1, 5, 1)
-    (item,) = [one for one in done.json["items"] if one["category"] == "quarantined"]
-    assert item["reason"] == "out-of-memory"
-    assert "003" in item["path"]
-
-
-def test_the_report_has_waits_per_stage(kind, tmp_path, monkeypatch):
-    monkeypatch.setenv("DELAY_MS", "5")
-    data, cache = kind.data(tmp_path / "data", 6), tmp_path / "cache"
-    words = kind.build_words(data, cache, "--json", delay_ms=5)
-    field = look(*words).json["fields"][kind.field]
-    assert {"prepare", "encode", "write"} <= set(field["waits"])
-    assert 0 < field["encode_s"] < 30
-
-
 def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
     data, whole, merged = kind.data(tmp_path / "data", 9), tmp_path / "whole", tmp_path / "merged"
     parts = [tmp_path / f"part{number}" for number in range(3)]
@@ -187,20 +148,6 @@ def test_training_runs_during_a_build(kind, tmp_path, monkeypatch):
     for state, epoch in list(zip(states, epochs, strict=True))[-2:]:
         loader.load_state_dict(state)
         assert [batch[kind.field].numpy().tobytes() for batch in loader] == epoch[2:]
-
-
-def test_the_error_of_a_second_builder_names_the_first(kind, tmp_path):
-    data, cache = kind.data(tmp_path / "data", 4), tmp_path / "cache"
-    first = kind.start(data, cache, delay_ms=60_000)
-    wait_for((cache / "BUILDING").exists, first)
-    started = time.monotonic()
-    second = kind.build(data, cache)
-    waited = time.monotonic() - started
-    first.kill()
-    finished(first)
-    error = second.json["error"]
-    assert (second.status, error["slug"], error["holder"]["pid"]) == (3, "locked", first.pid)
-    assert waited < 10, "the error comes at once; a busy machine takes longer"
 
 
 # checks
@@ -287,15 +234,6 @@ def test_the_reference_reader_reads_it(kind, few):
 # identity
 
 
-def test_a_recipe_id_is_the_same_in_another_process(kind, few, tmp_path):
-    data, cache = few
-    recipe_id = open_snapshot(cache).fields[kind.field].recipe_id.hex()
-    for seed in ("1", "77"):
-        words = ("inspect", *kind.build_words(data, tmp_path / seed)[1:], "--json")
-        done = finished(start(*words, variables={"PYTHONHASHSEED": seed, "HF_HOME": str(tmp_path / "hub")}))
-        assert done.json["plan"]["fields"][kind.field]["recipe_id"] == recipe_id
-
-
 def test_run_settings_do_not_change_entries(kind, few, tmp_path, monkeypatch):
     data, cache = few
     monkeypatch.setenv("DELAY_MS", "1")
@@ -353,34 +291,6 @@ def test_a_replaced_worker_quarantines_no_sample(kind, tmp_path, number):
     assert (done.status, done.json["worker_restarts"], done.json["counts"]["quarantined"]) == (0, 1, 0), done.err
     assert done.json["counts"]["encoded"] == kind.many
     goes_on(kind, data, cache, events)
-
-
-@pytest.mark.slow
-def test_a_killed_build_ends_its_workers_and_continues(kind, tmp_path):
-    process, data, cache, events = start_until_commit(kind, tmp_path)
-    workers = workers_of(process)
-    process.kill()
-    finished(process)
-    assert len(workers) == 2
-    goes_on(kind, data, cache, events)
-    wait_for(lambda: not any(map(is_running, workers)), timeout=12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("two", [False, True])
-def test_a_signal_ends_a_build_in_order(kind, tmp_path, number, two):
-    used = kind if two else dataclasses.replace(kind, two=("--workers", "0"))
-    process, data, cache, events = start_until_commit(used, tmp_path)
-    workers, started = workers_of(process), time.monotonic()
-    process.send_signal(number)
-    done = finished(process, 15)
-    assert time.monotonic() - started < 10
-    assert (done.status, done.json["error"]["slug"]) == (128 + number, "interrupted")
-    assert 0 < len(acknowledged(events)) < kind.many
-    assert not any(map(is_running, workers))
-    assert not CachePaths(cache).open_shards()
-    goes_on(used, data, cache, events)
 
 
 @pytest.mark.slow

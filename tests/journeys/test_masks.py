@@ -268,15 +268,6 @@ def test_settings_of_masks_that_differ_from_their_latents_are_an_error(data, mor
     build(data, *more)
 
 
-def test_flips_do_not_depend_on_the_order_of_fields(data):
-    for path in data.glob("[1-5]-masklabel.png"):
-        path.unlink()
-    build(data, *STUB, "--flip")
-    orders = ["latents", "mask", "keys"], ["mask", "latents", "keys"]
-    one, other = (batch_of(data, fields=fields, seed=1)["keys"]["latents"] for fields in orders)
-    assert torch.equal(one, other)
-
-
 def test_transparent_parts_of_a_mask_do_not_count(tmp_path):
     """Transparent pixels of a mask may have any color."""
     data = tmp_path / "data"

@@ -79,6 +79,7 @@ STEPS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", STEPS)
 def test_loss_from_the_cache_equals_loss_without_it(name, tmp_path):
     form, space, make_model, conditions, loss = STEPS[name]
@@ -103,6 +104,7 @@ def test_loss_from_the_cache_equals_loss_without_it(name, tmp_path):
         )
 
 
+@pytest.mark.usefixtures("threads")
 def test_prompt_ids_are_added_to_a_cache_and_served(pipeline, data, tmp_path):
     pipe, folder = pipeline
     build(data, tmp_path / "cache", "--model", folder, *SMALL)
@@ -184,37 +186,6 @@ def test_a_pipeline_without_a_text_encoder_is_rejected_before_anything_is_writte
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.slow
-def test_a_batch_holds_the_embeddings_of_the_texts_that_it_names(pipeline, data, tmp_path):
-    """Two captions per image, shuffled, some dropped: embeddings equal ``encode_prompt`` of the batch's captions."""
-    pipe, folder = pipeline
-    for number in range(6):
-        (data / f"{number}.txt").write_text(f"fox, red, number {number}\na painting, of fox {number}\n")
-    words = ("--caption-lines", "all", "--shuffle-tags", "--keep-tags", "1", "--caption-variants", "4")
-    done, made = build(data, tmp_path / "cache", "--model", folder, *SMALL, *words, "--empty-prompt",
-                       "--negative-prompt", "blurry", "--text-storage-dtype", "float32")  # fmt: skip
-    assert (done.status, made["prompt_embeds"], made["pooled_prompt_embeds"]) == (0, 26, 26), "24 texts, 2 prompts"
-    cache, seen = open_cache(tmp_path / "cache"), set()
-
-    def check(batch, texts):
-        with torch.inference_mode():
-            embeds, _, pooled, _ = pipe.encode_prompt(texts, device="cpu", do_classifier_free_guidance=False)
-        torch.testing.assert_close(batch["prompt_embeds"], embeds, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(batch["pooled_prompt_embeds"], pooled, atol=1e-5, rtol=1e-5)
-
-    with cache.read(caption_dropout=0.2).loader(batch_size=6) as loader:
-        for epoch in range(6):
-            loader.set_epoch(epoch)
-            batch = next(iter(loader))
-            check(batch, batch["captions"])
-            seen.update(zip(batch["names"], batch["captions"], strict=True))
-    texts = {text for name, text in seen if name == "3.png"}
-    assert texts <= {"", "fox, red, number 3", "fox, number 3, red", "a painting, of fox 3"}
-    assert {text for _, text in seen if not text} == {""}
-    for text in ("", "blurry"):
-        check(cache.prompt(text), [text])
-
-
 def test_an_edited_caption_of_several_is_changed_and_encoded_alone(data, tmp_path):
     (data / "0.txt").write_text("one\ntwo\n")
     words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--caption-lines", "all", "--empty-prompt")
@@ -262,24 +233,6 @@ def test_text_encoder_none_builds_latents_alone(pipeline, data, tmp_path):
     assert set(look(*words, "--text-encoder", "none").json["plan"]["fields"]) == {"latents"}
 
 
-@pytest.mark.slow
-def test_pipelines_that_share_a_vae_share_latents(data, tmp_path):
-    """Caches of two folders with one VAE are merged without encoding."""
-    vae, caches = tiny_vae(), []
-    for number, name in enumerate(("StableDiffusionXLPipeline", "PixArtSigmaPipeline")):
-        make_pipeline(name, tmp_path / name, vae=vae)
-        part = tmp_path / f"images{number}"
-        part.mkdir()
-        for image in sorted(data.glob("*.png"))[3 * number : 3 * number + 3]:
-            shutil.copy(image, part)
-        caches.append(tmp_path / f"cache{number}")
-        words = ("--model", tmp_path / name, *SMALL, "--text-encoder", "none")
-        assert build(part, caches[-1], *words)[1] == {"latents": 3}
-    done = look("merge", *caches, "--out", tmp_path / "both", "--json")
-    assert (done.status, done.json["counts"]["encoded"], done.json["counts"]["samples"]) == (0, 0, 6), done.err
-    assert "scale-shift, scale 0.13025, shift 0" in look("info", tmp_path / "both").out
-
-
 def test_info_reports_stored_and_shared_texts(stub, data):
     shared = look("info", stub, "--json").json["fields"]
     assert shared["prompt_embeds"]["shared"] == {"items": 1, "bytes": 4 * 8 * 2}, "start and three words of 8 float16"
@@ -295,6 +248,7 @@ def test_info_reports_stored_and_shared_texts(stub, data):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("threads")
 def test_prompts_do_not_depend_on_the_first_caption(data, tmp_path):
     """The text encoder fails for it; the build stores the prompts with the next sample."""
     pipe = make_pipeline("StableDiffusionPipeline", tmp_path / "pipe")
@@ -316,22 +270,6 @@ def test_prompts_do_not_depend_on_the_first_caption(data, tmp_path):
     done, _ = build(data, tmp_path / "cache", "--negative-prompt", "z")
     assert (done.status, [one["reason"] for one in done.json["items"]]) == (0, ["prompt-not-stored"])
     assert len(open_cache(tmp_path / "cache")) == 6
-
-
-def test_an_image_without_caption_is_quarantined_until_it_has_one(data, tmp_path):
-    (data / "3.txt").unlink()
-    cache, words = tmp_path / "cache", ("--fields", "prompt_embeds", "--text-encoder", "stub", "--allow-failed", "1")
-    assert build(data, cache, *words)[0].status == 0
-
-    def verified():
-        done = look("verify", cache, "--allow-failed", "1", "--json")
-        return done.status, [(one["category"], one["path"], one["reason"]) for one in done.json["items"]]
-
-    assert verified() == (0, [("quarantined", "3.png", "no-caption")])
-    (data / "3.txt").write_text("a late caption")
-    assert verified() == (1, [("stale", "3.png", "caption-changed")])
-    assert build(data, cache)[1] == {"prompt_embeds": 1}
-    assert verified() == (0, [])
 
 
 def test_added_pooled_embeddings_use_the_stored_texts(data, tmp_path):

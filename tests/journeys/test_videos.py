@@ -1,11 +1,9 @@
 import sys
 
-import diffusers
 import numpy as np
 import pytest
 import torch
 from commands import look, noise
-from made_pipelines import make_pipeline
 from made_videos import KINDS, plain_frames, write_sound, write_video
 
 from latentcache import open_cache
@@ -172,39 +170,3 @@ def test_a_video_has_one_mask_for_all_frames_and_no_control_image(tmp_path):
     assert bool((found["c.mp4"]["mask"] == 1).all())
     report = build(tmp_path / "data", *words, "latents,mask,control")
     assert reasons(report) == {"a.mp4": "no-frame-count", "c.mp4": "no-control"}
-
-
-@pytest.mark.slow
-def test_a_pipeline_for_video_trains_from_its_cache(data, tmp_path):
-    torch.manual_seed(0)
-    vae = diffusers.AutoencoderKLWan(base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 2], num_res_blocks=1).eval()
-    pipe = make_pipeline("WanPipeline", tmp_path / "wan", vae=vae)
-    small = ("--bucket", "64x96", "--frames", "5", "--storage-dtype", "float32", "--text-storage-dtype", "float32")
-    (data / "turned.mp4").unlink()
-    report = build(data, "--model", tmp_path / "wan", *small, "--default-caption", "a picture")
-    assert (report["exit_code"], reasons(report)) == (0, {})
-    for batch in open_cache(tmp_path / "cache").loader(batch_size=2, remainder="partial", format="diffusers-wan"):
-        frames = 1 if batch["names"][0].endswith(".png") else 2
-        assert batch["latents"].shape[1:] == (16, frames, 8, 12)
-        transformer = diffusers.WanTransformer3DModel(
-            num_attention_heads=2, attention_head_dim=12, num_layers=1, text_dim=32, ffn_dim=32, freq_dim=16
-        )
-        with torch.no_grad():
-            given = {"hidden_states": batch["latents"], "timestep": torch.full((len(batch["latents"]),), 500)}
-            noisy = transformer(**given, encoder_hidden_states=batch["prompt_embeds"], return_dict=False)[0]
-            assert noisy.shape == batch["latents"].shape
-            for name, latents, embeds, caption in zip(
-                batch["names"], batch["latents"], batch["prompt_embeds"], batch["captions"], strict=True
-            ):
-                text, _ = pipe.encode_prompt(
-                    caption, do_classifier_free_guidance=False, max_sequence_length=512, device="cpu"
-                )
-                torch.testing.assert_close(embeds, text[0], atol=1e-5, rtol=0)
-                if name.endswith(".png"):
-                    continue
-                pixels = torch.from_numpy(plain_frames(data / name)[0][:5]).permute(3, 0, 1, 2)[None] / 127.5 - 1
-                mean, std = (
-                    torch.tensor(vae.config[f"latents_{word}"])[:, None, None, None] for word in ("mean", "std")
-                )
-                own = (vae.encode(pixels).latent_dist.mode()[0] - mean) / std
-                torch.testing.assert_close(latents, own, atol=1e-4, rtol=0)

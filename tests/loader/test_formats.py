@@ -47,6 +47,7 @@ def test_embeddings_that_a_format_needs_are_an_error_if_the_cache_lacks_them(man
     assert "forward" in next(iter(many.loader(batch_size=2, format=f"diffusers-{name}", fields=columns)))
 
 
+@pytest.mark.usefixtures("threads")
 def test_the_command_of_the_error_adds_the_embeddings(tmp_path):
     make_pipeline("StableDiffusionXLPipeline", tmp_path / "sdxl", vae=tiny_vae())
     (tmp_path / "my images").mkdir()

@@ -1,14 +1,9 @@
-import json
 import shutil
-from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-from small_builds import CASES, Recorder, arrays_of, built, draw, reasons, rows_of, settings, tree
+from small_builds import CASES, arrays_of, built, draw, reasons, rows_of, settings, tree
 
-from latentcache.errors import InterruptedBuildError
-from latentcache.fields.registry import field_kind
 from latentcache.pipeline.build import plan_build
 from latentcache.store.lock import builder_lock
 
@@ -28,12 +23,6 @@ def test_renamed_files_and_moved_folders_encode_nothing(case, data, tmp_path):
     moved = shutil.move(cache, tmp_path / "moved")
     assert built(case, data, out=tmp_path / "moved").encoded == 0
     assert moved == str(tmp_path / "moved") or moved == tmp_path / "moved"
-
-
-def test_a_build_of_unchanged_data_writes_no_snapshot(case, data, no_runs):
-    built(case, data)
-    with no_runs(), patch("latentcache.store.publish.write_columns", side_effect=AssertionError("it was written")):
-        assert not built(case, data).published
 
 
 def test_a_build_of_unchanged_data_removes_a_snapshot_that_was_not_finished(case, data):
@@ -85,44 +74,6 @@ def test_samples_that_are_rejected_do_not_stop_duplicates_of_others(name, tmp_pa
     report = built(case, data)
     assert set(reasons(report)) == {case.path(data, 7).name, case.path(data, 8).name}
     assert len(set(reasons(report).values())) == 1
-
-
-class StopAtProgress(Recorder):
-    def __init__(self, send):
-        super().__init__()
-        self.send = send
-
-    def advanced(self, progress):
-        super().advanced(progress)
-        if progress.encoded and self.send:
-            self.send, send = None, self.send
-            send()
-
-
-def test_an_interrupted_build_continues_without_re_encoding(case, tmp_path, monkeypatch):
-    data, events = case.data(tmp_path / "data", 40), tmp_path / "events"
-    stops = []
-    made = __import__("latentcache.pipeline.build", fromlist=["StopSignal"]).StopSignal
-    monkeypatch.setattr(
-        "latentcache.pipeline.build.StopSignal", lambda *given: stops.append(made(*given)) or stops[-1]
-    )
-    observer = StopAtProgress(lambda: stops[0].request())
-    monkeypatch.setenv("DELAY_MS", "20")
-    kind = field_kind(case.field)
-    monkeypatch.setattr(type(kind), "work", replace(kind.work, unit_jobs=4, batch_items=4))
-    slow = {name: f"{value}:delay_ms=20" for name, value in case.settings.items() if value == "stub"}
-    with pytest.raises(InterruptedBuildError):
-        built(case, data, observer=observer, events=events, commit_every=1, recipe=slow, workers=0, batch_size=4)
-    acknowledged = {key for line in events.read_text().splitlines() for key in json.loads(line)["keys"]}
-    assert 0 < len(acknowledged) < 40
-    planned = plan_build(settings(case, data, recipe=slow))
-    assert planned.cached == len(acknowledged)
-    observer = Recorder()
-    report = built(case, data, observer=observer, recipe=slow, events=events)
-    assert (report.encoded, report.cached) == (40 - len(acknowledged), len(acknowledged))
-    assert observer.plans[0].cached == len(acknowledged)
-    keys = [key for line in events.read_text().splitlines() for key in json.loads(line)["keys"]]
-    assert len(keys) == len(set(keys)) == 40
 
 
 def test_a_plan_takes_no_lock_and_writes_nothing(case, data, tmp_path):

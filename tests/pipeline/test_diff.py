@@ -8,7 +8,6 @@ from latentcache.fields.registry import field_kind, load
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.pipeline.diff import field_work, rejected_before, with_equal_files
-from latentcache.pipeline.publish import select_samples
 from latentcache.sources import known
 from latentcache.sources.scan import scan
 
@@ -62,15 +61,6 @@ def keys_of(samples, one):
     return KIND.plan_keys(KIND.plan(samples, one.recipe), KIND.content(samples), one.recipe)
 
 
-def test_committed_items_are_not_made_and_equal_ones_are_made_once():
-    one, samples = described(), table([1, 2, 2, 3, 3, 3, 4])
-    catalog = FakeCatalog(keys_of(samples, one)[[0, 3]])
-    work = field_work(KIND, one, None, samples, catalog, {})
-    assert work.plan.sample[work.todo].tolist() == [1, 6]
-    assert (work.inputs, work.duplicates, len(work.catalog_item)) == (2, 3, 7)
-    assert (work.catalog_item >= 0).tolist() == [True, False, False, True, True, True, False]
-
-
 @pytest.mark.parametrize(("unfinished", "assumed"), [(False, 0), (True, 2)])
 def test_items_of_an_unfinished_build_count_for_unread_inputs(unfinished, assumed):
     one = described()
@@ -105,13 +95,6 @@ def test_known_rejections_are_matched_by_content():
     assert rejected_before(samples, KIND, one, StoredField(one), again) == {}
 
 
-def test_removed_samples_remove_their_files():
-    samples = select_samples(table([1, 2, 3]), np.array([0, 2]))
-    assert list(samples.names) == list(samples.files.names) == ["00000.png", "00002.png"]
-    assert samples.inputs["image"].file.tolist() == [0, 1]
-    assert np.array_equal(samples.inputs["image"].content, contents([1, 3]))
-
-
 @pytest.fixture
 def data(tmp_path):
     folder = tmp_path / "data"
@@ -138,22 +121,6 @@ def test_only_files_of_equal_heads_are_hashed(data, monkeypatch):
     content = table.inputs["image"].content
     assert content[0].tobytes() == content[3].tobytes()
     assert table.files.stat[0].all(), "with the memo of the read"
-
-
-def test_a_new_file_is_compared_with_known_ones(data):
-    table, _ = found(data)
-    content = np.array(table.inputs["image"].content)
-    content[3] = 0
-    table.inputs["image"].content[:] = content
-    again, names = found(data, table)
-    assert names == ["p0.bmp", "q.bmp"]
-    assert again.inputs["image"].content[3].tobytes() == content[0].tobytes()
-
-
-def test_unreadable_files_are_left_alone(data):
-    samples = scan(data).samples
-    (data / "p0.bmp").unlink()
-    assert found(data, samples)[1] == []
 
 
 @pytest.mark.parametrize(("form", "equal"), [(as_tars, 2), (as_saved, 2), (as_parquet, 0)])

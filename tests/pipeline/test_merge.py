@@ -57,7 +57,7 @@ def test_caches_of_different_data_are_not_merged_but_combined(case, data, tmp_pa
     assert len(eval(code, {"combine": combine, "open_cache": open_cache})) == 25
 
 
-def test_parts_of_data_that_changed_between_the_builds_are_built_again(case, data, parts, tmp_path):
+def test_parts_of_data_that_changed_between_the_builds_are_built_again(case, data, parts, tmp_path, trusted):
     case.write(data, 12)
     built(case, data, out=parts[2], part="2/3")
     with pytest.raises(StaleCacheError, match="were added, removed or changed between the builds") as caught:

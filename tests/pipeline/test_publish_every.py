@@ -99,15 +99,6 @@ def test_only_samples_with_every_field_are_published(tmp_path, published, truste
     assert built(LATENTS, data, fields=fields).published is False
 
 
-def test_a_cache_keeps_its_samples_while_others_are_added(case, tmp_path, published):
-    data = case.data(tmp_path / "data", 4)
-    built(case, data)
-    case.data(data, 11)
-    cache = built(case, data, publish_every="10m").cache
-    assert [len(names) for names in published.values()] == [4, 7, 10, 11]
-    assert CachePaths(cache).snapshots() == [1, 3, 4]
-
-
 def test_copies_of_an_image_are_encoded_once(tmp_path, published):
     """Their files differ, so the build learns from the pixels that they are equal."""
     data = tmp_path / "data"

@@ -26,7 +26,7 @@ print(report.cache, report.encoded, report.fields["latents"].run.restarts, "torc
 """
 
 
-def test_a_vae_is_loaded_and_hashed_once_and_its_noise_is_recorded(tmp_path, trusted, monkeypatch, capsys):
+def test_a_vae_is_loaded_and_hashed_once_and_its_noise_is_recorded(tmp_path, trusted, threads, monkeypatch, capsys):
     pytest.importorskip("diffusers")
     from tiny_vae import tiny_vae
 

@@ -19,14 +19,6 @@ def data(tmp_path):
     return LATENTS.data(tmp_path / "data", 3)
 
 
-def test_a_sample_that_every_field_rejects_is_counted_once(data):
-    path = LATENTS.spoil(data, 9)
-    report = built(LATENTS, data, fields=LATENTS.fields() | EDGES.fields())
-    assert {one.name for one in report.rejected} == {path.name}
-    assert (report.samples, report.quarantined) == (4, 1)
-    assert len(open_snapshot(report.cache).samples) == 3
-
-
 def test_a_field_without_its_kind_or_input_is_rejected(data, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="not installed"):
         built(LATENTS, data, fields={"no_such_field": None})

@@ -277,6 +277,7 @@ def test_a_snapshot_alone_is_refused_with_the_reports_that_work(run, cache, tmp_
         assert run(*command.split()[1:], "-o", tmp_path / "r.html").status == 0
 
 
+@pytest.mark.usefixtures("threads")
 def test_the_last_lines_say_that_the_scaling_is_unusual(run, data, tmp_path):
     build(data, tmp_path / "c", model=str(tiny_vae(tmp_path / "vae")))
     done = run("report", tmp_path / "c", "-o", tmp_path / "r.html")
@@ -342,6 +343,7 @@ def test_a_rejected_sample_says_why(run, data, tmp_path):
     assert "rejected" in error["why"]
 
 
+@pytest.mark.usefixtures("threads")
 def test_latents_are_decoded_by_the_model(data, tmp_path):
     model = tiny_vae(tmp_path / "vae")
     build(data, tmp_path / "c", model=str(model), latents="moments")

@@ -209,12 +209,6 @@ def test_train_is_read_and_the_other_split_is_counted(run, build, splits, data, 
     assert run_fix(run, data, wrong["error"]["fix"], "--out", tmp_path / "wrong", *words)["exit_code"] == 0
 
 
-def test_an_only_split_is_read(build, splits, tmp_path):
-    report = build(*splits("test"))
-    assert (report["exit_code"], left_out(report)) == (0, {})
-    assert split_of(tmp_path / "cache", "test") == (2, {"test"})
-
-
 def test_several_splits_without_train_need_a_choice(run, build, splits, data, tmp_path):
     words = splits("validation", "test")
     report = build(*words)
@@ -223,31 +217,6 @@ def test_several_splits_without_train_need_a_choice(run, build, splits, data, tm
     assert run_fix(run, data, report["error"]["fix"], "--out", tmp_path / "cache", *words)["exit_code"] == 0
     count, chosen = split_of(tmp_path / "cache", "validation", "test")
     assert (count, len(chosen)) == (2, 1)
-
-
-@pytest.mark.parametrize(("form", "count"), [(folders, 2), (tables, 1), (record_folders, 1)])
-def test_folder_names_are_splits_only_if_each_folder_has_one(run, build, data, tmp_path, form, count):
-    names, words = ("train", "test", "more"), FORMS[form.__name__][1]
-    for name in names:
-        form(data, name)
-    report = build(*words)
-    assert (report["exit_code"], left_out(report)) == (0, {"split-read": count})
-    assert "--split" in report["items"][0]["hint"]
-    assert split_of(tmp_path / "cache", *names) == (6, {*names})
-    for split, read in (("train", {"train", "more"}), ("test", {"test"})):
-        cache = tmp_path / f"{split} cache"
-        report = run("build", data, "--out", cache, *words, "--split", split, "--json").json
-        left = sum(files_of(data, name) for name in {*names} - read)
-        assert (report["exit_code"], left_out(report)) == (0, {"split-unused": left})
-        assert split_of(cache, *names) == (2 * len(read), read)
-
-
-@pytest.mark.parametrize("form", [folders, tables, record_folders])
-def test_a_split_beside_files_without_one_is_read_alone(build, data, tmp_path, form):
-    form(data, "test")
-    form(data, "")
-    report = build(*FORMS[form.__name__][1], "--split", "test")
-    assert (report["exit_code"], split_of(tmp_path / "cache", "test")) == (0, (2, {"test"}))
 
 
 def test_a_file_that_is_no_data_changes_nothing_when_it_grows(build, data, tmp_path):

@@ -49,14 +49,6 @@ def test_a_worker_is_kept_for_the_next_field(squares):
     assert not any(Path(f"/proc/{pid}").exists() for pid in first + second)
 
 
-def test_a_crashing_sample_is_quarantined_by_fresh_workers(squares):
-    with LocalEngine("cpu") as engine:
-        squares.run(["a", "b"], engine=engine)
-        result = squares.run(["c", "bad crash-encode"], engine=engine)
-    assert [(sample, failure.reason) for sample, failure in result.failed] == [(1, "encoder-crash")]
-    assert squares.times("encode", "bad") >= 3, "once on a used worker, twice alone on fresh ones"
-
-
 @pytest.mark.parametrize("held", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_waiting_worker_ends_when_the_build_is_killed(squares, held):
     """A fork of the build may keep its end of the connection open."""

@@ -6,12 +6,11 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from latentcache import failpoint
-from latentcache.errors import DeviceError, DiskFullError, EncoderError, InterruptedBuildError, WorkerError
+from latentcache.errors import DeviceError, EncoderError, InterruptedBuildError, WorkerError
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.workers.engine import EventLog
 from latentcache.pipeline.workers.local import LocalEngine, worker_count
@@ -37,16 +36,6 @@ def test_every_job_is_committed(toy):
     assert result.noise["largest"] == 0.5
     assert set(result.waits) == {"prepare", "encode", "write", "idle"}
     assert result.written_bytes > 0
-
-
-def test_committed_items_are_skipped_by_key(squares, tmp_path):
-    squares.run(TEXTS[:10])
-    lookup = tmp_path / "lookup"
-    load_catalog(squares.paths).save_lookup(lookup)
-    result = squares.run(TEXTS[:12], lookup=str(lookup))
-    assert (result.encoded, result.skipped) == (4, 20)
-    assert settled_samples(result) == list(range(12))
-    assert squares.times("prepare", "word3") == 1
 
 
 def test_equal_encoder_input_is_copied(squares, tmp_path):
@@ -208,20 +197,6 @@ def test_commits_of_a_killed_worker_count(words, monkeypatch):
     assert sum(load_index(folder).items for folder in words.paths.sealed_shards()) == result.encoded
 
 
-def test_events_name_committed_keys(toy):
-    events = toy.folder / "events"
-    seen = []
-
-    def progress(now):
-        keys = [key for line in events.read_text().splitlines() for key in json.loads(line)["keys"]]
-        seen.append((len(keys), now.encoded))
-
-    with EventLog(events) as log:
-        toy.run(TEXTS, commit_every=4, events=log, progress=progress)
-    assert seen[-1][0] == seen[-1][1] == len(toy.stored())
-    assert all(len(json.loads(line)["keys"]) <= 16 for line in events.read_text().splitlines())
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stop_request_commits_the_running_batch(toy, workers):
     began = time.monotonic()
@@ -267,13 +242,6 @@ def test_worker_counts(toy, monkeypatch):
     assert worker_count(toy.task(device="cpu", workers=0, needs_torch=True), toy.kind, 100) == 1
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_event_file_that_fails_ends_the_build_in_order(toy, workers):
-    with EventLog(Path("/dev/full")) as events, pytest.raises(DiskFullError):
-        toy.run(TEXTS, events=events, workers=workers, device="cpu*1" if workers else "cpu")
-    assert not toy.paths.open_shards()
-
-
 def test_values_that_the_kind_rejects_are_not_stored(squares, monkeypatch):
     made_of = toy_kinds.ToyProducer.made_of
 
@@ -288,16 +256,6 @@ def test_values_that_the_kind_rejects_are_not_stored(squares, monkeypatch):
     assert (sample, failure.reason, failure.content) == (1, "non-finite", content_hash(b"bad"))
     assert "--compute-dtype float32" in failure.hint
     assert len(squares.stored()) == 4
-
-
-def test_a_second_signal_ends_the_grace_period():
-    with StopSignal() as stop:
-        stop.orderly = True
-        os.kill(os.getpid(), signal.SIGINT)
-        assert (stop.requested, stop.error().exit_code) == (True, 130)
-        assert stop.patience_s > 0
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert (stop.patience_s, stop.error().exit_code) == (0.0, 143)
 
 
 def test_a_deferred_block_ends_before_the_error():

@@ -3,7 +3,6 @@
 import pytest
 
 from latentcache.errors import EncoderError
-from latentcache.store.catalog import load_catalog
 
 TEXTS = [f"word{number}" for number in range(40)]
 
@@ -39,16 +38,6 @@ def test_a_batch_without_memory_is_halved(lines, workers):
     result = lines.run(["a", "b memory-make", "c"], workers=workers)
     assert [(sample, failure.reason) for sample, failure in result.failed] == [(1, "out-of-memory")]
     assert result.encoded == 2
-
-
-def test_committed_jobs_of_a_unit_are_left_out(lines, tmp_path):
-    lines.run(TEXTS[:4], workers=0)
-    load_catalog(lines.paths).save_lookup(tmp_path / "lookup")
-    result = lines.run(TEXTS[:6], workers=0, lookup=str(tmp_path / "lookup"))
-    assert (result.encoded, result.skipped) == (2, 4)
-    result = lines.run(["twin", "twin", "one"], workers=0)
-    assert (result.encoded, result.failed) == (2, [])
-    assert calls(lines) == {2: 1, 3: 1, 4: 1}
 
 
 def test_an_item_of_another_type_is_a_fault_of_the_encoder(lines, monkeypatch):

@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from latentcache.errors import CacheLockedError, DiskFullError
+from latentcache.errors import DiskFullError
 from latentcache.fields.registry import field_kinds
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.workers import writer as writer_module
@@ -43,25 +43,6 @@ class Bench:
         return {key.tobytes() for key in np.asarray(load_catalog(self.paths).keys())}
 
 
-def test_the_sealed_shard_holds_every_item(tmp_path):
-    bench, made = Bench(tmp_path), entries(20)
-    for start in range(0, 20, 6):
-        bench.writer.put(made[start : start + 6])
-    bench.writer.finish()
-    bench.writer.finish()
-    assert bench.stored == set(keys(made))
-    assert [key for batch in bench.commits for key in batch] == keys(made)
-    assert bench.paths.open_shards() == []
-
-
-@pytest.mark.parametrize("most", [1, 3, 7])
-def test_commits_are_limited_in_items(tmp_path, most):
-    bench, made = Bench(tmp_path, commit_every=most), entries(7)
-    bench.writer.put(made)
-    bench.writer.finish()
-    assert [len(batch) for batch in bench.commits] == [most] * (7 // most) + [7 % most] * bool(7 % most)
-
-
 def test_a_full_shard_is_sealed_and_the_next_one_begins(tmp_path, monkeypatch):
     bench, made = Bench(tmp_path, commit_every=1), entries(7)
     monkeypatch.setattr(writer_module, "SHARD_BYTES", 3 * len(made[0].value))
@@ -88,16 +69,6 @@ def test_commits_happen_by_time_or_on_request(tmp_path, monkeypatch, flush):
     assert bench.commits == [keys(made[:1]), keys(made[1:])]
 
 
-def test_a_key_is_reported_after_its_commit_has_returned(tmp_path, monkeypatch):
-    order, real = [], ShardWriter.write
-    monkeypatch.setattr(ShardWriter, "write", lambda shard, batch: (real(shard, batch), order.append("written"))[0])
-    bench = Bench(tmp_path, commit_every=1)
-    bench.writer._committed = lambda batch, jobs: order.append("reported")
-    bench.writer.put(entries(2))
-    bench.writer.finish()
-    assert order == ["written", "reported"] * 2
-
-
 def test_a_failure_is_raised_by_put_and_by_finish_and_earlier_commits_stay(tmp_path, monkeypatch):
     made, real, count = entries(6), ShardWriter.write, iter(range(100))
 
@@ -118,18 +89,4 @@ def test_a_failure_is_raised_by_put_and_by_finish_and_earlier_commits_stay(tmp_p
     with pytest.raises(DiskFullError):
         bench.writer.finish()
     assert bench.commits == [list(made[0].item_keys), list(made[1].item_keys)]
-    assert [folder.name for folder in bench.paths.open_shards()] == ["one.open"]
-
-
-def test_a_writer_stops_when_another_build_owns_the_shard(tmp_path):
-    (tmp_path / "BUILDING").write_text('{"owner": "one"}')
-    bench, made = Bench(tmp_path, owner="one", commit_every=1), entries(6)
-    bench.writer.put(made[:3])
-    while len(bench.commits) < 2:
-        time.sleep(0.01)
-    (tmp_path / "BUILDING").write_text('{"owner": "two"}')
-    bench.writer.put(made[3:])
-    with pytest.raises(CacheLockedError, match="another build"):
-        bench.writer.finish()
-    assert len(bench.commits) <= 3
     assert [folder.name for folder in bench.paths.open_shards()] == ["one.open"]
