@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ from numpy.typing import NDArray
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import Input, Rejected
+from latentcache.fields.table import Input
 from latentcache.identity.content import HASH_BYTES, StatMemo, content_hash
-from latentcache.sources.causes import Findings, fault, unused_lines
+from latentcache.sources.causes import Findings, fault
 from latentcache.sources.formats.files import read_source, shown
 from latentcache.sources.formats.text import UTF16_BOMS, parse_json
 from latentcache.sources.known import KnownFiles, hash_rows, take_rows
@@ -72,18 +71,14 @@ class CaptionFiles:
         units.columns |= {"text": texts, "caption_known": known}
         return good
 
-    def unused_lines(self, units: Units, texts: Strings) -> Iterator[Rejected]:
-        """One note on files of which only the first line is used. Only files longer than their caption are read."""
-        lines, owner = list[tuple[str, int]](), units["owner"]
+    def longer_files(self, units: Units, texts: Strings) -> list[str]:
+        """Caption files that are longer than the first line, which alone is used; none of them is read."""
         added = np.array([len((rule.prefix + rule.suffix).encode()) for rule in self._rules] or [0])
         first = np.array([rule.lines == "first" for rule in self._rules] or [False])
-        longer = self._held.stat[units["caption"], 0] > np.diff(texts.ends, prepend=0) - added[owner] + _LINE_END
-        for number in np.flatnonzero(longer & (units["which"] >= 0) & first[owner]).tolist():
-            name = self._held.names[int(units["caption"][number])]
-            with suppress(UnusableSampleError):  # it was read before
-                text = read_caption(self._root, name)[0]
-                lines += [(name, line)] if (line := self._rules[owner[number]].unused_line(text)) else []
-        yield from unused_lines(lines)
+        owner = units["owner"]
+        sizes = self._held.stat[units["caption"], 0]
+        longer = sizes > np.diff(texts.ends, prepend=0) - added[owner] + _LINE_END
+        return self._held.names.take(units["caption"][longer & (units["which"] >= 0) & first[owner]])
 
     def column(self, units: Units) -> Input:
         """The captions of the samples that ``read`` gave."""

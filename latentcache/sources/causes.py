@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ Git LFS pointer: git-lfs
     run `git lfs pull` in the data folder
 unsupported image format: svg heic-needs-plugin jxl-needs-plugin eps pdf unknown float
     convert it to PNG or JPEG with 8 or 16 bits
-unsupported kind of file: unused table-unused unread-form compressed arrow-compressed
+unsupported kind of file: unused table-unused unread-form compressed
     if you need it, unpack it, or save it as PNG, JPEG, JSON lines or parquet
 size that is not allowed: too-small too-few-pixels extreme-aspect too-many-pixels bomb
     resize or crop it, or change --min-pixels, --max-pixels or --bucket
@@ -177,15 +177,6 @@ def rejected(name: str, cause: str, detail: str = "", *, count: int = 1) -> Reje
 def counted(name: str, cause: str, count: int, what: str, *, first: str = "") -> Rejected:
     """A note on several files: ``what`` is said of ``count`` of them, and the first is ``first``, or ``name``."""
     return rejected(name, cause, f"{count_of(count, what)}, the first is {first or name}", count=count)
-
-
-def unused_lines(captions: Sequence[tuple[str, int]]) -> Iterator[Rejected]:
-    """One note on captions (file, first line that is not used) of which only the first line is used."""
-    if captions:
-        name, line = captions[0]
-        words = "captions have lines that are not used"
-        note = counted(name, "caption-lines", len(captions), words, first=f"{name}:{line}")
-        yield replace(note, line=line)
 
 
 def as_rejected(name: str, error: UnusableSampleError, **more: Any) -> Rejected:

@@ -18,7 +18,7 @@ import shlex
 import stat
 import struct
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -194,7 +194,7 @@ class Inventory:
             memos = np.array([StatMemo.of(state).identity for state in odd.files.values()], dtype=np.uint64)
             order = sorted(range(len(names)), key=[os.fsencode(name) for name in names].__getitem__)
             names, stats = [names[number] for number in order], np.concatenate([stats, memos])[order]
-        folder.counts = _counted(names)
+        folder.counts = Counter(map(extension_of, names))
         if not folder.counts.keys() <= _COMMON:
             folder.others = tuple(name for name in names if extension_of(name) not in _COMMON)
         folder.loose, folder.stats, folder._text = tuple(odd.loose), stats, "\0".join(names)
@@ -338,16 +338,3 @@ def _state_or_none(state_of: Callable[[str], os.stat_result], name: str) -> os.s
     with suppress(OSError):
         return state_of(name)
     return None
-
-
-def _counted(names: Sequence[str]) -> Counter[str]:
-    """Extension in lower case -> how many names have it; in a few passes in C if there are few extensions."""
-    endings = {name[name.rfind(".") :] for name in names[:8] if "." in name}
-    text = "/".join((*names, ""))
-    counts = {ending: text.count(ending + "/") for ending in endings}
-    if sum(counts.values()) != len(names):
-        return Counter(map(extension_of, names))
-    lower = Counter[str]()
-    for ending, count in counts.items():
-        lower[ending.lower()] += count
-    return lower

@@ -55,8 +55,6 @@ class CaptionRule(Value):
     """Kind of ``text``: ``class words``, ``prompt``; empty: there is none."""
     lines: str = ""
     """``first`` line, or ``all`` as a caption each; empty: the whole text is one caption."""
-    lines_by_choice: bool = False
-    """True if the user, not the layout, says which lines are used."""
     prefix: str = ""
     suffix: str = ""
     bare: bool = False
@@ -89,13 +87,6 @@ class CaptionRule(Value):
             several = [caption.strip() for caption in several]
         several = [caption for caption in several if caption] or [""] * self.bare
         return BETWEEN.join(self.prefix + caption + self.suffix for caption in several)
-
-    def unused_line(self, text: str) -> int:
-        """The first line that is not used, from 2; 0: all are used, or the user chose the lines."""
-        if self.lines != "first" or self.lines_by_choice:
-            return 0
-        lines = text.replace(BETWEEN, "\n").split("\n")
-        return next((number for number, line in enumerate(lines[1:], 2) if line.strip()), 0)
 
 
 class ImageSet(Value):

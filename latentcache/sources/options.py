@@ -149,7 +149,6 @@ class SourceOptions(Value):
             prefix=self.caption_prefix + rule.prefix,
             suffix=rule.suffix + self.caption_suffix,
             lines=self.caption_lines or rule.lines,
-            lines_by_choice=bool(self.caption_lines),
         )
 
     @classmethod

@@ -51,7 +51,7 @@ class RecordReader:
             elif reader.head.lstrip(BLANK).startswith(b"["):
                 words = "a JSON list has at most 1 GiB; `jq -c '.[]'` makes lines of it"
                 data = reader.all_bytes(MAX_SOURCE_BYTES, fault("too-large", words, self.path))
-                yield from self._records(list_items(data), _or_raise)
+                yield from self._records(list_items(data), lambda value: value)
                 if self.last and not self._has_objects:
                     raise fault("not-records", "it is a list without objects")
             else:
@@ -114,9 +114,3 @@ def _parsed(value: Any, kind: Any) -> Any:
     if isinstance(value, dict):
         return {name: _parsed(item, kind.field(name).type) for name, item in value.items()}
     return parse_json(value)
-
-
-def _or_raise(value: Any) -> Any:
-    if isinstance(value, UnusableSampleError):
-        raise value
-    return value

@@ -2,8 +2,8 @@
 
 A column of images is binary, or the struct ``{bytes, path}`` of Hugging Face ``datasets`` (5.2,
 ``features/image.py``). Also, the schema has to name it as images, or its first value has to begin like an image. In
-an Arrow file an image is a range of the file, which is read without pyarrow. Rows of a parquet file are decompressed
-in blocks that are kept. So rows that are read in their order are decompressed once.
+an Arrow file it is read from a map of the file. Rows of a parquet file are decompressed in blocks that are kept. So
+rows that are read in their order are decompressed once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ from itertools import accumulate, chain, repeat
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import fault, sniff_cause
-from latentcache.sources.formats import PARQUET
+from latentcache.sources.formats import ARROW, PARQUET, kind_of_archive
 from latentcache.sources.formats.files import stat_source
 
 #: Bytes of a block of rows, about; blocks that are kept of one file; files that are kept open in this process.
@@ -78,37 +75,14 @@ class Rows:
         feature = _features(self.schema.metadata or {})
         return [name for name in self.binary if self._holds_images(self.schema.field(name), feature.get(name))]
 
-    def samples(self, image: str, caption: str = "") -> Iterator[tuple[tuple[int, int], Any]]:
-        """(Span, see ``places.SPAN``; caption) of each row; 0 bytes: the row of an Arrow file has no image."""
-        if self._is_parquet:
-            span = self.schema.names.index(image), 0
-            batches = self.batches([caption]) if caption else ()
-            values = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
-            yield from (
-                (span, value) for value in (values if caption else repeat(None, self._file.metadata.num_rows))
-            )
-            return
-        self._file.seek(0)
-        begin = self._file.read_buffer(1).address
-        for batch in self.batches([image, caption] if caption else [image]):
-            spans = self._spans(batch.column(0), _bytes_of(batch.schema.field(0)), begin).tolist()
-            texts = batch.column(1).to_pylist() if caption else repeat(None, len(spans))
-            yield from zip(map(tuple, spans), texts, strict=True)
-
-    def _spans(self, column: Any, child: str | None, begin: int) -> NDArray[np.uint64]:
-        """(n, 2) offset and bytes of the images of a batch in a file that is mapped at the address ``begin``."""
-        import pyarrow
-        import pyarrow.compute
-
-        values = column.field(child) if child else column
-        _, bounds, data = values.buffers()
-        if data is not None and not begin <= data.address <= begin + self._file.size() - data.size:
-            raise fault("arrow-compressed", "its columns are compressed: save_to_disk writes them plain", self._path)
-        wide = np.int64 if pyarrow.types.is_large_binary(values.type) else np.int32
-        ends = np.frombuffer(bounds, dtype=wide, count=values.offset + len(values) + 1)[values.offset :]
-        start = (data.address - begin if data is not None else 0) + ends[:-1].astype(np.uint64)
-        has_bytes = pyarrow.compute.and_(column.is_valid(), values.is_valid()).to_numpy(zero_copy_only=False)
-        return np.stack([start, np.where(has_bytes, np.diff(ends), 0).astype(np.uint64)], axis=1)
+    def values(self, column: str) -> Iterator[Any]:
+        """The values of a column, row by row; None for each row if no column is named."""
+        if column:
+            yield from chain.from_iterable(batch.column(0).to_pylist() for batch in self.batches([column]))
+        elif self._is_parquet:
+            yield from repeat(None, self._file.metadata.num_rows)
+        else:
+            yield from chain.from_iterable(repeat(None, batch.num_rows) for batch in self.batches())
 
     def _holds_images(self, field: Any, feature: str | None) -> bool:
         """True if a binary column holds images: by what ``datasets`` says, else by the first value that is there."""
@@ -145,7 +119,7 @@ def opened(path: Path, kind: str) -> Iterator[Rows]:
 
 
 def read_row(path: Path, row: int, column: int) -> tuple[bytes, StatMemo]:
-    """The image in a row (from 1) of a column of a parquet file, and the memo of the file.
+    """The image in a row (from 1) of a column, and the memo of the file.
 
     Raises:
         UnusableSampleError: ``no-image`` if the row has none; else as ``files.read_source``.
@@ -163,38 +137,44 @@ def read_row(path: Path, row: int, column: int) -> tuple[bytes, StatMemo]:
 
 
 def close_tables() -> None:
-    """Close the parquet files that this process keeps open."""
+    """Close the files of rows that this process keeps open."""
     _opened.cache_clear()
 
 
 @lru_cache(maxsize=_OPEN)
-def _opened(path: Path, column: int, _: tuple[int, ...]) -> _Parquet:
-    return _Parquet(path, column)
+def _opened(path: Path, column: int, _: tuple[int, ...]) -> _Column:
+    return _Column(path, column)
 
 
-class _Parquet:
-    """One column of a parquet file. Rows near the last ones come from memory; threads may share it."""
+class _Column:
+    """One column of a file of rows. Rows near the last ones come from memory; threads may share it."""
 
     def __init__(self, path: Path, column: int) -> None:
+        import pyarrow.ipc
         import pyarrow.parquet
 
         self._path, self._lock = path, threading.Lock()
+        self._blocks: deque[tuple[int, Any, int]] = deque()
+        self._ahead: Iterator[Any] = iter(())
+        self._next = -1
+        if kind_of_archive(path.name) == ARROW:  # its blocks are in the map of the file: all are kept
+            self._file = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+            self._number, self._ends = column, list[int]()
+            self._child = _bytes_of(self._file.schema.field(column))
+            self._ahead, self._next = iter(self._file), 0
+            return
         self._file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
         field, data = self._file.schema_arrow.field(column), self._file.metadata
-        self._child = _bytes_of(field)
+        self._number, self._child = 0, _bytes_of(field)
         self._name = f"{field.name}.{self._child}" if self._child else field.name
         groups = [data.row_group(number) for number in range(data.num_row_groups)]
         self._ends = list(accumulate(group.num_rows for group in groups))
         each = sum(group.total_byte_size for group in groups)
         self._rows = max(min(_BLOCK_BYTES * data.num_rows // max(each, 1), _ROWS), 1)
-        self._blocks: deque[tuple[int, Any, int]] = deque(maxlen=_BLOCKS)
-        self._ahead: Iterator[Any] = iter(())
-        self._next = -1
+        self._blocks = deque(maxlen=_BLOCKS)
 
     def row(self, number: int) -> tuple[bytes, int]:
         """The bytes in a row, from 0, and when its block was read in nanoseconds; empty if there are none."""
-        if not 0 <= number < (self._ends or [0])[-1]:
-            raise fault("changing", f"it has no row {number + 1} any more", self._path)
         with self._lock:
             start, values, seen_ns = self._block(number)
             return values[number - start].as_py() or b"", seen_ns
@@ -204,13 +184,16 @@ class _Parquet:
         held = next((block for block in self._blocks if block[0] <= number < block[0] + len(block[1])), None)
         group = bisect_right(self._ends, number)
         first = self._ends[group - 1] if group else 0
-        if held is None and not first <= self._next <= number:
+        if held is None and self._ends and not first <= self._next <= number:
             groups = range(group, len(self._ends))
             self._ahead = self._file.iter_batches(batch_size=self._rows, row_groups=groups, columns=[self._name])
             self._next = first
         while held is None:
             seen_ns, first, self._next = time.time_ns(), self._next, -1
-            values = next(self._ahead).column(0)
+            batch = next(self._ahead, None)
+            if batch is None:
+                raise fault("changing", f"it has no row {number + 1} any more", self._path)
+            values = batch.column(self._number)
             values = values.field(self._child) if self._child else values
             self._blocks.append((first, values, seen_ns))
             self._next = first + len(values)

@@ -136,7 +136,8 @@ def parse_json_at(text: str, start: int | None) -> tuple[Any, int]:
     except ValueError as error:
         # Python's own message on long numbers advises a setting of the interpreter.
         why = "it holds an integer of thousands of digits" if "integer string" in str(error) else str(error)
-        raise fault("no-json", why) from error
+        at = "" if start is None else f", in the item at {_position(text, start)}"
+        raise fault("no-json", why + at) from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -154,49 +155,32 @@ def _no_constant(word: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
-#: Takes what JSON forbids, but for the form of a list: NaN, equal names, numbers of any length, control characters.
-_LENIENT = json.JSONDecoder(strict=False, parse_int=str)
 
 
 def list_items(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The items of a JSON list by number, as several may be on one line; an error for one that is lost alone.
+    """The items of a JSON list by number, as several may be on one line.
 
     Raises UnusableSampleError at the item from which the list is broken.
     """
+    damage: UnusableSampleError | None = None
     try:
-        text, is_utf8 = data.decode(), True
-    except UnicodeDecodeError:
-        text, is_utf8 = data.decode("utf-8", "surrogateescape"), False
+        text = data.decode()
+    except UnicodeDecodeError as error:  # what is before the byte is read
+        text = data[: error.start].decode()
+        damage = fault("not-utf8", f"expected UTF-8, found 0x{data[error.start]:02x} at {_position(text, len(text))}")
     offset, number = _skip(text, text.index("[") + 1), 1
-    while text[offset : offset + 1] != "]":
-        if number > 1 and text[offset : offset + 1] != ",":
-            raise fault("no-json", f"expected , or ] at {_position(text, offset)}")
-        offset = _skip(text, offset + 1) if number > 1 else offset
-        value, end = _item(text, offset)
-        yield number, value if is_utf8 else _in_utf8(text[offset:end], value)
-        offset, number = _skip(text, end), number + 1
-    if text[offset + 1 :].strip():
-        raise fault("no-json", f"expected nothing after the list, which ends at {_position(text, offset)}")
-
-
-def _item(text: str, start: int) -> tuple[Any, int]:
-    """The item of a list that begins at ``start``, or why it is lost, and where it ends."""
     try:
-        return parse_json_at(text, start)
+        while text[offset : offset + 1] != "]":
+            if number > 1 and text[offset : offset + 1] != ",":
+                raise fault("no-json", f"expected , or ] at {_position(text, offset)}")
+            offset = _skip(text, offset + 1) if number > 1 else offset
+            value, end = parse_json_at(text, offset)
+            yield number, value
+            offset, number = _skip(text, end), number + 1
+        if damage or text[offset + 1 :].strip():
+            raise fault("no-json", f"expected nothing after the list, which ends at {_position(text, offset)}")
     except UnusableSampleError as error:
-        try:
-            return error, _LENIENT.raw_decode(text, start)[1]
-        except (ValueError, RecursionError):  # no other reader could say where it ends either
-            raise error from None
-
-
-def _in_utf8(text: str, value: Any) -> Any:
-    """The value of an item, or the error if its text has bytes that are not UTF-8."""
-    try:
-        decode(text.encode("utf-8", "surrogateescape"))
-    except UnusableSampleError as error:
-        return error
-    return value
+        raise damage or error from None
 
 
 def _skip(text: str, offset: int) -> int:

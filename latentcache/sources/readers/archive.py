@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import StatMemo, content_hash
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
-from latentcache.sources.causes import Findings, Notes, fault, rejected, unused_lines
-from latentcache.sources.formats import ARROW, TAR
+from latentcache.sources.causes import Findings, Notes, fault, rejected
+from latentcache.sources.formats import TAR
 from latentcache.sources.formats.files import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
 from latentcache.sources.formats.rows import opened
 from latentcache.sources.formats.tar import Member, tar_members
@@ -146,8 +146,7 @@ class _Archive:
             self._findings.reject(self._name, error, line=entries[-1].line + 1)
         if not entries and len(self._findings.rejected) == count:
             self._notes.add(rejected(self._name, "unused", "it holds no images"))
-        lines = [(self._name, entry.line) for entry in entries if entry.text and self._rule.unused_line(entry.text)]
-        self._findings.notes.add(*self._notes.all(), *unused_lines(lines))
+        self._findings.notes.add(*self._notes.all())
         return entries
 
     def _of_tar(self) -> list[Entry]:
@@ -227,11 +226,10 @@ class _Archive:
             if not caption and others:
                 detail = f"it has no column of captions; other columns: {listed(others)}"
                 self._notes.add(rejected(self._name, "text-column", detail))
-            for row, (span, value) in enumerate(table.samples(image, caption), start=1):
+            span = table.schema.names.index(image), 0
+            for row, value in enumerate(table.values(caption), start=1):
                 try:
                     text = captions_in(value or "")
-                    if self._kind == ARROW and not span[1]:
-                        raise fault("no-image", "the row holds no bytes of an image")
                 except UnusableSampleError as error:
                     self._findings.reject(self._name, error, line=row)
                 else:

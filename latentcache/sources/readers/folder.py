@@ -289,7 +289,9 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
     if counts.first_without and set(counts.captions) != {NO_CAPTION}:
         number = counts.captions[NO_CAPTION]
         findings.notes.add(counted(counts.first_without, "no-caption", number, "images have no caption"))
-    findings.notes.add(*captions.unused_lines(units, caption.text))
+    if not request.options.caption_lines:
+        longer = captions.longer_files(units, caption.text)
+        findings.notes.count("caption-lines", "caption files are longer than the first line, which is used", longer)
     notes, rejections = findings.notes.all(), in_order(findings.rejected)
     if not len(samples) and not rejections and part is None:
         raise _nothing(inventory, layout, notes)

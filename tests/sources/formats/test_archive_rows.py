@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from latentcache.errors import UnusableSampleError
-from latentcache.sources.formats import ARROW, PARQUET, rows
+from latentcache.sources.formats import PARQUET, rows
 from latentcache.sources.formats.rows import close_tables, opened, read_row
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -36,11 +36,6 @@ def table(count: int = 20, **more: Any) -> pa.Table:
 def images_of(path: Path, kind: str = PARQUET) -> list[str]:
     with opened(path, kind) as table:
         return table.images()
-
-
-def spans_of(path: Path) -> list[tuple[int, int]]:
-    with opened(path, ARROW) as table:
-        return [span for span, _ in table.samples("image")]
 
 
 def as_parquet(path: Path, data: pa.Table, **how: Any) -> Path:
@@ -78,20 +73,24 @@ def test_rows_of_parquet_in_any_order(tmp_path: Path, how: dict[str, Any], monke
         assert memo.seen_ns
 
 
-def test_rows_of_arrow_without_an_image_have_no_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_rows_of_arrow_in_any_order(tmp_path: Path, compression: str | None) -> None:
+    path, expected = as_arrow(tmp_path / "a.arrow", table(), compression=compression), images(20)
+    for row in 13, 20, 1, 2, 7, 19, 8:
+        data, memo = read_row(path, row, 0)
+        assert (data, memo.size) == (expected[row - 1], path.stat().st_size)
+
+
+def test_rows_of_arrow_without_an_image_are_rejected(tmp_path: Path) -> None:
     kind = pa.struct([("bytes", pa.large_binary()), ("path", pa.string())])
     whole, elsewhere = {"bytes": PNG, "path": None}, {"bytes": None, "path": "/elsewhere.png"}
     values = [whole, None, elsewhere, {"bytes": b"", "path": ""}]
     path = as_arrow(tmp_path / "a.arrow", pa.table({"image": pa.array(values, kind)}))
-    assert [size for _, size in spans_of(path)] == [len(PNG), 0, 0, 0]
-
-
-def test_compressed_arrow_is_rejected_with_a_fix(tmp_path: Path) -> None:
-    path = as_arrow(tmp_path / "a.arrow", table(200), compression="zstd")
-    with pytest.raises(UnusableSampleError, match="compressed") as error:
-        spans_of(path)
-    assert error.value.slug == "arrow-compressed"
-    assert "save_to_disk" in error.value.what
+    assert read_row(path, 1, 0)[0] == PNG
+    for row in 2, 3, 4:
+        with pytest.raises(UnusableSampleError) as error:
+            read_row(path, row, 0)
+        assert error.value.slug == "no-image"
 
 
 def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path) -> None:

@@ -174,23 +174,32 @@ def test_faults_of_lines(tmp_path):
 ONE, TWO = '{"text": "one"}', '{"text": "two"}'
 
 
+def test_a_list_loses_an_item_that_is_no_record_alone(tmp_path):
+    records, log = read(tmp_path, f"[{ONE},\n5, {TWO}]")
+    assert [record.line for record in records] == [1, 3]
+    assert [(item.line, item.reason, item.detail) for item in log.rejected.all()] == [
+        (2, "record-field", "expected an object, found 5")
+    ]
+
+
 @pytest.mark.parametrize(
     ("item", "reason", "words"),
     [
-        ("5", "record-field", "expected an object, found 5"),
-        ('{"text": NaN}', "no-json", "NaN"),
-        ('{"text": "a", "text": "b"}', "no-json", "'text' is there twice"),
+        ('{"text": NaN}', "no-json", "NaN is no JSON value, in the item at line 2, column 1"),
+        ('{"text": "a", "text": "b"}', "no-json", "'text' is there twice, in the item at line 2, column 1"),
         ('{"text": 1' + 5000 * "0" + "}", "no-json", "thousands of digits"),
         ('{"text": "a\tb"}', "no-json", "Invalid control character at line 2, column 12"),
-        (b'{"text": "caf\xe9"}', "not-utf8", "found 0xe9 at byte 14"),
+        (b'{"text": "caf\xe9"}', "not-utf8", "found 0xe9 at line 2, column 14"),
     ],
 )
-def test_a_list_loses_the_item_that_is_broken_alone(tmp_path, item, reason, words):
+def test_a_list_is_read_up_to_an_item_that_is_no_json(tmp_path, item, reason, words):
     item = item if isinstance(item, bytes) else item.encode()
-    records, log = read(tmp_path, b"[" + ONE.encode() + b",\n" + item + b", " + TWO.encode() + b"]")
-    assert [record.line for record in records] == [1, 3]
-    assert [(one.line, one.reason) for one in log.rejected.all()] == [(2, reason)]
-    assert words in log.rejected.all()[0].detail
+    (tmp_path / "a.json").write_bytes(b"[" + ONE.encode() + b",\n" + item + b", " + TWO.encode() + b"]")
+    listing = scan(tmp_path / "a.json")
+    assert list(listing.samples.names) == ["a.json:1"]
+    (rejected,) = listing.rejected
+    assert (rejected.line, rejected.reason) == (2, reason)
+    assert words in rejected.detail
 
 
 @pytest.mark.parametrize("text", ["[", "[1", "[1 2]", "[1,]", "[1] x", '[{"a": 1}\n{"a": 2}]'])

@@ -38,9 +38,9 @@ def test_lines_that_are_not_used_are_counted(tmp_path):
     put(tmp_path, {f"10_dog/{name}.jpg": "x" for name in "abc"})
     put(tmp_path, {"10_dog/a.txt": "one\n", "10_dog/b.txt": "two\n\nmore", "10_dog/c.txt": "three\nmore"})
     found = scan(tmp_path, hash_all=True)
-    detail = "2 captions have lines that are not used, the first is 10_dog/b.txt:3"
-    notes = [(one.name, one.reason, one.line, one.count, one.detail) for one in found.notes]
-    assert notes == [("10_dog/b.txt", "caption-lines", 3, 2, detail)]
+    detail = "2 caption files are longer than the first line, which is used, the first is 10_dog/b.txt"
+    notes = [(note.name, note.reason, note.count, note.detail) for note in found.notes]
+    assert notes == [("10_dog/b.txt", "caption-lines", 2, detail)]
     again = scan(tmp_path, known=found.samples)
     assert again.notes == found.notes
     for lines in ("first", "all"):
