@@ -354,6 +354,7 @@ class Latents(FieldKind):
     sample_columns = ("original_size", CLIP)
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}
     work = WorkSize(unit_cost=1 << 28, cost_bytes=25, batch_cost=8 << 20)
+    encoder = "VAE"
     describer = "latentcache.encoders.vae.describe:describe"
     producer = "latentcache.encoders.vae.producer:VaeProducer"
     decoder = "latentcache.encoders.vae.decode:decoder"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
 from os import PathLike
@@ -408,6 +408,11 @@ class FieldKind:
     special)]``, of latents (C, F, h, w) the frames (H, W, 3). LatentcacheError: the encoder is not here. Empty: none.
     """
 
+    @property
+    def encoder_setting(self) -> str:
+        """Name of the setting that names the encoder; empty if there is none."""
+        return fields(self.settings)[0].name if is_dataclass(self.settings) else ""
+
     def resolved(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """Settings of this field in a build, or None; ``fields`` are those given, ``held``: the cache has it."""
         return fields.get(self.name)
@@ -507,7 +512,7 @@ class FieldKind:
         if not isinstance(wanted, str | PathLike) or not self.describer:
             why = "its folder or hub id can be compared" if self.describer else "its kind has no model"
             raise UnsupportedModelError(f"{self.name}: not a model to compare with", why=why, fix="give its folder")
-        settings = self.settings(**{fields(self.settings)[0].name: str(wanted)})
+        settings = self.settings(**{self.encoder_setting: str(wanted)})
         module, _, name = self.describer.partition(":")
         describe = getattr(import_module(module), name)
         described = describe(settings, DescribeContext(recipe=recipe, provenance=provenance, check=True))

@@ -164,7 +164,10 @@ def read_template(path: Path) -> str:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelNotFoundError(
-            f"the chat template cannot be read: {path}", where=str(path), why=str(error), fix="check the path"
+            f"the chat template cannot be read: {path}",
+            where=str(path),
+            why=str(error),
+            fix="give another one with --chat-template=FILE",
         ) from error
 
 

@@ -13,8 +13,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, is_dataclass, replace
-from dataclasses import fields as fields_of
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -178,7 +177,7 @@ class _Build:
                     slug="cache-kind",
                 )
             if lacking:
-                encoder = fields_of(kind.settings)[0].name if is_dataclass(kind.settings) else ""
+                encoder = kind.encoder_setting
                 word = getattr(self.fields.get(kind.name), encoder, None) if encoder else None
                 raise UsageError(
                     f"for data with {_plural(kind.inputs)}; this data has {_plural(has)}",

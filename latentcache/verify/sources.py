@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError, LatentcacheError, ModelNotFoundError, SourceNotFoundError, UsageError
+from latentcache.errors import EmptySourceError, EncoderError, LatentcacheError, SourceNotFoundError, UsageError
 from latentcache.fields.protocol import DescribeContext, Described, FieldPlan, Group
 from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected
@@ -122,9 +122,10 @@ def described_now(
             continue
         default = rows.kind.settings()
         wanted = rows.kind.resolved(settings, snapshot.samples, held=True) or default
+        lost = Described(recipe=rows.recipe, label="", provenance=rows.provenance)
         if depth.untrusted and wanted == default:  # the manifest would name a path
-            lost = f"{rows.kind.encoder} was not checked (this cache is untrusted)"
-            fields[name] = Described(recipe=rows.recipe, label="", not_compared=lost)
+            sentence = f"{rows.kind.encoder} was not checked (this cache is untrusted)"
+            fields[name] = replace(lost, not_compared=sentence)
             continue
         context = DescribeContext(
             recipe=rows.recipe,
@@ -133,10 +134,15 @@ def described_now(
             check=True,
             followed=fields.get(rows.kind.follows),
         )
-        described: Described = load(rows.kind.describer)(wanted, context)
-        if depth.reencode and described.not_compared:
-            fix = "add the option with its present place; without --reencode a check needs no encoder"
-            raise ModelNotFoundError(f"{name}: its encoder is not here", why=described.not_compared, fix=fix)
+        try:
+            described: Described = load(rows.kind.describer)(wanted, context)
+        except EncoderError as error:
+            if wanted != default or depth.reencode:
+                raise
+            word = rows.provenance.get(rows.kind.encoder_setting, "")
+            sentence = f"{rows.kind.encoder} {word} was not checked ({error.args[0]}); {error.fix}"
+            fields[name] = replace(lost, not_compared=sentence)
+            continue
         is_same = wanted == default and described.recipe.recipe_id == rows.recipe.recipe_id
         fields[name] = replace(described, recipe=rows.recipe) if is_same else described
     return fields

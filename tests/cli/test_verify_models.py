@@ -92,14 +92,18 @@ def test_a_pipeline_that_is_given_compares_all_its_fields(run, cache, model, fol
 
 def test_a_model_that_is_not_there_is_named_and_no_failure(run, cache, model, folder):
     model.rename(model.with_name("moved"))
-    options = {"latents": "VAE {}|--model PATH", "text": "text encoder {}|--text-encoder PIPELINE"}
-    expected = []
-    for name in ("latents", "prompt_embeds", "pooled_prompt_embeds"):
-        words, flag = options.get(name, options["text"]).format(model).split("|")
-        expected.append(f"{name}: {words} was not checked (no such file or folder); add {flag}")
+    words = {"latents": ("VAE", "--model takes a VAE")} | dict.fromkeys(
+        FIELDS[1:], ("text encoder", "--text-encoder")
+    )
     done = run("verify", cache, "--json")
-    assert (done.status, sorted(done.json["not_compared"])) == (0, sorted(expected))
-    assert set(expected) <= set(run("verify", cache).out.splitlines())
+    sentences = {sentence.partition(":")[0]: sentence for sentence in done.json["not_compared"]}
+    assert (done.status, sorted(sentences)) == (0, FIELDS)
+    for name, (encoder, flag) in words.items():
+        lost = f"{name}: {encoder} {model} was not checked (no such file or folder); check the path; {flag}"
+        assert sentences[name].startswith(lost)
+    assert set(sentences.values()) <= set(run("verify", cache).out.splitlines())
+    other = run("verify", cache, "--resolution", "128", "--json")
+    assert (other.status, other.json["error"]["slug"]) == (2, "model-not-found"), "no flag is ignored in silence"
     moved = ("--model", model.with_name("moved"))
     given = run("verify", cache, *moved, "--json")
     assert (given.status, given.json["not_compared"]) == (0, [])

@@ -90,12 +90,15 @@ def test_a_missing_tokenizer_or_template_is_named(run, tmp_path):
     assert run("build", tmp_path / "a.jsonl", *words, "--workers", "0").status == 0
     cache = tmp_path / "a.jsonl.latentcache"
     assert run("verify", cache, "--json").json["not_compared"] == []
-    lost = (("chat template", template, "--chat-template FILE"), ("tokenizer", tokenizer, "--tokenizer PATH"))
-    for what, path, flag in lost:
+    lost = (
+        (template, f"the chat template cannot be read: {template}); give another one with --chat-template=FILE"),
+        (tokenizer, "no such file or folder); check the path; --tokenizer takes a folder"),
+    )
+    for path, why in lost:
         path.rename(path.with_name(f"moved {path.name}"))
         done = run("verify", cache)
         assert done.status == 0
-        assert f"input_ids: {what} {path} was not checked (no such file or folder); add {flag}\n" in done.out
+        assert f"input_ids: tokenizer {tokenizer} was not checked ({why}" in done.out
     moved = [tmp_path / f"moved {path.name}" for path in (tokenizer, template)]
     words = ("--tokenizer", moved[0], "--chat-template", moved[1])
     assert run("verify", cache, *words, "--json").json["not_compared"] == []

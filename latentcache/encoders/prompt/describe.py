@@ -14,21 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from latentcache.encoders.hub import (
-    Wanted,
-    expanded,
-    find,
-    hub_folder,
-    is_hub_id,
-    is_stub,
-    not_compared,
-    recorded,
-    stub_delay,
-)
+from latentcache.encoders.hub import Wanted, download, expanded, find, is_hub_id, is_stub, stub_delay
 from latentcache.encoders.prompt.pipelines import FROM_CALL, PIPELINES, Output, outputs_of, tokenizer_of
 from latentcache.encoders.versions import installed, on_cuda
 from latentcache.encoders.weights import fingerprint_memo, read_headers, read_json, weights_in
-from latentcache.errors import EncoderError, UnsupportedModelError, UsageError
+from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.captions import DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.prompt_embeds import PromptRecipe, PromptSettings
 from latentcache.fields.prompt_ids import PromptIdsRecipe
@@ -64,8 +54,8 @@ def _describe(name: str, settings: PromptSettings, context: DescribeContext) -> 
             fix="--text-encoder=PIPELINE",
             fix_python="text_encoder='PIPELINE'",
         )
-    found = _found(name, model, settings, context)
-    recipe, other = found.recipe, context.followed.recipe if context.followed is not None else None
+    described = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, context)
+    recipe, other = described.recipe, context.followed.recipe if context.followed is not None else None
     assert isinstance(recipe, PromptRecipe)
     compute = settings.text_compute_dtype or settings.compute_dtype
     given: dict[str, Any] = {
@@ -79,8 +69,7 @@ def _describe(name: str, settings: PromptSettings, context: DescribeContext) -> 
         recipe = replace(recipe, compute_dtype=before.compute_dtype) if same or context.check else recipe
     recipe = replace(recipe, **{name: value for name, value in given.items() if value is not None})
     beside = other if isinstance(other, PromptRecipe) else None
-    samples = None if found.recipe is before else context.samples
-    return replace(found, recipe=replace(recipe, **_texts(settings, before or beside, samples)))
+    return replace(described, recipe=replace(recipe, **_texts(settings, before or beside, context.samples)))
 
 
 describe_sequence = partial(_describe, "prompt_embeds")
@@ -117,25 +106,12 @@ def _cached_recipe(context: DescribeContext) -> PromptRecipe | None:
     return context.recipe if isinstance(context.recipe, PromptRecipe) else None
 
 
-def _found(name: str, model: str, settings: PromptSettings, context: DescribeContext) -> Described:
-    """The recipe of one output of a model; of the cache if a check does not find its model."""
-    if is_stub(model):
-        return _stub(name, model)
-    before, provenance = _cached_recipe(context), context.provenance
-    if before is None or settings.text_encoder is not None or not context.check:
-        return _pipeline(name, model, settings, context)
-    try:
-        return _pipeline(name, recorded(model, str(provenance.get("revision", ""))), settings, context)
-    except EncoderError as error:
-        lost = not_compared("text encoder", model, error, "--text-encoder PIPELINE")
-        return Described(recipe=before, label=model, provenance=provenance, not_compared=lost)
-
-
 def _pipeline(name: str, model: str, settings: PromptSettings, context: DescribeContext) -> Described:
     """The recipe of one output of a pipeline, with the best precision of this machine."""
     provenance = context.provenance
     revision = str(provenance.get("revision", "")) if provenance.get("text_encoder") == model else ""
-    found, path = locate_pipeline(model, name, revision=revision), expanded(model)
+    offline = context.check and settings.text_encoder is None
+    found, path = locate_pipeline(model, name, revision=revision, offline=offline), expanded(model)
     output, known = found.output, provenance.get("weights") or {}
     if settings.text_length is not None and output.fixed:
         raise UsageError(
@@ -284,12 +260,12 @@ def _index_folder(model: str) -> Path:
     """Locate ``model_index.json``, if there is one; of a hub id nothing else is downloaded."""
     if (path := expanded(model)).exists() or not is_hub_id(model):
         return path
-    return hub_folder(model, replace(_WANTED, what="model", argument="model", files=(INDEX,), needed=()))
+    return download(model, replace(_WANTED, argument="model", files=(INDEX,)))
 
 
-def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
+def pipeline_folder(model: str, *, revision: str = "", offline: bool = False) -> tuple[Path, str]:
     """Folder of a pipeline, and its commit if it is one of the local hub cache."""
-    path, commit = find(model, _WANTED, revision=revision)
+    path, commit = find(model, _WANTED, revision=revision, offline=offline)
     if not (path / INDEX).is_file():
         raise UnsupportedModelError(
             "not a pipeline",
@@ -302,9 +278,9 @@ def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
     return path, commit
 
 
-def locate_pipeline(model: str, name: str, *, revision: str = "") -> Pipeline:
+def locate_pipeline(model: str, name: str, *, revision: str = "", offline: bool = False) -> Pipeline:
     """Files of a pipeline that make one output."""
-    folder, commit = pipeline_folder(model, revision=revision)
+    folder, commit = pipeline_folder(model, revision=revision, offline=offline)
     index, outputs = read_json(folder / INDEX), _outputs(folder)
     if name not in outputs:
         what, fix = f"{index['_class_name']} has no {name}", f"leave {name} out of the fields"
@@ -350,10 +326,8 @@ def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:
 
 
 _WANTED = Wanted(
-    what="pipeline",
     argument="text_encoder",
     takes="a pipeline folder, a hub id, stub or none",
     files=(INDEX, *(f"{part}*/*.{end}" for part in ("text_encoder", "tokenizer")
                     for end in ("json", "txt", "model", "jinja", "safetensors"))),
-    needed=(INDEX,),
 )  # fmt: skip

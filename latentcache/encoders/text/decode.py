@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from latentcache.encoders.hub import is_stub
-from latentcache.errors import LatentcacheError, UnsupportedModelError
+from latentcache.errors import UnsupportedModelError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.fields.protocol import DescribeContext, Described
 
@@ -30,8 +30,6 @@ def decoder(recipe: InputIdsRecipe, provenance: Mapping[str, Any]) -> Callable[[
 
     context = DescribeContext(recipe=recipe, provenance=provenance, check=True)
     described: Described = describe(InputIdsSettings(), context)
-    if described.not_compared:
-        raise LatentcacheError(described.not_compared, slug="tokenizer-missing", fix="put the tokenizer back")
     if not isinstance(described.recipe, InputIdsRecipe) or described.recipe.tokenizer != recipe.tokenizer:
         what = f"the tokenizer {word} is not the one that made these ids"
         raise UnsupportedModelError(what, where=word, fix="build the cache again with it")

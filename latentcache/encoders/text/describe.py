@@ -16,16 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.encoders.hub import Wanted, find, is_stub, not_compared, recorded, stub_delay
+from latentcache.encoders.hub import Wanted, find, is_stub, stub_delay
 from latentcache.encoders.text.producer import stub_recipe
 from latentcache.encoders.versions import installed
-from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
+from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.fields.protocol import DescribeContext, Described
 from latentcache.fields.settings import followed
 from latentcache.fields.tokenizer import (
     CLOCK,
-    JSON_NAME,
     LoadedTokenizer,
     pin_clock,
     read_template,
@@ -42,12 +41,10 @@ _DECODERS = ("tokenizers",)
 
 
 _WANTED = Wanted(
-    what="tokenizer",
     argument="tokenizer",
     takes="a folder, a tokenizer.json, a hub id, or stub",
     files=("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
            "*.model", "config.json"),
-    needed=(JSON_NAME, "tokenizer_config.json"),
 )  # fmt: skip
 #: ``Record.form`` of a conversation, and of a text that begins with a prompt.
 CHAT, PROMPT = 1, 2
@@ -61,15 +58,6 @@ def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
     settings = _completed(settings, before, provenance)
     word, template = settings.tokenizer or "", settings.chat_template
     revision = str(provenance.get("revision", "")) if word == provenance.get("tokenizer") else ""
-    if context.check and before is not None:
-        if lost := _lost(given, settings, provenance):
-            options = settings.template_options or before.template_options
-            ends: Any = {"add_bos": bool(settings.add_bos), "add_eos": settings.add_eos is not False}
-            recipe = replace(before, loss=settings.loss or before.loss, template_options=options, **ends)
-            recipe = replace(recipe, split_control=not settings.control_tokens)
-            return Described(recipe=recipe, label=word, provenance=provenance, not_compared=lost)
-        if word == provenance.get("tokenizer"):
-            settings = replace(settings, tokenizer=recorded(word, revision))
     form = None if context.samples is None else context.samples.columns.get("form", np.zeros(0))
     if form is not None:
         chat = bool((form == CHAT).any())
@@ -79,7 +67,8 @@ def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
         _check_unused(given)
     if settings.loss is None and form is not None and (form == PROMPT).any():
         settings = replace(settings, loss="assistant")
-    described = describe_tokenizer(settings, chat=chat, revision=revision)
+    offline = context.check and given.tokenizer is None
+    described = describe_tokenizer(settings, chat=chat, revision=revision, offline=offline)
     assert isinstance(described.recipe, InputIdsRecipe)
     if form is not None and not (chat and (form == CHAT).all()):
         _check_ends(described.recipe, word)
@@ -88,7 +77,9 @@ def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
     return replace(described, provenance={**described.provenance, **files, **libraries})
 
 
-def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revision: str = "") -> Described:
+def describe_tokenizer(
+    settings: InputIdsSettings, *, chat: bool = False, revision: str = "", offline: bool = False
+) -> Described:
     """Describe the tokenizer that settings name.
 
     Its ``producer`` has the text of ``tokenizer.json`` rather than its path, so every worker uses the bytes that were
@@ -101,7 +92,7 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
         producer: dict[str, Any] = {"tokenizer": "", "delay_ms": stub_delay(word, "tokenizer")}
         stub = stub_recipe(chat=chat, loss=loss, add_bos=bool(settings.add_bos), add_eos=add_eos)
         return Described(recipe=stub, label=word, producer=producer, provenance={"revision": "", "parts": {}})
-    path, commit = find(word, _WANTED, revision=revision)
+    path, commit = find(word, _WANTED, revision=revision, offline=offline)
     loaded = read_tokenizer(path)
     template, options = _pinned(loaded, settings) if chat else ("", ())
     text, parts = json.dumps(loaded.json, ensure_ascii=False), tokenizer_parts(loaded.json, loaded.special)
@@ -166,19 +157,6 @@ def _completed(
     if before is not None and same:
         settings = followed(settings, add_bos=before.add_bos, template_options=before.template_options)
     return settings
-
-
-def _lost(given: InputIdsSettings, settings: InputIdsSettings, made: Mapping[str, Any]) -> str:
-    """Say why a check cannot read a recorded file that the settings follow; empty: it can. No network is asked."""
-    word, template = settings.tokenizer or "", settings.chat_template
-    try:
-        if word == made.get("tokenizer"):
-            recorded(word, str(made.get("revision", "")))
-    except ModelNotFoundError as error:
-        return not_compared("tokenizer", word, error, "--tokenizer PATH")
-    if given.chat_template is None and template is not None and not template.exists():
-        return f"chat template {template} was not checked (no such file or folder); add --chat-template FILE"
-    return ""
 
 
 def _check_unused(given: InputIdsSettings, what: str = "DATA has no conversations") -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from latentcache.encoders.hub import is_stub, not_compared, recorded, stub_delay
+from latentcache.encoders.hub import is_stub, stub_delay
 from latentcache.encoders.vae import builtin
 from latentcache.encoders.vae.families import config_hash, family_of, normalization_of, shape_of
 from latentcache.encoders.vae.locate import denoiser_size, encoder_tensors, locate
 from latentcache.encoders.versions import installed, on_cuda
 from latentcache.encoders.weights import fingerprint_memo, read_headers
-from latentcache.errors import EncoderError, UnsupportedModelError, UsageError
+from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.latents import (
     EncoderSpec,
     GeometrySettings,
@@ -79,19 +79,7 @@ def describe(settings: LatentsSettings, context: DescribeContext) -> Described:
         _check_followed(settings, context.followed)
         return context.followed
     settings, trainer = settings.with_trainer()
-    before, provenance = _cached_recipe(context), context.provenance
-    if context.check and before is not None and settings.model is None:
-        model = str(provenance.get("model") or DEFAULT_MODEL)
-        try:
-            folder = model if model == DEFAULT_MODEL else recorded(model, str(provenance.get("revision", "")))
-            description = _described(settings, replace(context, provenance={**provenance, "model": folder}))
-        except EncoderError as error:
-            lost = not_compared("VAE", model, error, "--model PATH")
-            return Described(
-                recipe=_of_cache(settings, before), label=model, provenance=provenance, not_compared=lost
-            )
-    else:
-        description = _described(settings, context)
+    before, description = _cached_recipe(context), _described(settings, context)
     spec, needs_torch = description.spec, description.needs_torch
     profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
     settings, origin = _with_resolution(settings, description, context)
@@ -141,12 +129,17 @@ def describe_mask(settings: LatentsSettings, context: DescribeContext) -> Descri
 
 
 def describe_model(
-    settings: LatentsSettings, *, on_cuda: bool = False, known: Mapping[str, Any] = MappingProxyType({})
+    settings: LatentsSettings,
+    *,
+    on_cuda: bool = False,
+    known: Mapping[str, Any] = MappingProxyType({}),
+    offline: bool = False,
 ) -> ModelDescription:
     """Describe the model that settings name, without loading it.
 
     A precision that was not given is float32 off CUDA. On CUDA float16 (eight times closer to float32 than bfloat16),
     bfloat16 if the configuration says ``force_upcast``. ``known``: provenance of an earlier build.
+    ``offline``: nothing is downloaded.
     """
     model, posterior = settings.model or DEFAULT_MODEL, settings.latents or "mode"
     storage, tiling = settings.storage_dtype or "float16", bool(settings.tiling)
@@ -158,7 +151,7 @@ def describe_model(
         size: dict[str, Any] = {"resolution": 512, "resolution_from": f"default of {spec.family}"}
         return ModelDescription(label=model, spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP, **size)
     revision = str(known.get("revision", "")) if known.get("model") == model else ""
-    located = locate(model, settings.model_config, revision=revision)
+    located = locate(model, settings.model_config, revision=revision, offline=offline)
     where, config = str(located.config_path), located.config
     compute = settings.compute_dtype or "auto"
     if compute == "auto":
@@ -245,7 +238,12 @@ def _described(settings: LatentsSettings, context: DescribeContext) -> ModelDesc
     if old is not None:
         tiling = old.tiling and settings.model is None  # another model may have no tiles
         chosen = followed(chosen, storage_dtype=old.storage_dtype, latents=old.posterior, tiling=tiling)
-    description = describe_model(chosen, on_cuda=not context.check and on_cuda(context.device), known=provenance)
+    description = describe_model(
+        chosen,
+        on_cuda=not context.check and on_cuda(context.device),
+        known=provenance,
+        offline=context.check and settings.model is None,
+    )
     if settings.compute_dtype not in (None, "auto"):
         return description
     compute = description.spec.compute_dtype

@@ -54,13 +54,13 @@ class Located(Value):
     """Commit, for a folder of the local hub cache."""
 
 
-def locate(model: str, config: str | None = None, *, revision: str = "") -> Located:
+def locate(model: str, config: str | None = None, *, revision: str = "", offline: bool = False) -> Located:
     """Files of a folder of a VAE or of a pipeline, a ``.safetensors`` file, or a hub id ``org/name``.
 
-    ``config`` is a ``config.json`` (or its folder) to use in place of the one beside the weights. ``revision`` is the
-    commit of a hub id that an earlier build used.
+    ``config`` is a ``config.json`` (or its folder) to use in place of the one beside the weights. ``revision``
+    and ``offline`` as of ``hub.find``.
     """
-    path, commit = find(model, _WANTED, revision=revision)
+    path, commit = find(model, _WANTED, revision=revision, offline=offline)
     lone = path.is_file()
     if lone:
         read_header(path)  # names a file of another kind
@@ -170,7 +170,6 @@ def _modern(name: str) -> str:
 
 
 _WANTED = Wanted(
-    what="model",
     argument="model",
     takes="a VAE or pipeline folder, a .safetensors file, a hub id, or demo",
     files=(

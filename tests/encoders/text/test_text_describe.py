@@ -13,7 +13,7 @@ from made_tokenizers import byte_level, save
 from transformers import AutoTokenizer
 
 from latentcache.encoders.text.describe import describe
-from latentcache.errors import UnsupportedModelError, UsageError
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsSettings
 from latentcache.fields.protocol import DescribeContext
 from latentcache.fields.strings import Strings
@@ -146,6 +146,13 @@ def test_settings_that_were_not_given_follow_the_cache(folder, tmp_path):
     assert (other.add_bos, other.template_options) == (False, ())
     texts = described({"tokenizer": "stub"})
     assert described(cached=as_cached(texts), chat=True).recipe.loss == "assistant", "texts are no choice of loss"
+
+
+def test_a_check_downloads_nothing(folder):
+    first = described({"tokenizer": str(folder)})
+    cached = {"recipe": first.recipe, "provenance": {**first.provenance, "tokenizer": "some/tokenizer"}}
+    with pytest.raises(ModelNotFoundError, match="not in the local hub cache;"):
+        described(cached=cached, check=True, samples=None)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 from described_models import as_cached, described_model
@@ -8,7 +7,7 @@ from made_weights import edit
 from safetensors.torch import load_file, save_file
 
 from latentcache.encoders.vae.describe import describe
-from latentcache.errors import UnsupportedModelError, UsageError
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import GeometrySettings, LatentsSettings, Normalization
 from latentcache.fields.protocol import DescribeContext
 from latentcache.geometry.sizes import Size
@@ -202,15 +201,13 @@ def test_the_id_depends_on_nothing_but_the_model(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["", "some/vae"], ids=["folder", "hub id"])
-def test_a_check_compares_settings_though_the_model_is_not_here(copied, model):
+def test_a_check_downloads_nothing(copied, model):
     before = copied()
     first, _ = described({"model": str(before.folder)})
     shutil.rmtree(before.folder)
     cached = as_cached(first)
     cached["provenance"]["model"] = model or cached["provenance"]["model"]
-    found, calls = described({"storage_dtype": "float32", "bucket_step": 32}, cached, check=True)
-    assert (found.producer, calls) == ({}, [])
-    why = "not in the local hub cache" if model else "no such file or folder"
-    assert found.not_compared == f"VAE {model or before.folder} was not checked ({why}); add --model PATH"
-    assert found.recipe.encoder == replace(first.recipe.encoder, storage_dtype="float32")
-    assert found.recipe.geometry.multiple == 32
+    with pytest.raises(
+        ModelNotFoundError, match="not in the local hub cache;" if model else "no such file or folder"
+    ):
+        described({}, cached, check=True)

@@ -10,7 +10,7 @@ from described_models import described_model
 from latentcache.encoders.vae.locate import WEIGHTS_NAME, locate
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 
-HUB = "latentcache.encoders.hub.hub_folder"
+HUB = "latentcache.encoders.hub.download"
 CONFIG = {"_class_name": "AutoencoderKL", "latent_channels": 4}
 #: The smallest complete safetensors file.
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
