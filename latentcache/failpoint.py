@@ -23,7 +23,7 @@ import threading
 from latentcache.errors import UsageError
 
 #: Every place in the order in which a build passes them, then those of collection, repair and checks;
-#: docs/explanation/reliability.md says where each is. Four of them are passed once for each small file.
+#: tests/journeys/README.md says where each is. Four of them are passed once for each small file.
 NAMES = (
     "lock-taken",
     "temporary-written",

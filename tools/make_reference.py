@@ -1,8 +1,9 @@
 """Write the reference pages that the code determines: the command line, the errors and Python.
 
 ``docs/reference/cli.md`` comes from the commands and their options, ``docs/reference/errors.md`` from the classes and
-the catalog of ``latentcache.errors``, ``docs/reference/python.md`` from signatures and docstrings. A test fails if a
-page differs from the output of this tool.
+the catalog of ``latentcache.errors``, ``docs/reference/python.md`` from signatures and docstrings,
+``docs/reference/rejected-inputs.md`` from ``latentcache.sources.causes``, ``docs/reference/changes.md`` from plans
+of builds. A test fails if a page differs from the output of this tool.
 
     python tools/make_reference.py            write the pages
     python tools/make_reference.py --check    exit 1 if a page is out of date
@@ -18,18 +19,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import changes_reference
 import python_reference
 import typer
 
 from latentcache import errors
 from latentcache.cli.app import application
+from latentcache.sources.causes import CAUSES
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 _FIX = "python tools/make_reference.py"
 _WRITTEN_BY = "<!-- Written by tools/make_reference.py; change the code and run it again. -->"
 _INTRO = """\
 `latentcache COMMAND --help` shows the same text. An option has one meaning in all commands. Settings that are not
-given follow the cache ([why](../adr/0004-settings-follow-the-snapshot.md)).
+given follow the cache ([why](../concepts.md#settings-follow-the-cache)).
 """
 _ERRORS_INTRO = """\
 Python, the command line and JSON use the same errors. Each error has `what`, `where`, `why`, `fix`, `slug` and
@@ -52,6 +55,13 @@ The same for all commands.
 With `--json` exactly one object is on stdout ([its keys](json.md)), also after an error. Progress and messages go to
 stderr. An error has up to four lines: `error[slug]: what`, `where:`, `why:` and `fix:` ([all errors](errors.md)).
 `LATENTCACHE_DEBUG=1` shows the traceback of status 70.
+"""
+
+
+_CAUSES_INTRO = """\
+Each file or record that is not used has a reason, a detail and a fix. A build
+[leaves it out and goes on](../guides/build.md#rejected-inputs). Reasons are stable, so scripts can use them. A *note*
+has a reason too. Its input is used in another way than given, or not at all. Notes never change the exit status.
 """
 
 
@@ -129,12 +139,26 @@ def python_page() -> str:
     return _page("# Python", _WRITTEN_BY, python_reference.INTRO, *python_reference.sections())
 
 
+def causes_page() -> str:
+    """Write ``rejected-inputs.md``: each cause with its reason words and its fix."""
+    rows = [f"| {c.name} | {' '.join(f'`{word}`' for word in c.words)} | {c.fix} |" for c in CAUSES]
+    table = "\n".join(["| cause | reasons | fix |", "|---|---|---|", *rows])
+    return _page("# Rejected inputs", _WRITTEN_BY, _CAUSES_INTRO, table)
+
+
+def changes_page() -> str:
+    """Write ``changes.md``: what a build encodes again after each change."""
+    return _page("# I change X: what is encoded again?", _WRITTEN_BY, changes_reference.page())
+
+
 def pages() -> dict[Path, str]:
     """Map every generated page to its expected text."""
     return {
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "errors.md": errors_page(),
         REFERENCE / "python.md": python_page(),
+        REFERENCE / "rejected-inputs.md": causes_page(),
+        REFERENCE / "changes.md": changes_page(),
     }
 
 

@@ -19,7 +19,7 @@ MACHINE = re.compile(r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot|ho" + r"me|Us" + r"er
 
 def retired():
     """Return one pattern for the starred retired words of the glossary."""
-    table = (ROOT / "docs" / "glossary.md").read_text("utf-8").partition("## Retired words")[2]
+    table = (ROOT / "docs" / "reference" / "glossary.md").read_text("utf-8").partition("## Retired words")[2]
     words = re.findall(r"^\| `?([\w-]+)`? \* \|", table, flags=re.M)
     assert len(words) > 10
     return re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, words))})(s|d)?(?![\w-])", re.IGNORECASE)

@@ -1,4 +1,6 @@
-"""Run the console and Python blocks of a page in one folder and compare their output.
+"""Run the console and Python blocks of a section of a page in one folder and compare their output.
+
+A section begins with a heading of level two.
 
 A ``console`` block has commands after ``$``, each followed by its output. ``python`` blocks share one namespace.
 A ``python`` block with a name, as in "python edges.py", is
@@ -31,18 +33,25 @@ class Block:
     line: int
     """Line number of the block in its page."""
     file: str = ""
+    section: str = ""
 
 
-def blocks(page):
+def blocks(page, section=None):
+    """Return the blocks of a page, or of one of its sections."""
     text = page.read_text("utf-8")
-    return [Block(m[1], m[3], text[: m.start(3)].count("\n") + 1, m[2] or "") for m in _BLOCK.finditer(text)]
+    found = []
+    for match in _BLOCK.finditer(text):
+        heading = re.findall(r"^## (.*)$", text[: match.start()], flags=re.M)
+        line = text[: match.start(3)].count("\n") + 1
+        found.append(Block(match[1], match[3], line, match[2] or "", heading[-1] if heading else ""))
+    return [block for block in found if section in (None, block.section)]
 
 
-def run_page(page, folder):
-    """Run every console and Python block of a page in ``folder``; return the namespace."""
+def run_page(page, folder, section=None):
+    """Run every console and Python block of a section in ``folder``; return the namespace."""
     (folder / "tools").symlink_to(ROOT / "tools")
     names = {"__name__": page.stem}
-    for block in blocks(page):
+    for block in blocks(page, section):
         if block.language == "console":
             run_console(block, folder, page.name)
         elif block.file:

@@ -42,13 +42,13 @@ def working_folder(thirteen, tmp_path, monkeypatch):
 
 @pytest.fixture
 def run_howto():
-    """Run the Python blocks and commands of a how-to page; return its namespace."""
+    """Run the Python blocks and commands in a section of a page of trainers; return its namespace."""
     from page_blocks import DOCS, blocks, run_console
 
-    def run(name, consoles=False, **names):
-        page = DOCS / "howto" / f"{name}.md"
+    def run(name, section=None, consoles=False, **names):
+        page = DOCS / "trainers" / f"{name}.md"
         scope = {"__name__": name.replace("-", "_")} | names
-        for block in blocks(page):
+        for block in blocks(page, section):
             if block.language == "python":
                 exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), scope)
             elif consoles and block.language == "console":
@@ -60,13 +60,13 @@ def run_howto():
 
 @pytest.fixture
 def run_on_two_ranks():
-    """Run the first Python block of a how-to page on two ranks; return its output."""
+    """Run the first Python block of a section of the page on PyTorch on two ranks; return its output."""
     import subprocess
 
     from page_blocks import DOCS, blocks
 
-    def run(name):
-        script = next(b.text for b in blocks(DOCS / "howto" / f"{name}.md") if b.language == "python")
+    def run(section):
+        script = next(b.text for b in blocks(DOCS / "trainers" / "pytorch.md", section) if b.language == "python")
         Path("train.py").write_text(script)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}

@@ -61,5 +61,5 @@ def test_a_prepared_data_loader_is_rejected_in_one_process(thirteen):
 
 
 def test_the_page(working_folder, run_on_two_ranks):
-    printed = run_on_two_ranks("train-with-accelerate")
+    printed = run_on_two_ranks("accelerate")
     assert printed == ["8 steps"]

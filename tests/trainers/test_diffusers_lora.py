@@ -41,7 +41,7 @@ def models(tmp_path_factory):
 
 def test_the_page_trains_all_three(models, run_howto, monkeypatch):
     monkeypatch.chdir(models)
-    names = run_howto("train-a-diffusers-lora")
+    names = run_howto("diffusers-lora")
     for loss in (names["sd"], names["sdxl"], names["loss"]):
         assert torch.isfinite(loss)
     trained = [module for module in names["transformer"].modules() if isinstance(module, names["LowRank"])]

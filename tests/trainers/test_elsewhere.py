@@ -1,4 +1,4 @@
-"""LLaMA-Factory and axolotl train on exported folders with the settings of their pages.
+"""LLaMA-Factory and axolotl train on exported folders with the settings of their sections.
 
 They pin other versions of transformers, so each runs in its own environment:
 ``LATENTCACHE_LLAMA_FACTORY_PYTHON`` and ``LATENTCACHE_AXOLOTL_PYTHON`` name the interpreters.
@@ -20,6 +20,7 @@ from tiny_tokens import LENGTH, a_tokenizer, build_fifty, tiny_llama
 from latentcache import open_cache
 from latentcache.export.run import ExportSettings, export_cache
 
+SECTIONS = {"llama-factory": "LLaMA-Factory", "axolotl": "axolotl"}
 #: Steps of two epochs of batches of four. axolotl divides rows, so it omits the end of the last epoch.
 STEPS = {"llama-factory": lambda rows: 2 * math.ceil(rows / 4), "axolotl": lambda rows: math.ceil(2 * rows / 4)}
 COMMON = {"learning_rate": 0.001, "logging_steps": 1, "output_dir": "out", "bf16": False, "fp16": False}
@@ -46,8 +47,8 @@ def model_and_cache(tmp_path_factory):
 
 
 def page_settings(page, number):
-    """Merge the YAML blocks of a page up to this one."""
-    found = [b.text for b in blocks(DOCS / "howto" / f"train-with-{page}.md") if b.language == "yaml"]
+    """Merge the YAML blocks of a section up to this one."""
+    found = [b.text for b in blocks(DOCS / "trainers" / "language-models.md", SECTIONS[page]) if b.language == "yaml"]
     settings = {}
     for text in found[: number + 1]:
         settings |= yaml.safe_load(text)

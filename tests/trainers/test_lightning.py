@@ -9,7 +9,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture
 def page(working_folder, run_howto, monkeypatch):
     """The namespace of the page, with a model that records its batches."""
-    names = run_howto("train-with-lightning")
+    names = run_howto("pytorch", "Lightning")
     training_step, seen = names["Denoiser"].training_step, []
 
     def remember(self, batch, index):

@@ -54,5 +54,5 @@ def test_three_ranks_resume_after_two(two, thirteen, tmp_path):
 
 
 def test_the_page(working_folder, run_on_two_ranks):
-    printed = run_on_two_ranks("train-on-several-ranks")
+    printed = run_on_two_ranks("Several ranks")
     assert sorted(printed) == ["rank 0: 8 steps", "rank 1: 8 steps"]

@@ -72,7 +72,7 @@ def test_two_processes_train_on_every_sample_and_count_exactly(thirteen, two, wa
 
 
 def test_the_page_and_its_resume(working_folder, run_howto):
-    names = run_howto("train-with-transformers-trainer")
+    names = run_howto("pytorch", "Trainer of transformers")
     loader, seen = names["loader"], []
 
     def forward(self, latents, names, **rest):
