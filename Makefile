@@ -13,7 +13,7 @@ DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/archite
 # Benchmarks of a GPU and of millions of entries have targets of their own.
 BENCHES := $(filter-out tools/bench_gpu.py tools/bench_scale.py tools/bench_versions.py,$(wildcard tools/bench_*.py))
 
-.PHONY: help setup format lint types imports docs static check test test-browser test-peers test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo native reader clean
+.PHONY: help setup format lint types imports docs site static check test test-browser test-peers test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo native reader clean
 
 help:  ## print this list
 	@echo "latentcache: make <target>"
@@ -55,6 +55,11 @@ imports: .venv/.stamp  ## check the import contracts
 
 docs: .venv/.stamp  ## test the pages and the tree
 	@$(BIN)/pytest $(DOC_TESTS)
+
+site: .venv/.stamp  ## build the site of docs/ in site/, with search; fails at a broken link
+	@$(BIN)/python -c 'import zensical' 2>/dev/null || { echo "site: installing zensical"; $(PIP) zensical; }
+	@$(BIN)/zensical build --clean --strict
+	@echo "site: ready. Next: $(BIN)/zensical serve, or any web server in site/"
 
 static: lint types imports  ## run lint, types and imports
 
@@ -115,6 +120,6 @@ reader:
 	  echo "setup: the fast reader is not compiled, loaders read at a third of the speed; install gcc, then run: make native"
 
 clean:  ## delete generated files except .venv
-	@rm -rf demo dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf demo dist site .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "clean: done. .venv stays; remove it with: rm -rf .venv"

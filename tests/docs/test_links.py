@@ -1,4 +1,5 @@
 import re
+import tomllib
 
 import pytest
 from page_blocks import ROOT
@@ -44,3 +45,10 @@ def test_every_page_of_docs_can_be_reached_from_its_index():
         elif page.suffix == ".md":
             waiting += [page.parent / link.partition("#")[0] for link in links(page)]
     assert [page for page in PAGES if "docs" in page.parts and page.resolve() not in seen] == []
+
+
+def test_the_site_lists_every_page_once():
+    settings = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]
+    listed = [page for part in settings["nav"] for pages in part.values() for page in pages]
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES if "docs" in page.parts]
+    assert sorted(listed) == [page for page in pages if not re.match(r"adr/\d", page)]
