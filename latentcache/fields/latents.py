@@ -26,9 +26,6 @@ from latentcache.fields.clips import (
     clip_frames,
     clip_label,
     clip_settings,
-    focus_of,
-    focus_steps,
-    without_focus,
 )
 from latentcache.fields.dtypes import FLOATS
 from latentcache.fields.noise import compare_floats
@@ -157,7 +154,7 @@ class GeometrySettings(Value):
     min_pixels: int = 0
     """Images with fewer pixels are rejected."""
     crop: str = "center"
-    """``center``, ``top``, ``random`` or ``focus``."""
+    """``center``, ``top`` or ``random``."""
     crops: int = 1
     """Random crops that are stored of every image."""
     clips: ClipSettings | None = None
@@ -172,8 +169,8 @@ class GeometrySettings(Value):
         return self.crops * (2 if self.flip else 1)
 
     def flips(self, variant: int) -> bool:
-        """True for a variant, or number of a row, that is a horizontal flip."""
-        return variant % self.variants >= self.crops
+        """True for a variant that is a horizontal flip."""
+        return variant >= self.crops
 
     def identity(self) -> dict[str, Any]:
         """The settings that move pixels of a bucket, beside our own centered crop."""
@@ -391,16 +388,12 @@ class Latents(FieldKind):
         groups_of_input = [sorted(group_of[one] for one in each) for each in dims_of_input]
         sample, group = _spread(rows, input_number, groups_of_input)
         shapes = np.array(dims, dtype=np.int64).reshape(-1, 3)
-        step = np.zeros(len(sample), dtype=np.int64)
-        if geometry.crop == "focus":
-            step = focus_steps(size[sample], shapes[group, 1:], focus_of(samples)[sample])
         variants = geometry.variants
-        variant = (step[:, None] * variants + np.arange(variants)).astype(np.uint8).reshape(-1)
+        variant = np.tile(np.arange(variants, dtype=np.uint8), len(sample))
         group, sample = np.repeat(group, variants), np.repeat(sample, variants)
         notes: list[Rejected] = []
         if not self.follows:
             notes += _upscaled(samples, rows, size_number, sizes, [buckets for buckets, _ in placed])
-            notes += without_focus(samples, rows, self.name) if geometry.crop == "focus" else []
             notes += _altered(samples, rows)
         unplaced = np.isin(size_number, [number for number, (_, reason) in enumerate(placed) if reason])
         for row, number in zip(rows[unplaced].tolist(), size_number[unplaced].tolist(), strict=True):
@@ -516,7 +509,7 @@ def _crops(settings: LatentsSettings, base: GeometrySettings, crop: str) -> int:
 
 def _chosen(geometry: GeometrySettings) -> str:
     """Choices about crops and sizes that are not the default."""
-    words = {"top": ", crops at the top", "random": f", {geometry.crops} random crops", "focus": ", crops at points"}
+    words = {"top": ", crops at the top", "random": f", {geometry.crops} random crops"}
     flips = ", with horizontal flips" if geometry.flip else ""
     upscale = "" if geometry.upscale else ", never enlarged"
     least = f", {geometry.min_pixels} pixels or more" if geometry.min_pixels else ""

@@ -64,16 +64,11 @@ class FieldSpec(Value):
     collate: Literal["stack", "pad", "pack"] = "stack"
     pad_value: int | float = 0
     variants: int = 1
-    """Stored variants per item: its crops, and their flips after them; see :meth:`variant_of`."""
+    """Stored variants per item: its crops, and their flips after them."""
     length: int = 0
     """Elements that ragged items are padded to; 0: those of the longest item."""
     first_prompt: int = 256
     """Numbers from here on are items of the field and of no sample, see :attr:`ReadSpec.prompts`."""
-
-    def variant_of(self, numbers: Any) -> NDArray[np.integer]:
-        """(n,) the variant of each number of a row; the rest distinguishes focus crops. A prompt keeps its number."""
-        row: NDArray[np.integer] = np.asarray(numbers)
-        return np.where(row < self.first_prompt, row % max(self.variants, 1), row)
 
 
 class ReadSpec(Value):

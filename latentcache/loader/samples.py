@@ -317,7 +317,7 @@ class _Items:
         first = np.arange(len(sample), dtype=np.int32)
         rows = first[:, None]
         if variants > 1 or field.spec.first_prompt < 256:
-            variant = field.spec.variant_of(field.variant)
+            variant = np.asarray(field.variant)
             first = np.flatnonzero(variant == 0).astype(np.int32)
             rows = np.repeat(first[:, None], variants, axis=1)
             for number in range(1, variants):
