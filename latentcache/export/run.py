@@ -77,7 +77,6 @@ class ExportSettings(Value):
         "Policy for documents longer than a row: error, drop, truncate_right, truncate_left or split.",
         metavar="POLICY",
     )
-    padding_side: str | None = setting("right or left (hf-disk). [default: right]", metavar="SIDE")
     validation: float = setting(
         "Fraction of the documents for validation. [default: 0]", metavar="FRACTION", default=0.0
     )
@@ -114,9 +113,6 @@ class ExportSettings(Value):
         if "pad" in takes and len(layouts) != 1:
             what = f"--{layouts[1]}: give one layout" if layouts else f"--to={self.format}: needs the length of rows"
             raise UsageError(what, fix=" or ".join(f"--{name} N" for name in LAYOUTS if name in takes))
-        if self.padding_side is not None and self.layout != "pad":
-            what = f"--padding-side={self.padding_side}: rows of --{self.layout} have no padding"
-            raise UsageError(what, fix="leave it out")
         if self.overflow is not None and self.layout == "chunk":
             raise UsageError(f"--overflow={self.overflow}: --chunk cuts documents anyway", fix="leave it out")
         if self.format == "hf-disk":
@@ -125,7 +121,7 @@ class ExportSettings(Value):
                 raise UsageError("--to=hf-disk: needs pyarrow", why=why, fix=fix, slug="extra-missing")
             from latentcache.export.hf_disk import check
 
-            check(self.trainer or "plain", self.layout, self.length, left=self.padding_side == "left")
+            check(self.trainer or "plain", self.layout, self.length)
 
     def _given(self) -> list[str]:
         """Options of formats that were given, without ``--``."""
@@ -201,7 +197,7 @@ def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, 
                 rows, lambda name, batches: write_hf_disk(folder / name, columns, fingerprint, batches), on_progress
             )
             write_split_names(folder, list(rows))
-            metadata |= {"trainer": trainer, "padding_side": settings.padding_side or "right"}
+            metadata["trainer"] = trainer
             efficiency = {name: one.packing_efficiency for name, one in rows.items()}
             more = {"for": trainer, "packing_efficiency": efficiency}
         seal(folder, metadata | about)
@@ -246,8 +242,6 @@ def _rows(cache: Cache, settings: ExportSettings) -> Any:
         wanted["overflow"] = settings.overflow
     if settings.format == "mds" and settings.layout == "chunk":
         wanted["last_chunk"] = "drop"  # a collator would pad a short row, and would need a padding token
-    elif settings.padding_side is not None:
-        wanted["padding_side"] = settings.padding_side
     return cache.rows(**wanted)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import RecipeError, UsageError, keyword, option
+from latentcache.errors import RecipeError, UsageError
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import MAX_DIM
 from latentcache.value import Value
@@ -15,7 +15,6 @@ from latentcache.value import Value
 #: Column of samples, (S, 3) uint32: frames of a video, and its frames per second as numerator and denominator; zeros
 #: for an image. Data sets without videos lack it.
 CLIP = "clip"
-STARTS = ("first", "middle")
 
 
 class ClipSettings(Value):
@@ -27,14 +26,12 @@ class ClipSettings(Value):
     """Frames of a latent frame: a clip of ``k * step + 1`` frames has ``k + 1`` of them."""
     fps: int = 0
     """Frames per second that are taken, nearest in time; 0: every frame."""
-    start: str = "first"
-    """``first`` or ``middle``: the clip has the first frames, or is in the middle of the video."""
     version: int = 1
     """Increased if the same file gives other frames."""
 
     def identity(self) -> dict[str, Any]:
         """The part that moves stored bytes; the number of frames is in the key."""
-        return {"fps": self.fps, "start": self.start, "decoder": "ffmpeg", "version": self.version}
+        return {"fps": self.fps, "decoder": "ffmpeg", "version": self.version}
 
     def available(self, clip: NDArray[np.integer]) -> NDArray[np.int64]:
         """(n,) frames that videos, rows of the column ``CLIP``, have at :attr:`fps`; 0 for images."""
@@ -48,30 +45,24 @@ class ClipSettings(Value):
         longest = lengths[np.searchsorted(lengths, self.available(clip), side="right") - 1]
         return np.where(clip[:, 0] > 0, longest, 1)
 
-    def first(self, clip: tuple[int, int, int], frames: int) -> int:
-        """Number of the first frame of a clip, counted at :attr:`fps`."""
-        over = int(self.available(np.array([clip]))[0]) - frames
-        return over // 2 if self.start == "middle" else 0
-
     def __str__(self) -> str:
-        frames = f"{', '.join(map(str, self.frames))} frames"
-        return f"{frames}{f' at {self.fps} per second' if self.fps else ''}, from the {self.start} on"
+        rate = f" at {self.fps} per second" if self.fps else ""
+        return f"{', '.join(map(str, self.frames))} frames{rate}"
 
 
 def clip_settings(
-    frames: tuple[int, ...] | None, fps: int | None, start: str | None, before: ClipSettings | None, step: int
+    frames: tuple[int, ...] | None, fps: int | None, before: ClipSettings | None, step: int
 ) -> ClipSettings | None:
     """Combine settings, cache and model; None if images are all that is encoded."""
     lengths = tuple(sorted(frames)) if frames else before.frames if before else ()
     if not lengths:
-        if fps is not None or start is not None:
-            argument, value = ("fps", fps) if fps is not None else ("clip_start", start)
+        if fps is not None:
             raise UsageError(
                 "needs frames: without them no videos are encoded",
-                argument=argument,
-                value=value,
-                fix=f"--frames=81 {option(argument, value)}",
-                fix_python=f"frames=[81], {keyword(argument, value)}",
+                argument="fps",
+                value=fps,
+                fix=f"--frames=81 --fps={fps}",
+                fix_python=f"frames=[81], fps={fps}",
             )
         return None
     if not step:
@@ -91,7 +82,6 @@ def clip_settings(
         frames=lengths,
         step=step,
         fps=fps if fps is not None else before.fps if before else 0,
-        start=start or (before.start if before else "first"),
     )
 
 

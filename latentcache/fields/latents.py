@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from latentcache.errors import UsageError, count_of
 from latentcache.fields.clips import (
     CLIP,
-    STARTS,
     ClipSettings,
     clip_frames,
     clip_label,
@@ -226,9 +225,9 @@ class LatentsRecipe(FieldRecipe):
 
     @property
     def read_time(self) -> ReadSpec:
-        """Normalization, draw from the posterior and flips."""
+        """Normalization and draw from the posterior."""
         affine = asdict(self.encoder.normalization)
-        return ReadSpec(affine=affine, posterior=self.encoder.posterior == "moments", flips=self.geometry.flip)
+        return ReadSpec(affine=affine, posterior=self.encoder.posterior == "moments")
 
     def identity(self) -> dict[str, Any]:
         """The part that enters the id, as JSON values without floats; with random crops also their number."""
@@ -295,7 +294,6 @@ class LatentsSettings(Settings):
         "Encode videos, as clips of this many frames; repeat for several lengths", metavar="N", min=1
     )
     fps: int | None = setting("Frames per second to take of a video [default: every frame]", metavar="N", min=1)
-    clip_start: str | None = setting("Place of the clip in its video [default: first]", choices=STARTS)
     flip: bool | None = setting("Store a horizontal flip of every image as well.")
     compute_dtype: str | None = setting(
         "Precision of the encoders of all fields [default: auto]", choices=("auto", *FLOATS)
@@ -452,7 +450,7 @@ def geometry_of(
         step = model_multiple if settings.buckets else GeometrySettings().multiple if fresh else base.multiple
     plain = ("min_side", "max_side", "flip", "upscale", "min_pixels", "crop")
     given = {name: getattr(settings, name) for name in plain if getattr(settings, name) is not None}
-    clips = clip_settings(settings.frames, settings.fps, settings.clip_start, base.clips, frame_step)
+    clips = clip_settings(settings.frames, settings.fps, base.clips, frame_step)
     if settings.like is not None:
         given["like"] = None if settings.like == "none" else settings.like
     made = replace(base, multiple=math.lcm(step, model_multiple), clips=clips, **given)

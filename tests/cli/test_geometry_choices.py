@@ -87,5 +87,5 @@ def test_crops_rotate_over_epochs(data, tmp_path):
             found.add((batch["names"][0], key[1]))
             assert batch["crop_top_left"][0].tolist() == stored[key]
     assert found == {(f"p{number}.png", variant) for number in range(3) for variant in range(3)}
-    first = {int(batch["keys"]["latents"][0][1]) for batch in cache.read(crops=False).loader(batch_size=1)}
+    first = {int(batch["keys"]["latents"][0][1]) for batch in cache.read(augment=False).loader(batch_size=1)}
     assert first == {0}
