@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from latentcache.cli import flags
 from latentcache.cli.console import Result, say
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import ProgressDisplay
 from latentcache.errors import UsageError, count_of
-
-if TYPE_CHECKING:
-    from latentcache.export.run import ExportSettings
 
 #: Settings of the trainer; the folder is ``{out}``, as Python text ``{python}``, and an id has ``{width}`` bytes.
 _NEXT = {
@@ -45,73 +42,56 @@ def export(
     cache: flags.Cache,
     target: Path | None = argument("OUT", "The folder to create; or to bring up to date, of images.", None),
     *,
-    undo: bool = option(
-        False, "--undo", "Take back an export of images: what it wrote and nothing else. export --undo OUT"
-    ),
+    undo: bool = option(False, "--undo", "Take back an export: what it wrote and nothing else. export --undo OUT"),
     run: flags.Run,
     quiet: flags.Quiet = False,
 ) -> Result:
     """Write tokens as rows or documents, or images with their latents for a trainer."""
-    from latentcache.export.run import IMAGE_FORMATS, ExportSettings, export_cache
+    from latentcache.export.run import opened, write_export
+    from latentcache.export.settings import ExportSettings
 
     if undo:
         return _undone(target or cache)
     if target is None:
         raise UsageError("OUT: is missing", fix=f"latentcache export {shlex.quote(str(cache))} OUT")
     settings = ExportSettings(cache=cache, out=target, **run)
-    if settings.format in IMAGE_FORMATS:
-        return _images(settings, quiet=quiet)
-    noun = "rows" if settings.layout else "documents"
+    writer = opened(settings)
+    if writer.plan and not quiet:
+        say(f"to write: {writer.plan}")
     with closing(ProgressDisplay(quiet=quiet)) as display:
-        made = export_cache(settings, lambda done, total: display.counted_up(done, total, noun))
-    payload = {"cache": str(cache), "out": str(target), "format": settings.format, **made}
-    return Result(payload, _lines(payload))
+        about = write_export(settings, writer, lambda done, total: display.counted_up(done, total, writer.noun))
+    payload = {"cache": str(cache), "out": str(target)}
+    payload = payload | about if writer.resumes else about | payload
+    return Result(payload, _lines_of_images(payload) if "advice" in payload else _lines(payload))
 
 
-def _images(settings: ExportSettings, *, quiet: bool) -> Result:
-    """Latents, captions and images as the folder of a trainer."""
-    from latentcache.export.images import ImageExport
+def _lines_of_images(payload: Mapping[str, Any]) -> Iterator[str]:
+    from latentcache.export.images import TRAINER_FORMATS
 
-    images = ImageExport(settings)
-    if not quiet:
-        say(f"to write: {images.plan}")
-    with closing(ProgressDisplay(quiet=quiet)) as display:
-        about = images.write(lambda done, total: display.counted_up(done, total, "images"))
-    return Result(
-        {"cache": str(settings.cache), "out": str(settings.out), **about}, _lines_of_images(settings, about)
-    )
-
-
-def _lines_of_images(settings: ExportSettings, about: dict[str, Any]) -> Iterator[str]:
-    if about["left_out"]:
-        lacking = "the cache lacks a field of them, or rejected them"
-        yield f"{count_of(about['left_out'], 'samples are')} left out: {lacking}; `latentcache info` names them"
-    if about["rejected"]:
-        rejected = count_of(about["rejected"], "inputs")
-        yield f"without {rejected} that the build rejected; `latentcache info` names them"
-    if about["redrawn"]:
-        redrawn = count_of(about["redrawn"], "images are")
-        yield f"{redrawn} written as upright PNG: the trainer does not look at EXIF data, or does not read the format"
-    if about["several_lines"]:
-        several = count_of(about["several_lines"], "captions have")
-        yield f"{several} several lines: the trainer reads the first one where it encodes text itself"
-    if about["partners_left_out"]:
-        partners = count_of(about["partners_left_out"], "masks and control images are")
-        yield f"{partners} left out: alpha channels, or kinds that this trainer does not read from files"
-    if about["no_caption"]:
-        missing = count_of(about["no_caption"], "images have")
-        yield f"{missing} no caption: the trainer uses the class words, class_tokens or the name of the folder"
-    counts = f"{about['written']} written, {about['kept']} kept, {about['deleted']} deleted"
-    yield f"{settings.out} is complete: {count_of(about['samples'], 'images')}, {about['files']} files ({counts})"
+    form = TRAINER_FORMATS[payload["format"]]
+    sentences = {
+        "left_out": "samples are left out: the cache lacks a field of them; `latentcache info` names them",
+        "rejected": "inputs are left out, because the build rejected them; `latentcache info` names them",
+        "redrawn": "images are written as upright PNG: the trainer reads no EXIF data, or not this kind of file",
+        "several_lines": f"captions have several lines: the trainer reads {form.several_lines} if it encodes text",
+        "partners_left_out": "masks and control images are left out: the trainer reads no such files",
+        "no_caption": f"images have no caption: the trainer {form.no_caption}",
+    }
+    for name, sentence in sentences.items():
+        if payload[name]:
+            yield count_of(payload[name], sentence)
+    counts = f"{payload['written']} written, {payload['kept']} kept, {payload['deleted']} deleted"
+    files = f"{count_of(payload['samples'], 'images')}, {payload['files']} files"
+    yield f"{payload['out']} is complete: {files} ({counts})"
     yield "for the trainer:"
-    yield from (f"  {line}" for line in about["advice"])
+    yield from (f"  {line}" for line in payload["advice"])
 
 
 def _undone(out: Path) -> Result:
     from latentcache.export.folder import Folder, is_export
 
     if not is_export(out):
-        raise UsageError(f"{out}: no export of images is here", where=str(out), fix="give the folder of an export")
+        raise UsageError(f"{out}: no export is here", where=str(out), fix="give the folder of an export")
     deleted, changed = Folder(out).undo()
     lines = [f"{count_of(deleted, 'files')} deleted from {out}"]
     lines += [f"{name} was changed since the export, and stays" for name in changed]

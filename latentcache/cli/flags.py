@@ -76,10 +76,10 @@ Run = Any
 #: Command -> module and name of the class of its settings.
 _SETTINGS = {
     "build": ("latentcache.pipeline.settings", "BuildSettings"),
-    "export": ("latentcache.export.run", "ExportSettings"),
+    "export": ("latentcache.export.settings", "ExportSettings"),
 }
 #: Settings of a build that change nothing before it encodes.
-_OF_WORK = ("publish_every", "commit_every", "events", "engine", "address")
+_OF_WORK = ("publish_every", "commit_every", "events")
 
 
 class Requested(Value):

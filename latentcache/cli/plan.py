@@ -32,7 +32,9 @@ latentcache plan texts.latentcache --batch-size 8 --pack 4096
 def plan(
     path: Path = argument("CACHE|DATA", "A cache, or DATA as for build."),
     *,
-    batch_size: int = option(..., "--batch-size N", "Samples per rank and step.", min=1),
+    batch_size: int | None = option(
+        None, "--batch-size N", "Samples per rank and step. [default: of --trainer-config]", min=1
+    ),
     world_size: int = option(1, "--world-size N", "Number of ranks. [default: 1]", min=1),
     grad_accum: int = option(1, "--grad-accum N", "Batches per optimizer step. [default: 1]", min=1),
     remainder: str = option(
@@ -52,6 +54,7 @@ def plan(
     """Count the steps of an epoch before training; recipe flags apply to DATA folders only."""
     from latentcache.plan.batching import BatchPlan, require_steps
 
+    batch_size = batch_size or _batch_of(path, requested)
     rows = {name: value for name, value in (("pack", pack), ("pad", pad), ("chunk", chunk)) if value is not None}
     if len(rows) > 1 or (overflow is not None and not rows):
         raise UsageError(
@@ -76,6 +79,18 @@ def plan(
     except EmptyPlanError as failure:
         error = failure
     return Result(payload, _lines(payload), error=error)
+
+
+def _batch_of(path: Path, requested: flags.Requested) -> int:
+    """The batch size of the trainer's settings file; without one the option is missing."""
+    from latentcache.geometry.like.trainers import trainer_of
+
+    for settings in requested.fields.values():
+        config = getattr(settings, "trainer_config", None)
+        if config is not None and (size := trainer_of(config, settings.like).settings(config).batch):
+            return size
+    why, fix = "it is not in a --trainer-config either", f"latentcache plan {shlex.quote(str(path))} --batch-size 8"
+    raise UsageError("Missing option '--batch-size'", why=why, fix=fix)
 
 
 class _Planned(NamedTuple):
@@ -150,7 +165,7 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
         raise _no_lengths(path, requested)
     assert planned.listing is not None  # of every build
     items, samples = field.plan, planned.listing.samples
-    first = np.flatnonzero(np.asarray(items.variant) == 0)
+    first = np.flatnonzero(field.recipe.spec.variant_of(items.variant) == 0)
     order = first[np.argsort(items.sample[first], kind="stable")]
     served, column = np.unique(items.sample), samples.columns.get("repeats")
     if column is not None:
@@ -213,30 +228,9 @@ def _of_trainer(
         "cropped": round(found[1].cropped, 4),
         "steps_per_epoch": found[1].steps,
     }
-    return {
-        "trainer": {
-            "name": trainer,
-            "buckets": [
-                {
-                    "height": bucket.size.height,
-                    "width": bucket.size.width,
-                    "samples": bucket.samples,
-                    "batches": bucket.batches,
-                    "short": bucket.short,
-                    "dropped": bucket.dropped,
-                }
-                for bucket in plan.buckets
-            ],
-            "batches_per_epoch": plan.batches,
-            "steps_per_epoch": plan.steps,
-            "samples_short": plan.short,
-            "samples_dropped": plan.dropped,
-            "buckets_too_small": plan.too_small,
-            "unused": plan.unused,
-            "cropped": round(plan.cropped, 4),
-        },
-        **({"suggestion": suggestion} if suggest else {}),
-    }
+    settings_of = [table.words for table in tables]
+    shown = {"name": trainer, "settings": settings_of, **plan.as_json()}
+    return {"trainer": shown, **({"suggestion": suggestion} if suggest else {})}
 
 
 def _sizes(planned: _Planned, *, apart: bool) -> list[Counter[Size]]:
@@ -304,9 +298,10 @@ def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
 
 def _lines(payload: dict[str, Any]) -> Iterator[str | Table]:
     names = ("samples", "batches", "repeated", "dropped")
-    rows: list[tuple[object, ...]] = [("bucket", *names, "efficiency")]
+    sides = [name for name in ("frames", "height", "width") if any(name in bucket for bucket in payload["buckets"])]
+    rows: list[tuple[object, ...]] = [(" x ".join(sides) or "bucket", *names, "efficiency")]
     for bucket in payload["buckets"]:
-        size = [str(bucket[name]) for name in ("frames", "height", "width") if name in bucket]
+        size = [str(bucket[name]) for name in sides if name in bucket]
         label = "x".join(size) or bucket.get("length", bucket.get("label")) or "all"
         rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
     yield Table(rows)
@@ -332,7 +327,8 @@ def _lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str | Table]:
     if plan is None:
         return
     yield ""
-    rows: list[tuple[object, ...]] = [(plan["name"], "samples", "batches", "short", "dropped")]
+    yield from (f"{plan['name']} with {words}" for words in plan["settings"])
+    rows: list[tuple[object, ...]] = [("height x width", "samples", "batches", "short", "dropped")]
     for bucket in plan["buckets"]:
         size = f"{bucket['height']}x{bucket['width']}"
         rows.append((size, bucket["samples"], bucket["batches"], bucket["short"], bucket["dropped"]))

@@ -135,18 +135,22 @@ def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> Repair:
 
 def _of_export(out: Path, data: Path | None) -> Result:
     """Compare the files of an export with its sidecar, and with ``--data`` the images with what was exported."""
-    from latentcache.export.images import verify_export
+    from latentcache.export.folder import Folder, verify_export
 
     findings = list(verify_export(out, data))
     lines = [f"{finding['path']}: {finding['problem']}" for finding in findings[:SHOWN]]
     if len(findings) > SHOWN:
         lines.append(f"... and {len(findings) - SHOWN} more")
     lines.append(f"{count_of(len(findings), 'findings')} in the export {out}")
+    not_compared = Folder(out).changing
+    if not_compared:
+        lines.append(f"not compared: {count_of(len(not_compared), 'files')} that the trainer writes to")
     if findings:
         lines.append(
             "fix: run `latentcache build` on DATA if images changed, then the same `latentcache export` again"
         )
-    return Result({"out": str(out), "findings": findings}, lines, exit_code=1 if findings else 0)
+    payload = {"out": str(out), "findings": findings, "not_compared": not_compared}
+    return Result(payload, lines, exit_code=1 if findings else 0)
 
 
 # repair

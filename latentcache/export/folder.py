@@ -7,22 +7,36 @@ stopped. A file is written beside its name and renamed. Files that the sidecar d
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
+
+import xxhash
 
 from latentcache.errors import CacheDamagedError, UsageError, count_of
-from latentcache.export.run import METADATA, SCHEMA
-from latentcache.identity.content import content_hash
-from latentcache.store.atomic_io import as_store_error, make_folder, read_json, write_atomically, write_json
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.scan import scan
+from latentcache.store.atomic_io import (
+    as_store_error,
+    make_folder,
+    read_json,
+    sync_file,
+    sync_folder,
+    write_atomically,
+    write_json,
+    writing,
+)
 from latentcache.value import Value
 
-#: Name of the list of files, and of a file that is being written.
+#: Names of the list of files, of a file that is being written, and of the metadata, with the version of their keys.
 FILES, PARTIAL = "latentcache.files", "latentcache.partial"
+METADATA, SCHEMA = "latentcache.json", 4
 
 
 class File(Value):
@@ -30,11 +44,11 @@ class File(Value):
 
     name: str
     """In the folder, with ``/``."""
-    origin: str
+    origin: str = ""
     """Hex digits: what it was made of. Equal ones mean equal bytes."""
-    size: int
+    size: int = 0
     """Bytes."""
-    hash: str
+    hash: str = ""
     """Hex content hash."""
     changed_ns: int = 0
     """Time of its last change, when it was written."""
@@ -42,6 +56,8 @@ class File(Value):
     """Name of the image in the data set; empty for files of the whole export."""
     source: str = ""
     """Hex content hash of that image."""
+    is_changing: bool = False
+    """True if the trainer writes to it."""
 
 
 class Folder:
@@ -51,27 +67,23 @@ class Folder:
         self.root = root
         self.files: dict[str, File] = {}
         """By name, those of the sidecar."""
+        self.names = set[str]()
+        """Files of this export."""
         self.written = self.kept = 0
         self._listing: BinaryIO | None = None
         self.about = read_json(root / METADATA) if (root / METADATA).exists() else {}
         if (root / FILES).exists():
             self.files = {file.name: file for file in _listed(root / FILES)}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._listing is not None:
-            self._listing.close()
-
-    def put(self, file: File, make: Callable[[Path], tuple[int, str]]) -> None:
-        """Have ``make`` write a file, unless it is there; ``make`` returns its bytes and its hash.
+    def put(self, file: File, make: Callable[[Path], str]) -> None:
+        """Have ``make`` write a file, unless it is there; it returns the hash of the file if it knows it.
 
         Raises:
             UsageError: There is a file of this name that no export wrote.
             StoreError: It cannot be written.
         """
         path, known = self.root / file.name, self.files.get(file.name)
+        self.names.add(file.name)
         if known is not None and known.origin == file.origin and _state(path) == (known.size, known.changed_ns):
             self.files[file.name] = replace(known, sample=file.sample, source=file.source)
             self.kept += 1
@@ -86,21 +98,27 @@ class Folder:
         try:
             make_folder(path.parent)
             partial.unlink(missing_ok=True)
-            size, found = make(partial)
+            known_hash = make(partial)
             path.unlink(missing_ok=True)  # a rename between two links to one file does nothing
             partial.rename(path)
-            entry = {**vars(file), "size": size, "hash": found, "changed_ns": path.stat().st_mtime_ns}
-            self._append(json.dumps(entry))
+            self._add(file, known_hash or _hash(path))
         except OSError as error:
             raise as_store_error(error, path) from error
-        self.files[file.name] = File(**entry)
-        self.written += 1
 
-    def finish(self, names: set[str], about: Mapping[str, Any]) -> int:
+    def add_all(self) -> None:
+        """List all files of the folder, which were written into it, and make them durable."""
+        for path in sorted(path for path in self.root.rglob("*") if path.is_file() and path.name != FILES):
+            sync_file(path)
+            sync_folder(path.parent)
+            name = path.relative_to(self.root).as_posix()
+            self.names.add(name)
+            self._add(File(name=name), _hash(path))
+
+    def finish(self, about: Mapping[str, Any]) -> int:
         """Delete files that are no longer wanted and write the sidecar; returns the number of deleted files."""
-        stale = [file for name, file in self.files.items() if name not in names]
-        for file in stale:
-            self._delete(file)
+        stale = self.files.keys() - self.names
+        for name in stale:
+            self._delete(name)
         lines = [json.dumps(vars(self.files[name])) + "\n" for name in sorted(self.files)]
         write_atomically(self.root / FILES, "".join(lines).encode())
         write_json(self.root / METADATA, {"schema": SCHEMA, **about})
@@ -114,7 +132,7 @@ class Folder:
         changed = [finding["path"] for finding in self.findings() if finding["problem"] == "changed"]
         names = [name for name in self.files if name not in changed]
         for name in names:
-            self._delete(self.files[name])
+            self._delete(name)
         for name in (METADATA, FILES, PARTIAL):
             (self.root / name).unlink(missing_ok=True)
         for folder, _, _ in os.walk(self.root, topdown=False):
@@ -123,32 +141,86 @@ class Folder:
         return len(names), changed
 
     def findings(self) -> Iterator[dict[str, str]]:
-        """Compare every file with the sidecar: those that are missing or changed."""
+        """Compare every file with the sidecar: those that are missing or changed, if not by the trainer."""
         for file in self.files.values():
             path = self.root / file.name
             state = _state(path)
             if state is None:
                 yield {"path": file.name, "problem": "missing", "sample": file.sample}
-            elif state[0] != file.size or content_hash(path.read_bytes()).hex() != file.hash:
+            elif not file.is_changing and (state[0] != file.size or _hash(path) != file.hash):
                 yield {"path": file.name, "problem": "changed", "sample": file.sample}
 
-    def _append(self, line: str) -> None:
-        """Add a line to the list, after the last whole one."""
-        if self._listing is None:
-            self._listing = (self.root / FILES).open("a+b")
-            self._listing.seek(0)
-            self._listing.truncate(self._listing.read().rfind(b"\n") + 1)
-        self._listing.write(line.encode() + b"\n")
-        self._listing.flush()
+    @property
+    def changing(self) -> list[str]:
+        """Files that the trainer writes to, which are not compared."""
+        return sorted(file.name for file in self.files.values() if file.is_changing)
 
-    def _delete(self, file: File) -> None:
-        (self.root / file.name).unlink(missing_ok=True)
-        self.files.pop(file.name)
+    def clear(self) -> None:
+        """Delete what an interrupted export left."""
+        for path in self.root.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != FILES:
+                path.unlink()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the folder, so that no other export writes into it. Raises UsageError if another one does."""
+        with writing(self.root):
+            make_folder(self.root)
+            self._listing = (self.root / FILES).open("a+b")
+        with self._listing:
+            try:
+                fcntl.flock(self._listing, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                what, fix = f"{self.root}: another export writes here", "wait for it, or give another folder"
+                raise UsageError(what, where=str(self.root), fix=fix) from error
+            self._listing.seek(0)
+            self._listing.truncate(self._listing.read().rfind(b"\n") + 1)  # after the last whole line
+            yield
+
+    def _add(self, file: File, hashed: str) -> None:
+        """List a file that was written."""
+        state = (self.root / file.name).stat()
+        file = replace(file, size=state.st_size, changed_ns=state.st_mtime_ns, hash=hashed)
+        assert self._listing is not None  # of ``writing``
+        self._listing.write(json.dumps(vars(file)).encode() + b"\n")
+        self._listing.flush()
+        self.files[file.name] = file
+        self.written += 1
+
+    def _delete(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+        del self.files[name]
 
 
 def is_export(folder: Path) -> bool:
-    """True if an export of images is in this folder."""
+    """True if an export is in this folder."""
     return (folder / FILES).is_file()
+
+
+def verify_export(out: Path, data: Path | None = None) -> Iterator[dict[str, str]]:
+    """Compare an exported folder with its sidecar, and with ``data`` also the images; yields what differs.
+
+    Bytes are hashed, never loaded. Each finding has ``path``, ``sample`` and ``problem``: ``missing`` or ``changed``;
+    of an image of the data set ``source-changed``, ``source-removed`` or ``source-added``.
+    """
+    folder = Folder(out)
+    yield from folder.findings()
+    if data is None:
+        return
+    if "options" not in folder.about:
+        fix = "verify the cache, which knows its documents"
+        raise UsageError(f"--data: {out} is an export of tokens", where=str(out), fix=fix)
+    samples = scan(data, SourceOptions.from_json(folder.about["options"]), hash_all=True).samples
+    now = {
+        name: bytes(content).hex() for name, content in zip(samples.names, samples.first_input.content, strict=True)
+    }
+    then = {file.sample: file.source for file in folder.files.values() if file.sample}
+    for name in sorted({*now, *then}):
+        if now.get(name) != then.get(name):
+            problem = "removed" if name not in now else "added" if name not in then else "changed"
+            yield {"path": name, "problem": f"source-{problem}", "sample": name}
 
 
 def link(source: Path, target: Path, *, copy: bool) -> None:
@@ -170,18 +242,27 @@ def check_room(folder: Path, needed: int) -> None:
         raise UsageError(
             f"{folder}: the export needs {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free",
             where=str(folder),
-            why="a trainer's files hold every value of each image, without our sharing of equal ones",
+            why="the files hold every value, without our sharing of equal ones",
             fix="free space, export to another disk, or leave the text out with --fields latents",
         )
+
+
+def _hash(path: Path) -> str:
+    """Hex content hash of a file."""
+    state = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            state.update(block)
+    return state.hexdigest()
 
 
 def _state(path: Path) -> tuple[int, int] | None:
     """Bytes and time of the last change of a file, also behind a link; None: there is none."""
     try:
-        found = path.stat()
+        state = path.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return state.st_size, state.st_mtime_ns
 
 
 def _listed(path: Path) -> Iterator[File]:

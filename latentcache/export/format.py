@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from latentcache.errors import UsageError
 from latentcache.fields.latents import GeometrySettings, LatentsRecipe
+from latentcache.fields.prompt_ids import PromptIdsRecipe
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
 Array = NDArray[Any]
+T = TypeVar("T")
+#: What makes the bytes of a file.
+Make = Callable[[], bytes]
 #: Fields of a cache.
 LATENTS, MASK = "latents", "mask"
 TEXT, POOLED, IDS = "prompt_embeds", "pooled_prompt_embeds", "prompt_ids"
+#: Pipelines of diffusers whose text is exported.
+SD, SDXL, SD3, FLUX = (f"{name}Pipeline" for name in
+                       ("StableDiffusion", "StableDiffusionXL", "StableDiffusion3", "Flux"))  # fmt: skip
+#: Tokens of CLIP; values of the smaller CLIP of SDXL and SD3.
+CLIP_TOKENS, CLIP_WIDTH = 77, 768
 
 
 class Latent(Value, eq=False):
@@ -52,6 +62,8 @@ class Sample(Value, eq=False):
     class_words: str = ""
     is_reg: bool = False
     """True for a regularization image."""
+    has_alpha: bool = False
+    """True if its mask is its alpha channel."""
     partners: Mapping[str, str] = field(default_factory=dict)
     """Its ``mask``, ``control``, ``control_2``, ``control_3``: name in the exported folder, with ``/``."""
     latents: Sequence[Latent] = ()
@@ -60,88 +72,149 @@ class Sample(Value, eq=False):
     """Field of the cache -> its item."""
 
     @property
+    def folder(self) -> str:
+        """Folder of ``target``."""
+        return self.target.rpartition("/")[0]
+
+    @property
     def stem(self) -> str:
         """``target`` without its extension."""
         return self.target.rpartition(".")[0] or self.target
 
 
-class Content(Value):
-    """The fields of a cache that an export is asked for, as a format checks them."""
+class Request(Value):
+    """What an export asks of a format."""
 
     recipes: Mapping[str, FieldRecipe]
     """By field, of all fields of the cache."""
     wanted: Sequence[str]
     """Fields to export."""
-
-
-class Request(Value):
-    """What an export asks of a format."""
-
-    recipe: LatentsRecipe
     geometry: GeometrySettings
     """The sizes that the trainer chooses, by its settings."""
-    wanted: Sequence[str]
-    """Fields to export."""
     root: Path
     """Folder of the data set."""
-    trainer_config: Path | None
-    architecture: str | None
-    release: str | None
+    folder: str
+    """The export as the trainer sees it; empty: the files are beside the images."""
+    trainer_config: Path | None = None
+    architecture: str | None = None
+    release: str | None = None
+
+    @property
+    def latents(self) -> LatentsRecipe:
+        """Recipe of the latents."""
+        return cast("LatentsRecipe", self.recipes[LATENTS])
 
 
-class Format(Protocol):
+class Format:
     """One trainer. A format is made of a request, and raises UsageError for what it cannot have."""
 
     name: str
     """As ``--to``, ``build --like`` and ``plan --for`` name it."""
-    is_scaled: bool
+    is_scaled: bool = False
     """True: latents are written as the model trains on them; False: as the encoder makes them."""
-    fields: Mapping[str, Sequence[str]]
+    fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, MASK), "text": (TEXT, POOLED, IDS)}
     """``latents`` and ``text`` of ``--fields`` -> fields of the cache, as far as it has them."""
+    extensions: Sequence[str]
+    """Images that the trainer finds by their names; others are written as PNG."""
+    shared: Sequence[str] = ("repeats", "is_reg")
+    """Attributes that all samples of a folder of the export share."""
+    no_caption: str = ""
+    """What the trainer does with an image without a caption."""
+    several_lines: str = "the first one"
+    """What the trainer reads of a caption of several lines where it encodes text itself."""
 
-    def __init__(self, request: Request) -> None: ...
-
-    def check(self, content: Content) -> None:
-        """Raise UsageError if the cache does not fit; the fix names the build that does."""
-        ...
-
-    def target(self, sample: Sample) -> str:
-        """Name of an image in the exported folder; the sample has the name of the data set as its target.
-
-        Another extension means that the trainer does not read this kind of file: it is written as PNG.
-        """
-        ...
-
-    def partner(self, sample: Sample, role: str, extension: str) -> str:
-        """Name of its mask or control image in the exported folder; empty: the trainer reads no such files."""
-        ...
+    def __init__(self, request: Request) -> None:
+        self.request, self.geometry = request, request.geometry
+        self.samples: Sequence[Sample] = ()
 
     @property
     def facts(self) -> Mapping[str, str]:
         """What the sidecar and the JSON output say of the form of the files."""
-        ...
+        return {}
 
-    def begin(self, folder: str, samples: Iterable[Sample]) -> None:
-        """Take all samples, without values, before the files of any are asked for.
+    def target(self, sample: Sample) -> str:
+        """Name of an image in the exported folder; the sample has the name of the data set as its target."""
+        raise NotImplementedError
 
-        ``folder`` is the path of the export as the trainer sees it.
+    def partner(self, sample: Sample, role: str, extension: str) -> str:
+        """Name of its mask or control image in the exported folder; empty: the trainer reads no such files."""
+        raise NotImplementedError
+
+    def begin(self, samples: Sequence[Sample]) -> None:
+        """Take all samples, without values, before the files of any are asked for."""
+        self.samples = samples
+
+    def files(self, sample: Sample) -> Mapping[str, Make]:
+        """Name of each file of values -> what makes it; a sample that is only planned has no values yet."""
+        raise NotImplementedError
+
+    def settings(self) -> Mapping[str, bytes]:
+        """Files of the whole export, such as settings for the trainer, by name."""
+        raise NotImplementedError
+
+    @property
+    def changing(self) -> Sequence[str]:
+        """Those of the settings that the trainer changes while it trains."""
+        return ()
+
+    def advice(self) -> Sequence[str]:
+        """Lines on what to set in the trainer, and what must be off."""
+        raise NotImplementedError
+
+    def readable(self, name: str) -> str:
+        """The name of an image, as PNG if the trainer does not read its kind."""
+        stem, _, extension = name.rpartition(".")
+        return name if extension.lower() in self.extensions else f"{stem or name}.png"
+
+    def path(self, name: str) -> str:
+        """A file of the export as the trainer's machine writes it."""
+        return joined(self.request.folder, name)
+
+    def text_of(self, rows: Mapping[str, tuple[T, Sequence[str]]], why: str) -> T | None:
+        """The row of the pipeline that made the text; None: no text is exported.
+
+        ``rows``: pipeline -> row, and fields that it needs beside the embeddings. Raises UsageError.
         """
-        ...
+        request = self.request
+        if TEXT not in request.wanted:
+            return None
+        pipeline = getattr(request.recipes[TEXT], "pipeline", "plug-in")
+        if pipeline not in rows:
+            raise UsageError(
+                f"--fields: text of a {pipeline} cannot be exported",
+                why=why,
+                fix="--fields latents, and let the trainer encode the text",
+            )
+        row, needed = rows[pipeline]
+        if missing := [name for name in needed if name not in request.wanted]:
+            names = ",".join((LATENTS, TEXT, *needed))
+            raise UsageError(
+                f"{missing[0]}: the cache has no such field, and the trainer's files of text hold it",
+                fix=f"run the same `latentcache build` with --fields {names}: only these are made; or export"
+                " --fields latents",
+            )
+        return row
 
-    def files(self, sample: Sample, fields: Sequence[str]) -> Mapping[str, Callable[[], bytes]]:
-        """Name of each file of values -> what makes its bytes; a sample that is only planned has no values yet."""
-        ...
 
-    def settings(self, folder: str, samples: Iterable[Sample]) -> Mapping[str, bytes]:
-        """Files of the whole export, such as settings for the trainer, by name.
-
-        ``folder`` is the path as the trainer sees it, ``samples`` are all of them, without values.
-        """
-        ...
-
-    def advice(self, folder: str, samples: Iterable[Sample]) -> Sequence[str]:
-        """Lines on what to set in the trainer, and what must be off; no folder: the files are beside the images."""
-        ...
+def text_parts(request: Request, sample: Sample) -> dict[str, Array]:
+    """Values of each text encoder, which diffusers joins: ``state_1``, ``pooled_1``, ``ids_1``, ``mask_1``, ..."""
+    sequence, pooled = sample.text[TEXT], sample.text.get(POOLED, np.empty(0))
+    pipeline = getattr(request.recipes[TEXT], "pipeline", "")
+    parts = {"state_1": sequence}
+    if pipeline == SDXL:
+        parts = {"state_1": sequence[:, :CLIP_WIDTH], "state_2": sequence[:, CLIP_WIDTH:], "pooled_2": pooled}
+    elif pipeline == SD3:
+        clip = sequence[:CLIP_TOKENS]
+        parts = {"state_1": clip[:, :CLIP_WIDTH], "state_2": clip[:, CLIP_WIDTH : len(pooled)]}
+        parts |= {"pooled_1": pooled[:CLIP_WIDTH], "pooled_2": pooled[CLIP_WIDTH:]}
+        parts["state_3"] = sequence[CLIP_TOKENS:]
+    elif pipeline == FLUX:
+        parts = {"pooled_1": pooled, "state_2": sequence}
+    if IDS in sample.text:
+        recipe = cast("PromptIdsRecipe", request.recipes[IDS])
+        for number, item in enumerate(recipe.split(sample.text[IDS].astype(np.int64)), 1):
+            parts |= {f"ids_{number}": item[0], f"mask_{number}": item[1]}
+    return parts
 
 
 def npz(arrays: Mapping[str, Array]) -> bytes:

@@ -1,15 +1,17 @@
 """Export a cache of images as the folder that a trainer reads: images, captions, and its own cache files.
 
 Everything that can be wrong is looked for before the first byte: fields, architecture, sizes that the trainer would
-not choose, names that meet, and the space on the disk. A new folder gets its name when it is whole. Later exports
-into it write what changed, and delete the files of images that are gone.
+not choose, and names that meet. Later exports into a folder write what changed, and delete the files of images that
+are gone.
 """
 
 from __future__ import annotations
 
+import io
+import re
 import shlex
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,31 +19,31 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from PIL import ImageOps
 
 from latentcache.errors import RecipeError, UsageError, count_of
-from latentcache.export.folder import File, Folder, check_room, is_export, link
-from latentcache.export.format import LATENTS, MASK, TEXT, Content, Format, Latent, Request, Sample
+from latentcache.export.folder import File, link
+from latentcache.export.format import LATENTS, MASK, TEXT, Format, Latent, Request, Sample
 from latentcache.export.kohya import Kohya
 from latentcache.export.onetrainer import OneTrainer
 from latentcache.export.simpletuner import SimpleTuner
 from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
 from latentcache.fields.prompt_embeds import PromptRecipe
-from latentcache.geometry.like.trainers import trainer_of
+from latentcache.geometry.like.trainers import TRAINERS
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.images.headers import header
 from latentcache.loader.cache import Cache, open_cache
 from latentcache.loader.samples import Part, join
 from latentcache.loader.values import Affine, posterior
-from latentcache.sources.options import SourceOptions
 from latentcache.sources.places import open_image, places, read_image
-from latentcache.sources.scan import names_root, scan
-from latentcache.store.atomic_io import make_folder
+from latentcache.sources.scan import names_root
 from latentcache.store.reader import EntryReader
 
 if TYPE_CHECKING:
-    from latentcache.export.run import ExportSettings
+    from latentcache.export.folder import Folder
+    from latentcache.export.settings import Advanced, ExportSettings
 
 #: By ``--to``.
 TRAINER_FORMATS: Mapping[str, type[Format]] = {format.name: format for format in (Kohya, OneTrainer, SimpleTuner)}
@@ -52,10 +54,11 @@ _AROUND = 2048
 class ImageExport:
     """One export: its cache, its format, and the samples in the order of the data set.
 
-    Raises:
-        UsageError: The cache does not fit the trainer, or a name is in the way; nothing was written.
-        StoreError: The cache cannot be read.
+    See :class:`~latentcache.export.run.Export`.
     """
+
+    resumes = True
+    noun = "images"
 
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
@@ -66,22 +69,24 @@ class ImageExport:
         made, kinds = TRAINER_FORMATS[settings.format], settings.fields or "latents"
         names = [name for kind, fields in made.fields.items() if kinds in (kind, "all") for name in fields]
         self._wanted = [name for name in names if name in self._snapshot.fields]
-        recipe = self._checked_recipe()
-        root = names_root(settings.data or Path(self._snapshot.source["root"]), self._snapshot.source)
-        self._root, self._recipe = root, recipe
+        self._recipe = self._checked_recipe()
+        self._root = names_root(settings.data or Path(self._snapshot.source["root"]), self._snapshot.source)
         like = LatentsSettings(trainer_config=settings.trainer_config, like=settings.format).with_trainer()[0]
         try:
-            self._geometry = geometry_of(like, recipe, recipe.encoder.multiple)
+            self._geometry = geometry_of(like, self._recipe, self._recipe.encoder.multiple)
             self._tables = self._geometry.like_tables()
         except RecipeError as error:  # it names options of a build
             what = f"{settings.cache}: the trainer has no such sizes"
             raise UsageError(what, why=str(error), fix=self._fitting_build()) from error
+        fields = self._snapshot.fields
+        self._check_config()
         self._format = made(
             Request(
-                recipe=recipe,
-                geometry=self._geometry,
+                recipes={name: field.recipe for name, field in fields.items() if field.recipe is not None},
                 wanted=self._wanted,
-                root=root,
+                geometry=self._geometry,
+                root=self._root,
+                folder="" if settings.beside else settings.as_path or str(settings.out.absolute()),
                 trainer_config=settings.trainer_config,
                 architecture=settings.architecture,
                 release=settings.release,
@@ -89,34 +94,14 @@ class ImageExport:
         )
         self._entries = EntryReader(self._snapshot.paths, self._snapshot)
         joined = {name: join(Part(self._snapshot), (name,), repeats=False) for name in self._wanted}
-        self._rows = {name: _by_sample(found.sample, found.rows[name]) for name, found in joined.items()}
-        kept = set.intersection(*(set(rows) for rows in self._rows.values()))
-        self._numbers = sorted(kept)
-        self._left_out = len(self._snapshot.samples) - len(kept)
-        self._captions = CaptionVariants()
+        self._rows = {name: _by_sample(part.sample, part.rows[name]) for name, part in joined.items()}
+        self._numbers = sorted(set.intersection(*(set(rows) for rows in self._rows.values())))
+        self._check_sizes()
+        self._samples = {number: self._sample(number) for number in self._numbers}
+        self._check_names()
+        self._format.begin(list(self._samples.values()))
         self._redrawn = 0
         """Images that are written as PNG: EXIF data turn the file, or the trainer does not read its format."""
-        self._several_lines = 0
-        """Captions of several lines."""
-        self._no_caption = 0
-        """Images without a caption."""
-        self._partners_left_out = 0
-        """Masks and control images that the folder does not have."""
-        self._sets: Sequence[Mapping[str, Any]] = self._snapshot.source.get("sets") or [{}]
-        self._check()
-
-    def _check(self) -> None:
-        """Everything that can be wrong, before anything is written."""
-        recipes = {name: field.recipe for name, field in self._snapshot.fields.items() if field.recipe is not None}
-        self._check_config()
-        self._format.check(Content(recipes=recipes, wanted=self._wanted))
-        self._check_sizes()
-        self._shown = self._settings.as_path or str(self._settings.out.absolute())
-        """The folder as the trainer sees it."""
-        self._check_letters()
-        self._format.begin(self._shown, (self._sample(number, values=False) for number in self._numbers))
-        self._check_names()
-        check_room(self._settings.out, self.bytes)
 
     @property
     def plan(self) -> str:
@@ -127,64 +112,36 @@ class ImageExport:
     @property
     def bytes(self) -> int:
         """Bytes of the files of values, about, and of images that are copied."""
-        total = 0
-        for name in self._wanted:
+        total, held = 0, self._snapshot.samples
+        for name, rows in self._rows.items():
             field = self._snapshot.fields[name]
-            counts = np.bincount(np.asarray(field.group), minlength=len(field.groups))
-            longest = max(field.spec.length, 1)
-            shapes = [[longest if side < 0 else side for side in group.shape] for group in field.groups]
-            sizes = [int(np.prod(shape)) * 4 + _AROUND for shape in shapes]
+            each = [row for number in self._numbers for variants in rows[number] for row in variants]
+            counts = np.bincount(np.asarray(field.group)[each], minlength=len(field.groups))
             halves = 2 if name == LATENTS and self._recipe.encoder.posterior == "moments" else 1
-            total += sum(int(count) * size // halves for count, size in zip(counts, sizes, strict=True))
+            for count, group in zip(counts.tolist(), field.groups, strict=True):
+                values = np.prod([max(field.spec.length, 1) if side < 0 else side for side in group.shape])
+                total += count * (int(values) * 4 // halves + _AROUND)
         if self._settings.copy:
-            held = self._snapshot.samples
             total += int(np.asarray(held.files.stat)[np.asarray(held.first_input.file)[self._numbers], 0].sum())
         return total
 
-    def write(self, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
-        """Write all files; a new folder is renamed to its name at the end. Returns the JSON output of the command.
-
-        Raises:
-            UsageError: A file is in the way that no export wrote.
-            StoreError: The cache cannot be read, or a file not be written. The same export goes on later.
-        """
-        out = self._settings.out.absolute()
-        is_new = not self._settings.beside and not is_export(out)
-        if is_new and out.exists() and any(out.iterdir()):
-            raise UsageError(f"{out} exists", where=str(out), fix="give another folder")
-        folder_path = out.with_name(f"{out.name}.partial") if is_new else out
-        make_folder(folder_path)
-        shown, about = self._shown, self._about()
-        with Folder(folder_path) as folder:
-            names = set[str]()
-            for done, number in enumerate(self._numbers, 1):
-                for file, make in self._files(number):
-                    folder.put(file, make)
-                    names.add(file.name)
-                on_progress(done, len(self._numbers))
-            # Beside the images such a file would say how DATA is read.
-            configured = {} if self._settings.beside else self._format.settings(shown, self._samples())
-            for name, data in configured.items():
-                file, make = _of_bytes(name, data)
+    def write(self, folder: Folder, on_progress: Advanced) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Write all files; returns what the sidecar says, and what the JSON output says of it."""
+        for done, (number, sample) in enumerate(self._samples.items(), 1):
+            for file, make in self._files(number, sample):
                 folder.put(file, make)
-                names.add(name)
-            deleted = folder.finish(names, about)
-        if is_new:
-            if out.exists():
-                out.rmdir()  # an empty one, as was checked
-            folder_path.rename(out)
+            on_progress(done, len(self._samples))
+        if not self._settings.beside:  # there such a file would say how DATA is read
+            for name, data in self._format.settings().items():
+                folder.put(*_of_bytes(name, data, is_changing=name in self._format.changing))
+        about, samples = self._about(), self._samples.values()
         counts = {
-            "files": len(names),
-            "written": folder.written,
-            "kept": folder.kept,
-            "deleted": deleted,
             "redrawn": self._redrawn,
-            "several_lines": self._several_lines,
-            "no_caption": self._no_caption,
-            "partners_left_out": self._partners_left_out,
+            "several_lines": sum(len(sample.caption.splitlines()) > 1 for sample in samples),
+            "no_caption": sum(not sample.has_caption for sample in samples),
+            "partners_left_out": self._partners_left_out(),
         }
-        advice = self._format.advice("" if self._settings.beside else shown, self._samples())
-        return {**about, **counts, "advice": list(advice)}
+        return about, {**about, **counts, "advice": list(self._format.advice())}
 
     def _checked_recipe(self) -> LatentsRecipe:
         settings, snapshot = self._settings, self._snapshot
@@ -224,7 +181,13 @@ class ImageExport:
                 f"{config}: the trainer flips images, and the cache has no flips",
                 fix="run the same `latentcache build` with --flip: only flips are encoded; or turn it off",
             )
-        found = trainer_of(config, self._settings.format).settings(config)
+        found = TRAINERS[self._settings.format].settings(config)
+        if found.needs_masks and LATENTS in self._wanted and MASK not in self._wanted:
+            raise UsageError(
+                f"{config}: masked_training or alpha_mask is on, and the cache has no masks",
+                why="without them the trainer encodes again, or fails at the first batch",
+                fix="run `latentcache build` with masks in files beside the images or --masks alpha, or turn it off",
+            )
         if TEXT in self._wanted and found.no_text:
             raise UsageError(
                 f"{config}: the trainer takes no cached text",
@@ -234,31 +197,26 @@ class ImageExport:
 
     def _check_sizes(self) -> None:
         """The trainer has to choose the sizes that the cache holds, or it encodes these images again."""
-        field = self._snapshot.fields[LATENTS]
-        groups = [Size(*group.dims[1:]) for group in field.groups]
-        group, size = np.asarray(field.group), np.asarray(self._snapshot.samples.columns["original_size"])
-        wrong, chosen = list[int](), dict[tuple[int, int], set[Size | None]]()
+        sizes, chosen = self._snapshot.samples.columns["original_size"], dict[Size, set[Size | None]]()
+        wrong = dict[int, tuple[set[Size | None], set[Size | None]]]()
         for number in self._numbers if LATENTS in self._wanted else ():
-            sides = int(size[number][0]), int(size[number][1])
-            if sides not in chosen:
-                image = Size(*sides)
-                chosen[sides] = {
-                    table.nearest(image) if self._geometry.upscale else table.within(image) for table in self._tables
-                }
-            held = {groups[int(group[rows[0]])] for rows in self._rows[LATENTS][number]}
-            if held != chosen[sides]:
-                wrong.append(number)
+            image = Size(*map(int, sizes[number]))
+            if image not in chosen:
+                upscale = self._geometry.upscale
+                chosen[image] = {table.nearest(image) if upscale else table.within(image) for table in self._tables}
+            held: set[Size | None] = {self._bucket(LATENTS, variants) for variants in self._rows[LATENTS][number]}
+            if held != chosen[image]:
+                wrong[number] = held, chosen[image]
         if not wrong:
             return
-        first = wrong[0]
+        first, (held, theirs) = next(iter(wrong.items()))
         name, settings = self._snapshot.samples.names[first], self._settings
-        cached = " and ".join(str(groups[int(group[rows[0]])]) for rows in self._rows[LATENTS][first])
-        theirs = " and ".join(map(str, chosen[int(size[first][0]), int(size[first][1])]))
+        cached, wanted = (" and ".join(map(str, each)) for each in (held, theirs))
         raise UsageError(
             f"{settings.cache}: the trainer would encode {count_of(len(wrong), 'images')}"
             f" of {len(self._numbers)} again, because it chooses other sizes",
             where=name,
-            why=f"{name} has {cached} in the cache, {self._format.name} gives it {theirs} (height x width)",
+            why=f"{name} has {cached} in the cache, {settings.format} gives it {wanted} (height x width)",
             fix=self._fitting_build(),
         )
 
@@ -271,28 +229,36 @@ class ImageExport:
         flip = " --flip" if self._recipe.geometry.flip else ""
         return f"latentcache build {data} --out {out} --model {model}{sizes}{flip} --like {trainer}"
 
-    def _check_letters(self) -> None:
-        """Names go into settings of the trainer, and into hashes of them, as UTF-8."""
-        for number in () if self._settings.beside else self._numbers:
-            name = self._snapshot.samples.names[number]
-            if name != name.encode("utf-8", "replace").decode():
+    def _check_names(self) -> None:
+        """No two images share a file, and images of one folder share the settings that it has in the trainer."""
+        stems, folders = dict[str, str](), dict[str, Sample]()
+        is_windows = bool(re.match(r"[A-Za-z]:|\\", self._settings.as_path or ""))
+        for sample in self._samples.values():
+            if sample.name != sample.name.encode("utf-8", "replace").decode() and not self._settings.beside:
                 raise UsageError(
-                    f"{name!r} is no UTF-8, and no settings of a trainer can name it",
-                    where=repr(name),
+                    f"{sample.name!r} is no UTF-8, and no settings of a trainer can name it",
+                    where=repr(sample.name),
                     fix="rename this image or its folder, and build again",
                 )
-
-    def _check_names(self) -> None:
-        """Two images must not share the name of a file, and no name may be one of the data set's folder."""
-        names = dict[str, str]()
-        for sample in self._samples():
-            other = names.setdefault(sample.stem, sample.name)
+            stem = sample.stem.casefold() if is_windows else sample.stem
+            other = stems.setdefault(stem, sample.name)
             if other != sample.name:
+                case = ", and Windows makes no difference between upper and lower case" if is_windows else ""
                 raise UsageError(
                     f"{other} and {sample.name} would share their files",
                     where=other,
-                    why=f"{self._format.name} names files by the name of the image without its extension",
+                    why=f"{self._format.name} names files by the name of the image without its extension{case}",
                     fix="rename one of the images, and build again",
+                )
+            first = folders.setdefault(sample.folder, sample)
+            names = self._format.shared if not self._settings.beside else ()
+            if differing := [name for name in names if getattr(sample, name) != getattr(first, name)]:
+                values = " and ".join(repr(getattr(each, differing[0])) for each in (first, sample))
+                raise UsageError(
+                    f"{first.name} and {sample.name} would be in one folder of the export, {sample.folder}",
+                    where=first.name,
+                    why=f"a folder has one value of {differing[0]} in {self._format.name}, and these have {values}",
+                    fix="rename the folder of one of them, and build again",
                 )
 
     def _caption(self, number: int) -> str:
@@ -300,21 +266,17 @@ class ImageExport:
         held = self._snapshot.samples.inputs.get("caption")
         if held is None or held.text is None:
             return ""
-        recipe = next((field.recipe for name, field in self._snapshot.fields.items() if name == TEXT), None)
-        if TEXT in self._wanted and isinstance(recipe, PromptRecipe):
+        recipe = self._snapshot.fields[TEXT].recipe if TEXT in self._wanted else None
+        if isinstance(recipe, PromptRecipe):
             return recipe.text(held.text[number], 0)
-        return self._captions.text(held.text[number], 0)
+        return CaptionVariants().text(held.text[number], 0)
 
-    def _samples(self) -> Iterator[Sample]:
-        """All samples, without values."""
-        return (self._sample(number, values=False) for number in self._numbers)
-
-    def _sample(self, number: int, *, values: bool = True) -> Sample:
-        """A sample, with its latents and its text if ``values``."""
+    def _sample(self, number: int) -> Sample:
+        """A sample, without values."""
         samples, caption = self._snapshot.samples, self._caption(number)
-        set_of = samples.columns.get("image_set")
-        image_set = self._sets[0 if set_of is None else int(set_of[number])]
-        name = samples.names[number]
+        set_of, sets = samples.columns.get("image_set"), self._snapshot.source.get("sets") or [{}]
+        image_set = sets[0 if set_of is None else int(set_of[number])]
+        mask, name = samples.inputs.get("mask"), samples.names[number]
         sample = Sample(
             name=name,
             target=name,
@@ -324,15 +286,16 @@ class ImageExport:
             repeats=image_set.get("repeats", 1),
             class_words=image_set.get("class_words", ""),
             is_reg=image_set.get("is_reg", False),
+            has_alpha=mask is not None and int(mask.file[number]) == int(samples.inputs["image"].file[number]),
         )
-        if not self._settings.beside:
-            sample = replace(sample, target=self._format.target(sample))
-            named = {
-                role: self._format.partner(sample, role, Path(place["path"]).suffix)
-                for role, place in self._partners(number).items()
-            }
-            sample = replace(sample, partners={role: target for role, target in named.items() if target})
-        return self._with_values(sample, number) if values else sample
+        if self._settings.beside:
+            return sample
+        sample = replace(sample, target=self._format.target(sample))
+        named = {
+            role: self._format.partner(sample, role, Path(place["path"]).suffix)
+            for role, place in self._partners(number).items()
+        }
+        return replace(sample, partners={role: target for role, target in named.items() if target})
 
     def _with_values(self, sample: Sample, number: int) -> Sample:
         texts = dict[str, Any]()
@@ -348,19 +311,31 @@ class ImageExport:
 
     def _partners(self, number: int) -> dict[str, Mapping[str, Any]]:
         """Places of the masks and control images of a sample that are files of their own."""
-        inputs, found = self._snapshot.samples.inputs, dict[str, Mapping[str, Any]]()
-        for role in inputs.keys() - {"image", "caption"}:
-            file = int(inputs[role].file[number])
-            if file >= 0 and file != int(inputs["image"].file[number]):
-                found[role] = places(self._snapshot.samples, [number], role)[0]
-        return found
+        samples = self._snapshot.samples
+        image = int(samples.inputs["image"].file[number])
+        files = {role: int(held.file[number]) for role, held in samples.inputs.items() if role != "caption"}
+        return {role: places(samples, [number], role)[0] for role, file in files.items() if file not in (-1, image)}
+
+    def _partners_left_out(self) -> int:
+        """Masks and control images that the folder does not have."""
+        if self._settings.beside:
+            return 0
+        inputs, left_out = self._snapshot.samples.inputs, 0
+        for number, sample in self._samples.items():
+            roles = {role for role in inputs.keys() - {"image", "caption"} if int(inputs[role].file[number]) >= 0}
+            left_out += len(roles - {*sample.partners, *({"mask"} if MASK in self._wanted else ())})
+        return left_out
+
+    def _bucket(self, name: str, variants: list[int]) -> Size:
+        """Size of an item of a sample."""
+        field = self._snapshot.fields[name]
+        return Size(*field.groups[int(field.group[variants[0]])].dims[1:])
 
     def _latent(self, name: str, *rows: int) -> Latent:
         """The latents or the mask of a sample in one size; ``rows`` are those of its variants."""
-        field, flips = self._snapshot.fields[name], self._recipe.geometry.flip
-        bucket = Size(*field.groups[int(field.group[rows[0]])].dims[1:])
-        flipped = self._values(name, rows[1]) if flips and rows[1] != rows[0] else None
-        return Latent(bucket=bucket, values=self._values(name, rows[0]), flipped=flipped)
+        has_flip = self._recipe.geometry.flip and rows[1] != rows[0]
+        flipped = self._values(name, rows[1]) if has_flip else None
+        return Latent(bucket=self._bucket(name, list(rows)), values=self._values(name, rows[0]), flipped=flipped)
 
     def _values(self, name: str, row: int) -> Any:
         """Float32 values (C, h, w): of latents the mean or one draw, scaled if the format asks for it."""
@@ -378,57 +353,48 @@ class ImageExport:
             )[0]
         return stored.numpy()
 
-    def _files(self, number: int) -> Iterator[tuple[File, Callable[[Path], tuple[int, str]]]]:
+    def _files(self, number: int, sample: Sample) -> Iterator[tuple[File, Callable[[Path], str]]]:
         """Every file of a sample, and what writes it."""
-        sample, settings = self._sample(number, values=False), self._settings
-        content = bytes(self._snapshot.samples.first_input.content[number]).hex()
-        more: dict[str, Any] = {"sample": sample.name, "source": content}
+        inputs, how = self._snapshot.samples.inputs, "copy" if self._settings.copy else "link"
+        more: dict[str, Any] = {"sample": sample.name, "source": bytes(inputs["image"].content[number]).hex()}
         keys = [
             bytes(key)
             for name in self._wanted
             for rows in self._rows[name][number]
             for key in self._snapshot.fields[name].row_keys(np.asarray(rows))
         ]
-        facts = [self._format.name, *self._format.facts.values(), str(settings.draw)]
+        facts = [self._format.name, *self._format.facts.values(), str(self._settings.draw)]
         origin = content_hash(b"".join(keys) + "\0".join(facts).encode()).hex()
-        for name in self._format.files(sample, self._wanted):
-            yield File(name=name, origin=origin, size=0, hash="", **more), partial(self._write_values, number, name)
-        if settings.beside:
+        for name in self._format.files(sample):
+            yield File(name=name, origin=origin, **more), partial(self._write_values, number, sample, name)
+        if self._settings.beside:
             return
-        inputs, how = self._snapshot.samples.inputs, "copy" if settings.copy else "link"
         place_of = {"image": places(self._snapshot.samples, [number])[0], **self._partners(number)}
         for role, target in {"image": sample.target, **sample.partners}.items():
-            place = place_of[role]
+            place, content = place_of[role], bytes(inputs[role].content[number]).hex()
             source = sample.name if role == "image" else place["path"]
-            held = bytes(inputs[role].content[number]).hex()
             is_other = Path(target).suffix != Path(source).suffix
-            yield (
-                File(name=target, origin=f"{held}-{how}", size=0, hash="", **more),
-                partial(self._write_image, place, held, is_other),
-            )
-        roles = {role for role in inputs.keys() - {"image", "caption"} if int(inputs[role].file[number]) >= 0}
-        written = {*sample.partners, *({"mask"} if MASK in self._wanted else ())}
-        self._partners_left_out += len(roles - written)
-        self._several_lines += len(sample.caption.splitlines()) > 1
-        self._no_caption += not sample.has_caption
+            file = File(name=target, origin=f"{content}-{how}", **more)
+            yield file, partial(self._write_image, place, content, is_other)
         if sample.has_caption:  # a file without any line stops sd-scripts
             yield _of_bytes(f"{sample.stem}.txt", (sample.caption or "\n").encode(), **more)
 
-    def _write_values(self, number: int, name: str, path: Path) -> tuple[int, str]:
-        return _written(path, self._format.files(self._sample(number), self._wanted)[name]())
+    def _write_values(self, number: int, sample: Sample, name: str, path: Path) -> str:
+        return _written(path, self._format.files(self._with_values(sample, number))[name]())
 
-    def _write_image(self, place: Mapping[str, Any], content: str, is_other: bool, path: Path) -> tuple[int, str]:
+    def _write_image(self, place: Mapping[str, Any], content: str, is_other: bool, path: Path) -> str:
         """A link to the file of an image; bytes for a member of an archive, and for one that EXIF data turn."""
         with open_image(self._root, place) as stream:
             image, orientation, _ = header(stream)
             if orientation > 1 or is_other:
                 self._redrawn += 1
-                return _written(path, _upright(image))
+                buffer = io.BytesIO()
+                ImageOps.exif_transpose(image).save(buffer, "PNG")
+                return _written(path, buffer.getvalue())
         if set(place) != {"path", "size"}:
             return _written(path, read_image(self._root, place)[0])
-        source = self._root / place["path"]
-        link(source, path, copy=self._settings.copy)
-        return source.stat().st_size, content
+        link(self._root / place["path"], path, copy=self._settings.copy)
+        return content
 
     def _about(self) -> dict[str, Any]:
         snapshot, settings = self._snapshot, self._settings
@@ -444,42 +410,18 @@ class ImageExport:
             "beside": bool(settings.beside),
             "options": dict(snapshot.source.get("options", {})),
             "samples": len(self._numbers),
-            "left_out": self._left_out,
+            "left_out": len(snapshot.samples) - len(self._numbers),
             "rejected": sum(rejected.count for rejected in snapshot.rejected),
             "recipes": {name: snapshot.fields[name].recipe_id.hex() for name in self._wanted},
         }
 
 
-def verify_export(out: Path, data: Path | None = None) -> Iterator[dict[str, str]]:
-    """Compare an exported folder with its sidecar, and with ``data`` also the images; yields what differs.
-
-    Bytes are hashed, never loaded. Each finding has ``path``, ``sample`` and ``problem``: ``missing`` or ``changed``;
-    of an image of the data set ``source-changed``, ``source-removed`` or ``source-added``.
-    """
-    folder = Folder(out)
-    yield from folder.findings()
-    if data is None:
-        return
-    samples = scan(data, SourceOptions.from_json(folder.about["options"]), hash_all=True).samples
-    now = {
-        name: bytes(content).hex() for name, content in zip(samples.names, samples.first_input.content, strict=True)
-    }
-    then = {file.sample: file.source for file in folder.files.values() if file.sample}
-    for name in sorted({*now, *then}):
-        if name not in now:
-            yield {"path": name, "problem": "source-removed", "sample": name}
-        elif name not in then:
-            yield {"path": name, "problem": "source-added", "sample": name}
-        elif now[name] != then[name]:
-            yield {"path": name, "problem": "source-changed", "sample": name}
-
-
 def _by_sample(sample: Any, rows: Any) -> dict[int, list[list[int]]]:
     """Sample -> for each of its sizes the rows of its variants."""
-    found = dict[int, list[list[int]]]()
+    by_sample = dict[int, list[list[int]]]()
     for number, variants in zip(sample.tolist(), rows.tolist(), strict=True):
-        found.setdefault(number, []).append(variants)
-    return found
+        by_sample.setdefault(number, []).append(variants)
+    return by_sample
 
 
 def _floats(stored: Any, dtype: str) -> Any:
@@ -492,22 +434,10 @@ def _floats(stored: Any, dtype: str) -> Any:
     return array.astype(np.float32)
 
 
-def _of_bytes(name: str, data: bytes, **more: Any) -> tuple[File, Callable[[Path], tuple[int, str]]]:
-    origin = content_hash(data).hex()
-    return File(name=name, origin=origin, size=0, hash="", **more), lambda path: _written(path, data)
+def _of_bytes(name: str, data: bytes, **more: Any) -> tuple[File, Callable[[Path], str]]:
+    return File(name=name, origin=content_hash(data).hex(), **more), lambda path: _written(path, data)
 
 
-def _written(path: Path, data: bytes) -> tuple[int, str]:
+def _written(path: Path, data: bytes) -> str:
     path.write_bytes(data)
-    return len(data), content_hash(data).hex()
-
-
-def _upright(image: Any) -> bytes:
-    """A PNG of an image as it is meant to be seen."""
-    import io
-
-    from PIL import ImageOps
-
-    buffer = io.BytesIO()
-    ImageOps.exif_transpose(image).save(buffer, "PNG")
-    return buffer.getvalue()
+    return content_hash(data).hex()

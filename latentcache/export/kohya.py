@@ -9,14 +9,16 @@ autoencoder of Flux are scaled.
 Three forms were written over time. ``stable``: ``a.npz`` with ``latents``, all that lora-scripts knows for SD and
 SDXL. ``plain``: ``a_0900x0600_sdxl.npz``, also with ``latents``. ``suffixed``: the same names with
 ``latents_64x96``, and so several resolutions in a file; since 2026-02-23 for SD and SDXL, always for the others.
+
+An alpha mask has the size of the bucket. The trainer shrinks it to the latents by means, so cells repeated to pixels
+give the mask of our cache back.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -24,13 +26,25 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from latentcache.errors import UsageError
-from latentcache.export.format import IDS, LATENTS, POOLED, TEXT, Array, Content, Latent, Request, Sample, npz
+from latentcache.export.format import (
+    FLUX,
+    IDS,
+    LATENTS,
+    MASK,
+    POOLED,
+    SD3,
+    SDXL,
+    Array,
+    Format,
+    Make,
+    Request,
+    Sample,
+    npz,
+    text_parts,
+)
 from latentcache.fields.latents import LatentsRecipe
 from latentcache.geometry.like.kohya import KohyaTable, letterbox
-from latentcache.geometry.sizes import Size, square
-
-#: Tokens of CLIP.
-_CLIP_TOKENS = 77
+from latentcache.geometry.sizes import square
 
 
 class Text(NamedTuple):
@@ -38,11 +52,12 @@ class Text(NamedTuple):
 
     ending: str
     """Of the names of its files."""
+    arrays: Callable[[Mapping[str, Array]], dict[str, Array]]
+    """Of the parts of a text."""
     pipeline: str
     """Pipeline of diffusers whose embeddings it is."""
-    write: Callable[[Sample], bytes]
-    has_ids: bool = True
-    """True if its files hold attention masks or ids."""
+    needed: Sequence[str]
+    """Further fields."""
     advice: str = ""
     """Line for the user."""
 
@@ -75,70 +90,51 @@ RELEASES = {
     "58f7b4c": "suffixed",
 }
 _SEEN = "https://github.com/kohya-ss/sd-scripts: `git log -1 --format=%cs` in its folder prints the date of yours"
-#: Images that every release finds, by their names.
-_EXTENSIONS = ("png", "jpg", "jpeg", "webp", "bmp")
 #: Role -> folder of the folders of its images.
 _PARTNERS = {"mask": "masks", "control": "controls"}
 #: Folder of the folders of regularization images, as ``reg_data_dir`` has it.
 _REG = "reg/"
+_OFF = np.array(False)
 
 
-class Kohya:
+class Kohya(Format):
     """Files for sd-scripts and lora-scripts. See :class:`~latentcache.export.format.Format`."""
 
     name = "kohya"
-    fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS,), "text": (TEXT, POOLED, IDS)}
+    extensions = ("png", "jpg", "jpeg", "webp", "bmp")
+    shared = ("repeats", "is_reg", "class_words")
+    no_caption = "uses the class words, class_tokens or the name of the folder"
 
     def __init__(self, request: Request) -> None:
-        recipe = request.recipe
-        self._geometry = request.geometry
-        self._table = cast("KohyaTable", request.geometry.like_tables()[0])
-        self._architecture = _architecture(recipe, request.architecture)
+        super().__init__(request)
+        self._architecture = _architecture(request.latents, request.architecture)
         self._form = _form(self._architecture, request.release)
         self._title = re.sub(r"[^\w-]", "_", request.root.name) or "images"
-        self._has_text = TEXT in request.wanted
+        self._has_alpha = False
         self.is_scaled = self._architecture.is_scaled
-        if self._form != "suffixed" and len(recipe.geometry.resolutions) > 1:
+        resolutions = request.latents.geometry.resolutions
+        if self._form != "suffixed" and len(resolutions) > 1:
             raise UsageError(
                 f"--release: the form {self._form} holds one resolution, and the cache has several",
-                why=f"one file of a name for {', '.join(map(str, recipe.geometry.resolutions))} pixels",
+                why=f"one file of a name for {', '.join(map(str, resolutions))} pixels",
                 fix="export a cache of one resolution, or use sd-scripts of 2026-02-23 or later: --release suffixed",
             )
+        text = self._architecture.text
+        why = self._architecture.no_text or f"it takes that of a {text and text.pipeline}, the model that you train"
+        self._text = self.text_of({text.pipeline: (text, text.needed)} if text else {}, why)
 
     @property
     def facts(self) -> Mapping[str, str]:
         """What the sidecar and the JSON output say."""
-        return {"architecture": self._architecture.name, "form": self._form}
-
-    def check(self, content: Content) -> None:
-        """See ``Format``."""
-        if TEXT not in content.wanted:
-            return
-        text, recipe = self._architecture.text, content.recipes.get(TEXT)
-        if text is None:
-            raise UsageError(
-                f"--fields: text of {self._architecture.name} cannot be exported",
-                why=self._architecture.no_text,
-                fix="--fields latents, and let the trainer encode the text",
-            )
-        if getattr(recipe, "pipeline", "") != text.pipeline:
-            raise UsageError(
-                f"prompt_embeds: a {getattr(recipe, 'pipeline', 'plug-in')} made the text of the cache",
-                why=f"{self._architecture.name} takes that of a {text.pipeline}",
-                fix="build the text with the pipeline of the model that you train: --text-encoder PIPELINE",
-            )
-        if text.has_ids and IDS not in content.wanted:
-            raise UsageError(
-                "prompt_ids: the cache holds none, and files of text need their attention masks",
-                fix="run the same `latentcache build` with --prompt-ids: only token ids are made",
-            )
+        alpha = {"masks": "alpha"} if self._has_alpha else {}
+        return {"architecture": self._architecture.name, "form": self._form, **alpha}
 
     def target(self, sample: Sample) -> str:
         """``N_name/file``: the only folders that ``train_data_dir`` reads, and good subsets of a TOML file."""
-        path, _, file = sample.target.rpartition("/")
+        path, _, file = self.readable(sample.target).rpartition("/")
         stem, _, extension = file.rpartition(".")
-        if extension.lower() not in _EXTENSIONS or extension not in (extension.lower(), extension.upper()):
-            file = f"{stem or file}.png"
+        if extension not in (extension.lower(), extension.upper()):  # it looks for both of these names
+            file = f"{stem}.png"
         folder = path.rpartition("/")[2]
         if not re.fullmatch(f"{sample.repeats}_.+", folder):
             folder = f"{sample.repeats}_{path.replace('/', '_') or self._title}"
@@ -147,34 +143,33 @@ class Kohya:
     def partner(self, sample: Sample, role: str, extension: str) -> str:
         """``masks/N_name/file``, and ``controls``: a ``conditioning_data_dir`` for each folder of images."""
         folder = _PARTNERS.get(role, "")
-        readable = extension.lower() if extension.lower()[1:] in _EXTENSIONS else ".png"
-        return folder and f"{folder}/{sample.stem}{readable}"
+        return folder and f"{folder}/{self.readable(f'{sample.stem}{extension.lower()}')}"
 
-    def begin(self, folder: str, samples: Iterable[Sample]) -> None:
-        """See ``Format``: the files of an image depend on no other one."""
+    def begin(self, samples: Sequence[Sample]) -> None:
+        """See ``Format``: if one image has an alpha mask, all files hold masks."""
+        super().begin(samples)
+        self._has_alpha = any(sample.has_alpha for sample in samples) and MASK in self.request.wanted
 
-    def files(self, sample: Sample, fields: Sequence[str]) -> Mapping[str, Callable[[], bytes]]:
+    def files(self, sample: Sample) -> Mapping[str, Make]:
         """See ``Format``."""
-        found = dict[str, Callable[[], bytes]]()
-        if LATENTS in fields:
+        files = dict[str, Make]()
+        if LATENTS in self.request.wanted:
             size = f"_{sample.size.width:04d}x{sample.size.height:04d}{self._architecture.suffix}"
-            found[f"{sample.stem}{'' if self._form == 'stable' else size}.npz"] = partial(self._latents, sample)
-        text = self._architecture.text
-        if TEXT in fields and text is not None:
-            found[f"{sample.stem}{text.ending}.npz"] = partial(text.write, sample)
-        return found
+            files[f"{sample.stem}{'' if self._form == 'stable' else size}.npz"] = partial(self._latents, sample)
+        if self._text is not None:
+            files[f"{sample.stem}{self._text.ending}.npz"] = partial(self._texts, sample, self._text)
+        return files
 
-    def settings(self, folder: str, samples: Iterable[Sample]) -> Mapping[str, bytes]:
+    def settings(self) -> Mapping[str, bytes]:
         """See ``Format``."""
-        geometry, table = self._geometry, self._table
+        geometry, table = self.geometry, cast("KohyaTable", self.geometry.like_tables()[0])
         lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
-        lines += ["caption_extension = '.txt'", f"flip_aug = {str(geometry.flip).lower()}", ""]
-        subsets, parts = _subsets(samples), dict[bool, list[str]]()
-        for name in sorted(subsets):
-            parts.setdefault(bool(subsets[name].conditioning), []).append(name)
+        lines += ["caption_extension = '.txt'", f"flip_aug = {str(geometry.flip).lower()}"]
+        lines += [*(["alpha_mask = true"] if self._has_alpha else []), ""]
+        subsets = self._subsets()
         for resolution in geometry.resolutions or geometry.buckets:
             size = square(resolution)
-            for names in parts.values():
+            for is_conditioned in sorted({bool(subset.conditioning) for subset in subsets}):
                 lines += ["[[datasets]]", f"resolution = [{size.width}, {size.height}]"]
                 if geometry.resolutions:
                     lines += [
@@ -184,34 +179,31 @@ class Kohya:
                         f"bucket_reso_steps = {geometry.multiple}",
                         f"bucket_no_upscale = {str(not geometry.upscale).lower()}",
                     ]
-                for name in names:
-                    lines += subsets[name].lines(folder, name)
+                for subset in subsets:
+                    lines += self._lines(subset) if bool(subset.conditioning) == is_conditioned else []
                 lines.append("")
         return {"dataset.toml": "\n".join(lines).encode()}
 
-    def advice(self, folder: str, samples: Iterable[Sample]) -> Sequence[str]:
+    def advice(self) -> Sequence[str]:
         """See ``Format``."""
-        flags, subsets = "--cache_latents --cache_latents_to_disk", _subsets(samples).values()
+        flags, subsets, folder = "--cache_latents --cache_latents_to_disk", self._subsets(), self.request.folder
+        lines = [f"--dataset_config {self.path('dataset.toml')} {flags}"]
         if not folder:
-            where = f"{flags}, with the folders and sizes that you train with today"
+            lines = [f"{flags}, with the folders and sizes that you train with today"]
         elif self._form == "stable":
-            reg = f"; reg_data_dir: {folder}/{_REG}" if any(subset.first.is_reg for subset in subsets) else ""
-            where = f"train_data_dir: {folder}   (lora-scripts: the folder of training images){reg}"
-        else:
-            where = f"--dataset_config {folder}/dataset.toml {flags}"
-        lines = [where]
-        if folder and self._form == "stable":
-            lines.append("caption_extension: .txt; resolution, flips and buckets as in dataset.toml")
+            reg = f"; reg_data_dir: {self.path(_REG)}" if any(subset.first.is_reg for subset in subsets) else ""
+            lines = [f"train_data_dir: {folder}   (lora-scripts: the folder of training images){reg}"]
+            alpha = ", alpha_mask: true" if self._has_alpha else ""
+            lines.append(f"caption_extension: .txt{alpha}; resolution, flips and buckets as in dataset.toml")
         off = "random_crop, color_aug and face_crop_aug_range must be off: cached latents cannot have them"
         lines.append(f"{flags}: the trainer then takes these files; {off}")
-        text = self._architecture.text
-        if self._has_text and text is not None:
+        if self._text is not None:
             lines.append(
                 "--cache_text_encoder_outputs --cache_text_encoder_outputs_to_disk --network_train_unet_only;"
                 " shuffle_caption, caption_dropout_rate, caption_tag_dropout_rate, apply_t5_attn_mask and"
                 " apply_lg_attn_mask must be off"
             )
-            lines += [text.advice] if text.advice else []
+            lines += [self._text.advice] if self._text.advice else []
         if any(subset.conditioning for subset in subsets):
             lines.append("conditioning_data_dir needs --masked_loss, or a training of ControlNet")
         if any(subset.is_left_out for subset in subsets):
@@ -223,82 +215,102 @@ class Kohya:
 
     def _latents(self, sample: Sample) -> bytes:
         arrays = dict[str, Array]()
-        for latent in sample.latents:
-            arrays |= _latent_arrays(sample.size, latent, with_suffix=self._form == "suffixed")
+        for number, latent in enumerate(sample.latents):
+            height, width = latent.values.shape[-2:]
+            suffix = f"_{height}x{width}" if self._form == "suffixed" else ""
+            arrays |= {
+                f"latents{suffix}": latent.values,
+                f"original_size{suffix}": np.array([sample.size.width, sample.size.height]),
+                f"crop_ltrb{suffix}": np.array(letterbox(sample.size, latent.bucket)),
+            }
+            if latent.flipped is not None:
+                arrays[f"latents_flipped{suffix}"] = latent.flipped
+            if self._has_alpha:
+                cell = np.ones((latent.bucket.height // height, latent.bucket.width // width), np.float32)
+                arrays[f"alpha_mask{suffix}"] = np.kron(sample.masks[number].values[0], cell)
         return npz(arrays)
 
+    def _texts(self, sample: Sample, text: Text) -> bytes:
+        return npz(text.arrays(text_parts(self.request, sample)))
 
-def _latent_arrays(size: Size, latent: Latent, *, with_suffix: bool) -> dict[str, Array]:
-    height, width = latent.values.shape[-2:]
-    suffix = f"_{height}x{width}" if with_suffix else ""
-    arrays = {
-        f"latents{suffix}": latent.values,
-        f"original_size{suffix}": np.array([size.width, size.height]),
-        f"crop_ltrb{suffix}": np.array(letterbox(size, latent.bucket)),
-    }
-    if latent.flipped is not None:
-        arrays[f"latents_flipped{suffix}"] = latent.flipped
-    return arrays
+    def _subsets(self) -> list[_Subset]:
+        """By folder of the export."""
+        groups = dict[str, list[Sample]]()
+        for sample in self.samples:
+            groups.setdefault(sample.folder, []).append(sample)
+        has_reg, subsets = any(sample.is_reg for sample in self.samples), list[_Subset]()
+        for name, samples in sorted(groups.items()):
+            common = set.intersection(*(set(sample.partners) for sample in samples))
+            role = "" if has_reg else next((role for role in _PARTNERS if role in common), "")
+            is_left_out = not role and any(sample.partners for sample in samples)
+            subsets.append(_Subset(name, samples[0], _PARTNERS.get(role, ""), is_left_out))
+        return subsets
+
+    def _lines(self, subset: _Subset) -> list[str]:
+        """Settings of a subset; with a ``conditioning_data_dir`` it has no class words and no regularization."""
+        lines = ["[[datasets.subsets]]", f"image_dir = {_quoted(self.path(subset.name))}"]
+        lines.append(f"num_repeats = {subset.first.repeats}")
+        if subset.conditioning:
+            folder = self.path(f"{subset.conditioning}/{subset.name}")
+            return [*lines, f"conditioning_data_dir = {_quoted(folder)}"]
+        words = subset.first.class_words or subset.name.rpartition("/")[2].partition("_")[2]
+        return [*lines, f"class_tokens = {_quoted(words)}", *(["is_reg = true"] if subset.first.is_reg else [])]
 
 
-def _sdxl_text(sample: Sample) -> bytes:
-    """The two encoders of SDXL, which diffusers joins: 768 values of the first, 1280 of the other."""
-    joined = sample.text[TEXT]
-    return npz({"hidden_state1": joined[:, :768], "hidden_state2": joined[:, 768:], "pool2": sample.text[POOLED]})
+class _Subset(NamedTuple):
+    """The images of one folder."""
+
+    name: str
+    first: Sample
+    conditioning: str
+    """Folder of the masks or control images that all of them have."""
+    is_left_out: bool
+    """True if there are some that the trainer cannot read."""
 
 
-def _flux_text(sample: Sample) -> bytes:
+def _sdxl_text(parts: Mapping[str, Array]) -> dict[str, Array]:
+    return {"hidden_state1": parts["state_1"], "hidden_state2": parts["state_2"], "pool2": parts["pooled_2"]}
+
+
+def _flux_text(parts: Mapping[str, Array]) -> dict[str, Array]:
     """T5 without its attention mask (``apply_t5_attn_mask`` off), as ``FluxPipeline`` encodes; and the mask."""
-    sequence = sample.text[TEXT]
-    return npz(
-        {
-            "l_pooled": sample.text[POOLED],
-            "t5_out": sequence,
-            "txt_ids": np.zeros((len(sequence), 3), np.float32),
-            "t5_attn_mask": sample.text[IDS][1, _CLIP_TOKENS:].astype(np.int64),
-            "apply_t5_attn_mask": np.array(False),
-        }
-    )
+    return {
+        "l_pooled": parts["pooled_1"],
+        "t5_out": parts["state_2"],
+        "txt_ids": np.zeros((len(parts["state_2"]), 3), np.float32),
+        "t5_attn_mask": parts["mask_2"],
+        "apply_t5_attn_mask": _OFF,
+    }
 
 
-def _sd3_text(sample: Sample) -> bytes:
+def _sd3_text(parts: Mapping[str, Array]) -> dict[str, Array]:
     """Both encoders of CLIP side by side, then T5, all without attention masks; and the masks."""
-    sequence, pooled = sample.text[TEXT], sample.text[POOLED]
-    masks = np.split(sample.text[IDS][1].astype(np.int64), [_CLIP_TOKENS, 2 * _CLIP_TOKENS])
-    return npz(
-        {
-            "lg_out": sequence[:_CLIP_TOKENS, : len(pooled)],
-            "lg_pooled": pooled,
-            "t5_out": sequence[_CLIP_TOKENS:],
-            "clip_l_attn_mask": masks[0],
-            "clip_g_attn_mask": masks[1],
-            "t5_attn_mask": masks[2],
-            "apply_lg_attn_mask": np.array(False),
-            "apply_t5_attn_mask": np.array(False),
-        }
-    )
+    return {
+        "lg_out": np.concatenate([parts["state_1"], parts["state_2"]], axis=1),
+        "lg_pooled": np.concatenate([parts["pooled_1"], parts["pooled_2"]]),
+        "t5_out": parts["state_3"],
+        "clip_l_attn_mask": parts["mask_1"],
+        "clip_g_attn_mask": parts["mask_2"],
+        "t5_attn_mask": parts["mask_3"],
+        "apply_lg_attn_mask": _OFF,
+        "apply_t5_attn_mask": _OFF,
+    }
 
 
-def _lumina_text(sample: Sample) -> bytes:
+def _lumina_text(parts: Mapping[str, Array]) -> dict[str, Array]:
     """Gemma 2, whose padding no model of Lumina attends to: zeros here."""
-    sequence, (ids, mask) = sample.text[TEXT], sample.text[IDS].astype(np.int64)
-    return npz(
-        {
-            "hidden_state": np.pad(sequence, ((0, len(ids) - len(sequence)), (0, 0))),
-            "attention_mask": mask,
-            "input_ids": ids,
-        }
-    )
+    sequence, ids = parts["state_1"], parts["ids_1"]
+    padded = np.pad(sequence, ((0, len(ids) - len(sequence)), (0, 0)))
+    return {"hidden_state": padded, "attention_mask": parts["mask_1"], "input_ids": ids}
 
 
-_SD_TEXT = "sd-scripts caches no text of SD"
-_HUNYUAN_TEXT = "its files hold two sequences (Qwen2.5-VL and ByT5), and a cache holds one per caption"
-_SDXL = Text("_te_outputs", "StableDiffusionXLPipeline", _sdxl_text, has_ids=False)
-_SD3, _FLUX = Text("_sd3_te", "StableDiffusion3Pipeline", _sd3_text), Text("_flux_te", "FluxPipeline", _flux_text)
+_SDXL = Text("_te_outputs", _sdxl_text, SDXL, (POOLED,))
+_SD3, _FLUX = Text("_sd3_te", _sd3_text, SD3, (POOLED, IDS)), Text("_flux_te", _flux_text, FLUX, (POOLED, IDS))
 _PROMPT = "--system_prompt: the captions follow the default system_prompt of Lumina2Pipeline"
-_LUMINA = Text("_lumina_te", "Lumina2Pipeline", _lumina_text, advice=_PROMPT)
+_LUMINA = Text("_lumina_te", _lumina_text, "Lumina2Pipeline", (IDS,), _PROMPT)
+_HUNYUAN_TEXT = "its files hold two sequences (Qwen2.5-VL and ByT5), and a cache holds one per caption"
 _ROWS = (
-    Architecture("sd", "_sd", 4, 0.18215, has_forms=True, no_text=_SD_TEXT),
+    Architecture("sd", "_sd", 4, 0.18215, has_forms=True, no_text="sd-scripts caches no text of SD"),
     Architecture("sdxl", "_sdxl", 4, 0.13025, has_forms=True, text=_SDXL),
     Architecture("sd3", "_sd3", 16, 1.5305, 0.0609, text=_SD3),
     Architecture("flux", "_flux", 16, 0.3611, 0.1159, is_scaled=True, text=_FLUX),
@@ -337,7 +349,7 @@ def _architecture(recipe: LatentsRecipe, name: str | None) -> Architecture:
 
 
 def _form(architecture: Architecture, release: str | None) -> str:
-    """The form of files that a release of the trainer reads."""
+    """The form of files that a release of the trainer reads, or a checkout by its code."""
     if not architecture.has_forms:
         return "suffixed"
     if release is None:
@@ -348,62 +360,20 @@ def _form(architecture: Architecture, release: str | None) -> str:
         )
     if release in RELEASES:
         return RELEASES[release]
-    return _form_of_checkout(Path(release).expanduser())
-
-
-def _form_of_checkout(folder: Path) -> str:
-    """The form that a checkout of sd-scripts or lora-scripts reads, by its code."""
-    base = next(
-        (one for one in (folder, folder / "scripts/stable") if (one / "library/train_util.py").is_file()), None
+    for library in (Path(release).expanduser() / name for name in ("library", "scripts/stable/library")):
+        if (library / "train_util.py").is_file():
+            strategy = library / "strategy_sd.py"
+            if not strategy.is_file():
+                return "stable"
+            return "suffixed" if "multi_resolution=True" in strategy.read_text("utf-8") else "plain"
+    raise UsageError(
+        "unknown release, and no folder of sd-scripts or lora-scripts",
+        argument="release",
+        value=release,
+        fix=f"--release {'|'.join(RELEASES)}, or the folder that holds library/train_util.py",
     )
-    if base is None:
-        raise UsageError(
-            "unknown release, and no folder of sd-scripts or lora-scripts",
-            argument="release",
-            value=str(folder),
-            fix=f"--release {'|'.join(RELEASES)}, or the folder that holds library/train_util.py",
-        )
-    strategy = base / "library/strategy_sd.py"
-    if not strategy.is_file():
-        return "stable"
-    return "suffixed" if "multi_resolution=True" in strategy.read_text("utf-8") else "plain"
 
 
-class _Subset(NamedTuple):
-    """The images of one folder."""
-
-    first: Sample
-    conditioning: str
-    """Folder of the masks or control images that all of them have."""
-    is_left_out: bool
-    """True if there are some that the trainer cannot read."""
-
-    def lines(self, folder: str, name: str) -> list[str]:
-        """Its settings; one with a ``conditioning_data_dir`` has neither class words nor regularization images."""
-        lines = ["[[datasets.subsets]]", f"image_dir = {_text(f'{folder}/{name}')}"]
-        lines.append(f"num_repeats = {self.first.repeats}")
-        if self.conditioning:
-            return [*lines, f"conditioning_data_dir = {_text(f'{folder}/{self.conditioning}/{name}')}"]
-        words = self.first.class_words or name.rpartition("/")[2].partition("_")[2]
-        return [*lines, f"class_tokens = {_text(words)}", *(["is_reg = true"] if self.first.is_reg else [])]
-
-
-def _subsets(samples: Iterable[Sample]) -> dict[str, _Subset]:
-    """By folder of the export."""
-    first, common, all_of = dict[str, Sample](), dict[str, set[str]](), defaultdict[str, set[str]](set)
-    for sample in samples:
-        name = sample.target.rpartition("/")[0]
-        first.setdefault(name, sample)
-        common.setdefault(name, set(sample.partners)).intersection_update(sample.partners)
-        all_of[name].update(sample.partners)
-    has_reg = any(sample.is_reg for sample in first.values())
-    subsets = dict[str, _Subset]()
-    for name, roles in common.items():
-        role = "" if has_reg else next((role for role in _PARTNERS if role in roles), "")
-        subsets[name] = _Subset(first[name], _PARTNERS.get(role, ""), bool(all_of[name]) and not role)
-    return subsets
-
-
-def _text(value: str) -> str:
+def _quoted(value: str) -> str:
     """A string of TOML."""
     return json.dumps(value, ensure_ascii=False)

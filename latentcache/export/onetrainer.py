@@ -11,53 +11,57 @@ variation and image, from generators that depend on the position of a step in it
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from latentcache.errors import UsageError, count_of
 from latentcache.export.format import (
+    CLIP_TOKENS,
+    FLUX,
     IDS,
     LATENTS,
     MASK,
     POOLED,
-    TEXT,
-    Array,
-    Content,
+    SD,
+    SD3,
+    SDXL,
+    Format,
     Latent,
+    Make,
     Request,
     Sample,
-    joined,
     saved,
+    text_parts,
 )
 from latentcache.geometry.like.onetrainer import PIXELS, TrainingConfig, read_config
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
-#: Images that it finds, by their names; and the ends of names that it takes for masks and conditioning images.
-_EXTENSIONS = ("bmp", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif")
-_LABELS = ("-masklabel", "-condlabel")
-#: Releases whose concepts have these settings: all from 2024-11-09 to 2026-08-19.
-RELEASES = ("23df383", "pre-upgrade", "pre-flux2")
-#: Settings of images and of text, whose hash is the name of a cache, with their defaults.
+#: Ends of names that it takes for masks and conditioning images.
+_LABELS = {"mask": "-masklabel", "control": "-condlabel"}
+#: Settings of images and of text, whose hash is the name of a cache, with their defaults; all releases from
+#: 2024-11-09 to 23df383 (2026-08-19) have these. A concept that a later one saved has its own.
 _IMAGE: Mapping[str, Any] = {
+    "__version": 0,
     **PIXELS,
     "enable_random_flip": False,
     "enable_fixed_flip": False,
     "random_rotate_max_angle": 0.0,
-    **{f"random_{what}_max_strength": 0.0 for what in ("brightness", "contrast", "saturation", "hue")},
+    **{f"random_{change}_max_strength": 0.0 for change in ("brightness", "contrast", "saturation", "hue")},
     "resolution_override": "512",
+    "enable_crop_jitter": False,
 }
 _TEXT: Mapping[str, Any] = {
+    "__version": 0,
     "prompt_source": "sample",
     "prompt_path": "",
     "enable_tag_shuffling": False,
@@ -78,8 +82,13 @@ _TEXT: Mapping[str, Any] = {
 _RESOLUTION_STEP, _FLIP_STEP, _SEED = (13, 18), (15, 20), 42
 #: Type of text, as its settings name it; else, and of latents, float32.
 _DTYPES = {"FLOAT_16": torch.float16, "BFLOAT_16": torch.bfloat16}
-#: Values of the first text encoder of SDXL and of SD3, which diffusers joins with those of the second.
-_FIRST_WIDTH = 768
+#: Part of a text -> its name in a file, by the number of the encoder.
+_PARTS = {
+    "state": "text_encoder{}_hidden_state",
+    "pooled": "text_encoder{}_pooled_state",
+    "ids": "tokens{}",
+    "mask": "tokens_mask{}",
+}
 
 
 class Concept(Value):
@@ -104,179 +113,149 @@ class Concept(Value):
         return f"cache/{kind}/{hashlib.sha256(key.encode()).hexdigest()}/variation-{variation}"
 
 
-class OneTrainer:
+class OneTrainer(Format):
     """Files for OneTrainer. See :class:`~latentcache.export.format.Format`."""
 
     name = "onetrainer"
-    fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, MASK), "text": (TEXT, POOLED, IDS)}
-    is_scaled = False
+    extensions = ("bmp", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif")
+    no_caption = "trains on the empty caption"
+    several_lines = "one that it draws"
 
     def __init__(self, request: Request) -> None:
-        self._geometry, self._wanted, self._root = request.geometry, request.wanted, request.root
-        self._recipe, self._tables = request.recipe, request.geometry.like_tables()
-        self._release = request.release or RELEASES[0]
-        self._image, self._text = _settings_of(self._release)
+        super().__init__(request)
         config = request.trainer_config
         self._config = TrainingConfig(values={}, concepts=()) if config is None else read_config(config)
         self._is_masked = bool(self._config.values.get("masked_training"))
         self._dtype = _DTYPES.get(self._config.values.get("train_dtype", ""), torch.float32)
-        self._pipeline = ""
-        self._lengths: Sequence[int] = ()
-        self._unknown = 0
-        """Folders of the export that are in no concept of the user's file."""
+        self._tables = request.geometry.like_tables()
         self._concepts: dict[str, Concept] = {}
         """By the folder in the export."""
-        self._positions: dict[str, int] = {}
-        """Target -> position in its concept."""
+        self._place: dict[str, tuple[Concept, int]] = {}
+        """Target -> its concept and position there."""
+        needed = (POOLED, IDS)
+        rows = {SD: (SD, (IDS,)), SDXL: (SDXL, needed), SD3: (SD3, needed), FLUX: (FLUX, needed)}
+        pipeline = self.text_of(rows, "OneTrainer encodes it in another way than diffusers, or has more values of it")
+        self._has_text = pipeline is not None
+        tokens, before = (CLIP_TOKENS, CLIP_TOKENS) if pipeline == SD3 else (0, 0)
+        if pipeline == FLUX and self._config.values:
+            tokens = self._config.values.get("text_encoder_2_sequence_length", 77) or 512
+        lengths = getattr(request.recipes.get(IDS), "lengths", (0,))
+        if tokens and lengths[-1] != tokens:
+            raise UsageError(
+                f"prompt_embeds: {lengths[-1]} tokens of T5, and OneTrainer has {tokens}",
+                fix=f"build the text with --text-length {tokens + before}, or export --fields latents",
+            )
 
     @property
     def facts(self) -> Mapping[str, str]:
         """What the sidecar and the JSON output say; draws depend on the number of an image in all concepts."""
         numbers = [self._is_masked, *(concept.first for concept in self._concepts.values())]
-        return {"release": self._release} | ({"draws": str(numbers)} if self._draws() else {})
-
-    def check(self, content: Content) -> None:
-        """See ``Format``."""
-        if self._is_masked and MASK not in content.wanted:
-            raise UsageError(
-                "masked_training is on, and the cache has no masks",
-                why="without them its data loader fails at the first batch",
-                fix="build with the masks beside the images (a-masklabel.png), or turn masked_training off",
-            )
-        if TEXT not in content.wanted:
-            return
-        self._pipeline = getattr(content.recipes[TEXT], "pipeline", "plug-in")
-        if self._pipeline not in _TEXTS:
-            raise UsageError(
-                f"--fields: text of a {self._pipeline} cannot be exported",
-                why="OneTrainer encodes it in another way than diffusers, or has further values of it",
-                fix="--fields latents, and let the trainer encode the text",
-            )
-        needed = (LATENTS, TEXT, IDS) if self._pipeline == "StableDiffusionPipeline" else (LATENTS, TEXT, POOLED, IDS)
-        missing = [name for name in needed[1:] if name not in content.wanted]
-        if missing:
-            raise UsageError(
-                f"{missing[0]}: the cache has no such field, and OneTrainer's files of text hold it",
-                fix=f"run the same `latentcache build` with --fields {','.join(needed)}; or export --fields latents",
-            )
-        self._lengths = getattr(content.recipes[IDS], "lengths", ())
-        self._check_length()
-
-    def _check_length(self) -> None:
-        """T5 must have the tokens that the trainer gives it."""
-        wanted, around = (77, 77) if self._pipeline == "StableDiffusion3Pipeline" else (0, 0)
-        if self._pipeline == "FluxPipeline" and self._config.values:
-            wanted = self._config.values.get("text_encoder_2_sequence_length", 77) or 512
-        if wanted and self._lengths[-1] != wanted:
-            raise UsageError(
-                f"prompt_embeds: {self._lengths[-1]} tokens of T5, and OneTrainer has {wanted}",
-                fix=f"build the text with --text-length {wanted + around}, or export --fields latents",
-            )
+        return {"release": "23df383"} | ({"draws": str(numbers)} if self._draws() else {})
 
     def target(self, sample: Sample) -> str:
-        """``images``, the folder of the data set, and the name of the image."""
-        folder, _, file = sample.target.rpartition("/")
-        stem, _, extension = file.rpartition(".")
-        if extension.lower() not in _EXTENSIONS:
-            stem, extension = stem or file, "png"
-        if stem.endswith(_LABELS):
+        """``images``, the data set, its folder and the name of the image."""
+        target = self.readable(f"{self._images}/{sample.target}")
+        if target.rpartition(".")[0].endswith(tuple(_LABELS.values())):
             raise UsageError(
                 f"{sample.name}: OneTrainer takes it for a mask, by its name",
                 where=sample.name,
                 fix="rename this image, and build again",
             )
-        return f"images/{folder or self._root.name}/{stem}.{extension}"
+        return target
 
     def partner(self, sample: Sample, role: str, extension: str) -> str:
         """The mask, and the conditioning image."""
-        ends = {"mask": "-masklabel", "control": "-condlabel"}
-        return f"{sample.stem}{ends[role]}.png" if role in ends else ""
+        return f"{sample.stem}{_LABELS[role]}.png" if role in _LABELS else ""
 
-    def begin(self, folder: str, samples: Iterable[Sample]) -> None:
-        """Sort the images into concepts, one for each folder."""
-        by_folder = dict[str, list[Sample]]()
+    @property
+    def _images(self) -> str:
+        """Folder of all images."""
+        return f"images/{self.request.root.name or 'data'}"
+
+    def begin(self, samples: Sequence[Sample]) -> None:
+        """Sort the images into concepts: those of the user, and one for each other folder."""
+        super().begin(samples)
+        groups, users = dict[str, list[Sample]](), dict[str, Mapping[str, Any]]()
         for sample in samples:
-            by_folder.setdefault(sample.target.rpartition("/")[0], []).append(sample)
+            folder, of_user = self._users_concept(sample)
+            groups.setdefault(folder, []).append(sample)
+            users[folder] = of_user
         first = 0
-        for name, group in sorted(by_folder.items()):
-            ordered = sorted(group, key=lambda sample: sample.target)
-            settings = self._concept(joined(folder, name), ordered)
-            self._concepts[name] = Concept(settings=settings, first=first, samples=ordered)
-            self._positions |= {sample.target: position for position, sample in enumerate(ordered)}
+        for folder, group in sorted(groups.items()):
+            ordered = sorted(group, key=lambda sample: self.path(sample.target))
+            settings = self._settings(self.path(folder), users[folder], ordered)
+            self._concepts[folder] = concept = Concept(settings=settings, first=first, samples=ordered)
+            self._place |= {sample.target: (concept, position) for position, sample in enumerate(ordered)}
             first += len(ordered)
 
-    def files(self, sample: Sample, fields: Sequence[str]) -> Mapping[str, Callable[[], bytes]]:
+    def files(self, sample: Sample) -> Mapping[str, Make]:
         """See ``Format``."""
-        found = dict[str, Callable[[], bytes]]()
-        concept = self._concepts[sample.target.rpartition("/")[0]]
-        name = f"{self._positions[sample.target]}.pt"
-        for variation in range(concept.variations if LATENTS in fields else 0):
-            found[f"{concept.cache('image', variation)}/{name}"] = partial(self._latents, sample, concept, variation)
-        if TEXT in fields:
-            found[f"{concept.cache('text')}/{name}"] = partial(self._text_of, sample)
-        return found
+        files, (concept, position) = dict[str, Make](), self._place[sample.target]
+        for variation in range(concept.variations if LATENTS in self.request.wanted else 0):
+            name = f"{concept.cache('image', variation)}/{position}.pt"
+            files[name] = partial(self._latents, sample, concept, variation)
+        if self._has_text:
+            files[f"{concept.cache('text')}/{position}.pt"] = partial(self._texts, sample)
+        return files
 
-    def settings(self, folder: str, samples: Iterable[Sample]) -> Mapping[str, bytes]:
+    def settings(self) -> Mapping[str, bytes]:
         """See ``Format``: ``concepts.json``, the advice, and the sizes of each cache."""
         concepts = [concept.settings for concept in self._concepts.values()]
-        found = {
+        files = {
             "concepts.json": json.dumps(concepts, indent=4).encode(),
-            "onetrainer.txt": "".join(f"{line}\n" for line in self.advice(folder, ())).encode(),
+            "onetrainer.txt": "".join(f"{line}\n" for line in self.advice()).encode(),
         }
         for concept in self._concepts.values():
-            for variation in range(concept.variations if LATENTS in self._wanted else 0):
+            for variation in range(concept.variations if LATENTS in self.request.wanted else 0):
                 sizes = [
                     {
                         "crop_resolution": _pair(self._bucket(sample.size, variation, concept.first + number)),
-                        "image_path": joined(folder, sample.target),
+                        "image_path": self.path(sample.target),
                     }
                     for number, sample in enumerate(concept.samples)
                 ]
-                found[f"{concept.cache('image', variation)}/aggregate.pt"] = saved(sizes)
-            if TEXT in self._wanted:
-                found[f"{concept.cache('text')}/aggregate.pt"] = saved([{} for _ in concept.samples])
-        return found
+                files[f"{concept.cache('image', variation)}/aggregate.pt"] = saved(sizes)
+            if self._has_text:
+                files[f"{concept.cache('text')}/aggregate.pt"] = saved([{} for _ in concept.samples])
+        return files
 
-    def advice(self, folder: str, samples: Iterable[Sample]) -> Sequence[str]:
+    def advice(self) -> Sequence[str]:
         """See ``Format``."""
-        step = getattr(self._tables[0], "step", 64)
         lines = [
             "clear_cache_before_training must be off: it deletes this export at the start of the training",
-            f"concept_file_name: {joined(folder, 'concepts.json')}   cache_dir: {joined(folder, 'cache')}",
-            f"latent_caching: on; resolution: {self._resolution()}; sides are multiples of {step}. In the concepts"
-            " you can change names, balancing, type and loss weight; anything else makes the trainer encode again",
+            f"concept_file_name: {self.path('concepts.json')}   cache_dir: {self.path('cache')}",
+            f"latent_caching: on; resolution: {self._resolution()}; sides are multiples of {self.geometry.multiple}."
+            " In the concepts you can change names, balancing, type and loss weight; anything else makes the trainer"
+            " encode again",
         ]
-        if self._unknown:
-            folders = count_of(self._unknown, "folders are")
+        unknown = sum(not self._users_concept(concept.samples[0])[1] for concept in self._concepts.values())
+        if self._config.concepts and unknown:
+            folders = count_of(unknown, "folders are")
             lines.append(f"{folders} in no concept of --trainer-config: their concepts have defaults")
-        if regularization := sum(sample.is_reg for concept in self._concepts.values() for sample in concept.samples):
+        if regularization := sum(sample.is_reg for sample in self.samples):
             ordinary = count_of(regularization, "regularization images are")
             lines.append(f"{ordinary} ordinary ones here: set type and loss weight of their concepts")
-        if (dropped := self._dropped()) > 0:
+        counts = Counter[Size]()
+        for sample in self.samples:
+            concept, position = self._place[sample.target]
+            counts[self._bucket(sample.size, 0, concept.first + position)] += sample.repeats
+        if dropped := sum(count % self._config.batch for count in counts.values()):
             lines.append(
                 f"batch_size {self._config.batch}: {count_of(dropped, 'samples')} of an epoch fill no batch of their"
                 " bucket, and the trainer drops them and does not report it: `latentcache plan DATA --for onetrainer"
                 " --suggest`"
             )
-        if not self._is_masked and MASK in self._wanted:
+        if not self._is_masked and MASK in self.request.wanted:
             lines.append("masked_training: on, if the masks are to count")
-        if TEXT in self._wanted:
+        if self._has_text:
             lines.append(
                 "train must be off for every text encoder, its layer skip 0, and embeddings must not be trained"
             )
-        elif self._wanted:
+        else:
             lines.append("the trainer encodes text itself, once, into the same cache_dir")
-        if self._geometry.flip and not self._flips():
+        if self.geometry.flip and not self._flips():
             lines.append("the cache has flips, which are not exported: no concept of --trainer-config draws them")
         return lines
-
-    def _dropped(self) -> int:
-        """Samples of the first epoch that fill no batch."""
-        counts = Counter[Size]()
-        for concept in self._concepts.values():
-            for number, sample in enumerate(concept.samples):
-                counts[self._bucket(sample.size, 0, concept.first + number)] += sample.repeats
-        return sum(count % self._config.batch for count in counts.values())
 
     def _flips(self) -> bool:
         """True if a concept flips its images."""
@@ -287,50 +266,61 @@ class OneTrainer:
         return self._flips() or len(self._tables) > 1
 
     def _resolution(self) -> str:
-        if self._geometry.buckets:
-            size = self._geometry.buckets[0]
-            square = size.height == size.width
-            return f"{size.width}, aspect_ratio_bucketing off" if square else f"{size.width}x{size.height}"
-        return ",".join(map(str, self._geometry.resolutions))
+        if self.geometry.buckets:
+            size = self.geometry.buckets[0]
+            is_square = size.height == size.width
+            return f"{size.width}, aspect_ratio_bucketing off" if is_square else f"{size.width}x{size.height}"
+        return ",".join(map(str, self.geometry.resolutions))
 
-    def _concept(self, path: str, samples: Sequence[Sample]) -> dict[str, Any]:
+    def _settings(self, path: str, users: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
         """A concept of its defaults, and of what the user's concept of this folder says."""
-        users = self._users_concept(samples[0])
-        self._unknown += bool(self._config.concepts and not users)
-        flips = {name: bool(users.get("image", {}).get(name)) for name in ("enable_random_flip", "enable_fixed_flip")}
-        is_drawn = flips["enable_random_flip"] or len(self._geometry.resolutions) > 1
-        balancing = {"balancing": float(samples[0].repeats), "balancing_strategy": "REPEATS"}
-        kept = ("name", "type", "balancing", "balancing_strategy", "loss_weight")
-        text = dict(self._text)
-        if TEXT not in self._wanted:  # text that the trainer caches by number must not outlive a change of the images
-            listing = "\0".join(f"{sample.target}\0{sample.caption}" for sample in samples)
-            text["prompt_path"] = f"latentcache-{hashlib.sha256(listing.encode()).hexdigest()[:16]}"
+        image, text = {**_IMAGE, **users.get("image", {})}, {**_TEXT}
+        text_variations = 1
+        if not self._has_text:
+            text |= users.get("text", {})
+            text_variations = users.get("text_variations", 1)
+            if text["prompt_source"] == "sample":  # text that it caches by number must not outlive a change of images
+                listing = "\0".join(f"{sample.target}\0{sample.caption}" for sample in samples)
+                text["prompt_path"] = f"latentcache-{hashlib.sha256(listing.encode()).hexdigest()[:16]}"
+        is_drawn = image["enable_random_flip"] or len(self.geometry.resolutions) > 1
+        kept = ("name", "type", "balancing", "balancing_strategy", "loss_weight", "include_subdirectories")
         return {
             "__version": 2,
             "name": path.replace("\\", "/").rpartition("/")[2],
             "type": "STANDARD",
             "loss_weight": 1.0,
-            **balancing,
+            "balancing": float(samples[0].repeats),
+            "balancing_strategy": "REPEATS",
+            "include_subdirectories": False,
             **{name: users[name] for name in kept if name in users},
-            "image": {"__version": 0, **self._image, **flips, "enable_crop_jitter": False},
-            "text": {"__version": 0, **text},
+            "image": image,
+            "text": text,
             "path": path,
             "seed": 0,
             "enabled": True,
-            "include_subdirectories": False,
             "image_variations": int(users.get("image_variations", 1)) if is_drawn else 1,
-            "text_variations": 1,
+            "text_variations": text_variations,
             "concept_stats": {},
         }
 
-    def _users_concept(self, sample: Sample) -> Mapping[str, Any]:
-        """The concept of the user's file whose folder has this image; empty: none has."""
-        parents = (self._root / sample.name).parents
+    def _users_concept(self, sample: Sample) -> tuple[str, Mapping[str, Any]]:
+        """The folder of the export that is the concept of an image, and the concept of the user's file, if any."""
+        root, found = self.request.root, list[tuple[str, Mapping[str, Any]]]()
+        parents = (root / sample.name).parents
         for concept in self._config.concepts:
             path = Path(str(concept.get("path", ""))).expanduser().absolute()
-            if path in (parents if concept.get("include_subdirectories") else parents[:1]):
-                return concept
-        return {}
+            if path not in (parents if concept.get("include_subdirectories") else parents[:1]):
+                continue
+            inside = path.relative_to(root).as_posix() if path.is_relative_to(root) else "."
+            found.append((self._images if inside == "." else f"{self._images}/{inside}", concept))
+        if len(found) > 1:
+            raise UsageError(
+                f"{sample.name}: is in {len(found)} concepts of {self.request.trainer_config}",
+                where=sample.name,
+                why="a folder of the export is one concept",
+                fix="turn include_subdirectories off in the outer one, and build again",
+            )
+        return found[0] if found else (sample.folder, {})
 
     def _bucket(self, image: Size, variation: int, number: int) -> Size:
         """The bucket that the trainer draws for an image."""
@@ -342,9 +332,9 @@ class OneTrainer:
         return random.Random(hash((_SEED, steps[self._is_masked], variation, number)))
 
     def _latents(self, sample: Sample, concept: Concept, variation: int) -> bytes:
-        number = concept.first + self._positions[sample.target]
-        bucket = self._bucket(sample.size, variation, number)
-        placement, image = self._recipe.geometry.place(sample.size, bucket), concept.settings["image"]
+        number = concept.first + self._place[sample.target][1]
+        bucket, image = self._bucket(sample.size, variation, number), concept.settings["image"]
+        placement = self.request.latents.geometry.place(sample.size, bucket)
         is_flipped = image["enable_fixed_flip"]
         if image["enable_random_flip"]:
             is_flipped = self._draw(_FLIP_STEP, variation, number).random() < 0.5
@@ -353,86 +343,19 @@ class OneTrainer:
             "original_resolution": _pair(sample.size),
             "crop_offset": (placement.top, placement.left),
         }
-        if MASK in self._wanted:
+        if MASK in self.request.wanted:
             item["latent_mask"] = _tensor(sample.masks, bucket, is_flipped=is_flipped)
         return saved(item)
 
-    def _text_of(self, sample: Sample) -> bytes:
-        parts = np.split(sample.text[IDS], np.cumsum(self._lengths)[:-1], axis=1)
-        named = _TEXTS[self._pipeline](sample.text[TEXT], sample.text.get(POOLED))
-        item = {
-            name: torch.from_numpy(np.ascontiguousarray(values)).to(self._dtype) for name, values in named.items()
-        }
-        single = len(parts) == 1
-        for number, (ids, mask) in enumerate(parts, 1):
-            end = "" if single else f"_{number}"
-            item[f"tokens{end}"] = torch.from_numpy(ids.astype(np.int64))
-            item[f"tokens_mask{end}"] = torch.from_numpy(mask.astype(np.int64))
+    def _texts(self, sample: Sample) -> bytes:
+        """Its parts; those of the only text encoder of a model have no number."""
+        item, parts = dict[str, torch.Tensor](), text_parts(self.request, sample)
+        for name, values in parts.items():
+            kind, _, number = name.partition("_")
+            tensor = torch.from_numpy(np.ascontiguousarray(values))
+            ending = f"_{number}" if "ids_2" in parts else ""
+            item[_PARTS[kind].format(ending)] = tensor if kind in ("ids", "mask") else tensor.to(self._dtype)
         return saved(item)
-
-
-def _sd_text(sequence: Array, pooled: Array | None) -> dict[str, Array]:
-    return {"text_encoder_hidden_state": sequence}
-
-
-def _sdxl_text(sequence: Array, pooled: Array) -> dict[str, Array]:
-    return {
-        "text_encoder_1_hidden_state": sequence[:, :_FIRST_WIDTH],
-        "text_encoder_2_hidden_state": sequence[:, _FIRST_WIDTH:],
-        "text_encoder_2_pooled_state": pooled,
-    }
-
-
-def _sd3_text(sequence: Array, pooled: Array) -> dict[str, Array]:
-    return {
-        "text_encoder_1_hidden_state": sequence[:77, :_FIRST_WIDTH],
-        "text_encoder_1_pooled_state": pooled[:_FIRST_WIDTH],
-        "text_encoder_2_hidden_state": sequence[:77, _FIRST_WIDTH : len(pooled)],
-        "text_encoder_2_pooled_state": pooled[_FIRST_WIDTH:],
-        "text_encoder_3_hidden_state": sequence[77:],
-    }
-
-
-def _flux_text(sequence: Array, pooled: Array) -> dict[str, Array]:
-    return {"text_encoder_1_pooled_state": pooled, "text_encoder_2_hidden_state": sequence}
-
-
-#: Pipeline of diffusers -> what its embeddings are called in a file of text.
-_TEXTS: Mapping[str, Callable[[Array, Any], dict[str, Array]]] = {
-    "StableDiffusionPipeline": _sd_text,
-    "StableDiffusionXLPipeline": _sdxl_text,
-    "StableDiffusion3Pipeline": _sd3_text,
-    "FluxPipeline": _flux_text,
-}
-
-
-def _settings_of(release: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Settings of a concept's images and text, with their defaults, in a release or a checkout of it."""
-    if release in RELEASES:
-        return _IMAGE, _TEXT
-    file = Path(release).expanduser() / "modules/util/config/ConceptConfig.py"
-    try:
-        tree = ast.parse(file.read_text("utf-8"))
-        classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-        return _defaults(classes["ConceptImageConfig"]), _defaults(classes["ConceptTextConfig"])
-    except (OSError, SyntaxError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise UsageError(
-            "unknown release, and no folder of OneTrainer",
-            argument="release",
-            value=release,
-            why=str(error),
-            fix=f"--release {'|'.join(RELEASES)} (all since 2024-11-09 are alike), or the folder of yours",
-        ) from error
-
-
-def _defaults(config: ast.ClassDef) -> dict[str, Any]:
-    """Name -> default, of the lines ``data.append((name, default, type, nullable))``."""
-    found = dict[str, Any]()
-    for node in ast.walk(config):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "append":
-            name, default, *_ = cast("ast.Tuple", node.args[0]).elts
-            found[ast.literal_eval(name)] = ast.literal_eval(default)
-    return found
 
 
 def _tensor(latents: Sequence[Latent], bucket: Size, *, is_flipped: bool) -> torch.Tensor:

@@ -12,7 +12,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -44,8 +44,6 @@ from latentcache.store.lock import check_owner
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot
 
-#: Samples that the nodes of a cluster compare.
-_COMPARED = 8
 #: Settings that are sent to each worker.
 _OF_RUNS = ("device", "workers", "batch_size", "decode_threads", "host_memory", "commit_every")
 #: Seconds between two notes of progress in the build state, and snapshots of a build that stay while it goes on.
@@ -92,7 +90,7 @@ class _Build:
             if self.settings.events is not None:
                 self.events = stack.enter_context(EventLog(self.settings.events))
             lock = stack.enter_context(preflight.locked(self.paths))
-            self.engine = stack.enter_context(self.new_engine(lock))
+            self.engine = stack.enter_context(LocalEngine(self.settings.device, lock_fd=lock))
             self.look()
             kinds = self.describe_fields()
             catalog = load_catalog(self.paths, open_shards=True)
@@ -107,15 +105,6 @@ class _Build:
                 catalog = load_catalog(self.paths, mended=self.mend())
                 works = self.works(kinds, catalog)
             return self.make(plan, works, catalog)
-
-    def new_engine(self, lock: int) -> AbstractContextManager[Engine]:
-        """The workers of this machine, which inherit the lock, or of a cluster."""
-        settings = self.settings
-        if settings.engine == "local":
-            return LocalEngine(settings.device, lock_fd=lock)
-        from latentcache.pipeline.workers.ray import RayEngine
-
-        return RayEngine(settings.address, workers=settings.workers, device=settings.device, warn=self.warned)
 
     def look(self) -> Listing:
         """Read what the cache holds, and list DATA."""
@@ -391,7 +380,7 @@ class _Build:
         shared = catalog.shared_lookup(self.paths) if len(catalog) else nullcontext("")
         with shared as lookup:
             Run(
-                replace(self.task(work), lookup=lookup, places=self.places(work)),
+                replace(self.task(work), lookup=lookup),
                 jobs,
                 total=work.inputs,
                 total_cost=work.cost,
@@ -403,15 +392,6 @@ class _Build:
             ).run(lambda progress: self.advanced(plan, progress))
         work.noise = join_noise(work.noise, work.result.noise)
         self.listing = replace(self.listing, samples=with_read_contents(self.samples, work.kind, work.result.read))
-
-    def places(self, work: FieldWork) -> tuple[Any, ...]:
-        """Where some of the inputs are, for machines that see DATA at another path or as a copy."""
-        if self.settings.engine == "local":
-            return ()
-        todo = work.todo[np.linspace(0, len(work.todo) - 1, _COMPARED).astype(np.intp)]
-        inputs = self.listing.job_inputs(np.unique(work.plan.sample[todo]), work.kind.inputs)
-        values = (value for _, of_sample in inputs for value in of_sample.values())
-        return tuple(value for value in values if isinstance(value, Mapping) and "path" in value)
 
     def advanced(self, plan: BuildPlan, progress: RunResult) -> None:
         """Pass progress on; now and then the build state gets it, for who opens the cache meanwhile."""
@@ -427,7 +407,6 @@ class _Build:
             field=work.kind.name,
             recipe=described.recipe.as_json(),
             producer=described.producer,
-            provenance=described.provenance,
             groups=work.plan.groups,
             root=str(self.listing.root),
             cache=str(self.paths.root.resolve()),

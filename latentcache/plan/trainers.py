@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from latentcache.geometry.buckets import kept
 from latentcache.geometry.like.trainer import Table, Trainer
@@ -33,6 +34,12 @@ class TrainerBucket(Value):
     dropped: int
     """Samples that are in no batch."""
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """All numbers but the size."""
+        names = ("samples", "batches", "short", "dropped")
+        return {name: getattr(self, name) for name in names}
+
 
 class TrainerPlan(Value):
     """An epoch of the trainer."""
@@ -51,6 +58,21 @@ class TrainerPlan(Value):
     """Images smaller than a bucket."""
     cropped: float
     """Mean part of an image that its bucket cuts off."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For the JSON output."""
+        return {
+            "buckets": [
+                {"height": bucket.size.height, "width": bucket.size.width, **bucket.counts} for bucket in self.buckets
+            ],
+            "batches_per_epoch": self.batches,
+            "steps_per_epoch": self.steps,
+            "samples_short": self.short,
+            "samples_dropped": self.dropped,
+            "buckets_too_small": self.too_small,
+            "unused": self.unused,
+            "cropped": round(self.cropped, 4),
+        }
 
 
 class TrainerRun(Value):

@@ -29,7 +29,7 @@ from latentcache.store.atomic_io import read_file, read_json, unreadable
 from latentcache.store.columns import ColumnFile
 from latentcache.store.lock import Lease, builder_name
 from latentcache.store.paths import FORMAT_VERSION, CachePaths, other_format
-from latentcache.value import Value, typed
+from latentcache.value import Value, parsed
 
 MANIFEST, COLUMNS, REJECTED = "manifest.json", "columns.safetensors", "rejected.jsonl"
 #: Columns of the entries and of the rows of a field, with their types.
@@ -401,7 +401,7 @@ def _field_rows(
         provenance=about["provenance"],
         noise=about["noise"],
         spec=FieldSpec(**{**about["spec"], "dims": tuple(about["spec"]["dims"])}),
-        groups=tuple(typed(Group, group) for group in about["groups"]),
+        groups=tuple(parsed(Group, group) for group in about["groups"]),
         shards=tuple(shards),
         columns={column: file[f"{at}/columns/{column}"] for column in about["columns"]},
         ragged_columns={column: (file[f"{prefix}.ends"], file[f"{prefix}.values"]) for column, prefix in ragged},

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.fields.clips import focus_of
 from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, Rejected, SampleTable, table_values
@@ -58,8 +59,9 @@ class State(IntEnum):
     UNREADABLE = 6, "unverifiable", "io-error"
     NOT_CHECKED = 7
     REPEATS_CHANGED = 8, "stale", "repeats-changed", "no entry is affected: a build only records the new number"
-    COLUMN_CHANGED = 9, "stale", "column-changed", "no entry is affected: a build only records the new value"
-    INPUT_CHANGED = 10, "stale", "mask-changed", "a build makes it again for this sample, and nothing else"
+    FOCUS_CHANGED = 9, "stale", "focus-changed", "with --crop focus a build encodes the image again"
+    COLUMN_CHANGED = 10, "stale", "column-changed", "no entry is affected: a build only records the new value"
+    INPUT_CHANGED = 11, "stale", "mask-changed", "a build makes it again for this sample, and nothing else"
 
 
 def _value(samples: SampleTable, row: int, state: State) -> str:
@@ -75,6 +77,8 @@ def _value(samples: SampleTable, row: int, state: State) -> str:
         return f"{repeats_of(samples)[row]} repeats per epoch"
     if state == State.COLUMN_CHANGED:
         return str(_of_table(samples, slice(row, row + 1))[0])
+    if state == State.FOCUS_CHANGED:
+        return "the point {:g}, {:g}".format(*focus_of(samples)[row].tolist())
     return {State.REMOVED: "the sample", State.UNREADABLE: "a file that can be read"}.get(state, "")
 
 
@@ -217,8 +221,9 @@ def _contents(compared: Compared, rows: NDArray[np.intp], name: str) -> None:
 
 
 def _columns(compared: Compared, rows: NDArray[np.intp]) -> None:
-    """Compare captions, columns and repeats."""
+    """Compare captions, points of focus and repeats."""
     state, columns = compared.state, dict[State, Callable[[SampleTable], Any]]()
+    columns[State.FOCUS_CHANGED] = focus_of
     if "caption" in compared.samples.inputs:
         columns[State.CAPTION_CHANGED] = lambda samples: samples.inputs["caption"].content
     if any(name.startswith(OF_TABLE) for name in (*compared.samples.columns, *compared.now.samples.columns)):

@@ -1,11 +1,10 @@
 import json
-import shlex
-import subprocess
 
 import pytest
 from datasets import load_from_disk
 
-from latentcache.export.run import FORMATS, METADATA
+from latentcache.export.folder import FILES, METADATA
+from latentcache.export.settings import FORMATS
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "out", "format", "for", "layout", "length", "rows",
@@ -54,6 +53,8 @@ def test_the_text_ends_with_the_next_step(run, tokens, tmp_path, words, summary,
         (("--pad", "64", "--pack", "64"), "--pad N or --pack N or --chunk N"),
         (("--for", "nobody"), "--for plain|llama-factory|trl|axolotl|unsloth"),
         (("--for", "axolotl", "--pack", "64"), "--pad N"),
+        (("--for", "trl", "--padding-side", "left"), "pad on the right, or export packed rows: --pack N"),
+        (("--pack", "64", "--padding-side", "left"), "leave it out"),
         (("--chunk", "64", "--overflow", "drop"), "leave it out"),
     ],
 )
@@ -65,7 +66,7 @@ def test_invalid_values_are_rejected_before_writing(run, tokens, tmp_path, words
     assert not (tmp_path / "out").exists()
 
 
-VALUES = {"pad": 64, "pack": 64, "for": "plain", "overflow": "drop"}
+VALUES = {"pad": 64, "pack": 64, "for": "plain", "overflow": "drop", "padding-side": "right"}
 
 
 @pytest.mark.parametrize("form", ["megatron", "datatrove", "mds"])
@@ -82,7 +83,7 @@ def test_a_flag_of_another_format_is_rejected(run, tokens, tmp_path, form, flag)
 
 
 def test_a_missing_pyarrow_is_reported_before_anything_starts(run, tokens, tmp_path, monkeypatch):
-    monkeypatch.setattr("latentcache.export.run.find_spec", lambda name: None)
+    monkeypatch.setattr("latentcache.export.settings.find_spec", lambda name: None)
     done = run("export", tokens, tmp_path / "out", "--pad", 64, "--json")
     assert (done.status, done.error["slug"]) == (2, "extra-missing")
     assert "latentcache[hf]" in done.error["fix"]
@@ -102,13 +103,23 @@ def test_only_a_folder_that_export_wrote_is_offered_for_deletion(run, tokens, tm
     mine.mkdir()
     (mine / "a.png").write_bytes(b"an image")
     assert run("export", tokens, mine, *words).error["fix"] == "give another folder"
-    (mine / METADATA).write_text('{"bytes": {}}')
+    (mine / METADATA).write_text("{}")
     assert run("export", tokens, mine, *words).error["fix"] == "give another folder"
     out = tmp_path / "out"
     run("export", tokens, out, *words)
     fix = run("export", tokens, out, *words).error["fix"]
-    assert fix == f"rm -r {out}, or give another folder"
-    subprocess.run(shlex.split(fix.partition(",")[0]), check=True)
-    assert run("export", tokens, out, *words).status == 0
+    assert fix == f"latentcache export --undo {out}, or give another folder"
     (out / "notes.txt").write_text("of the user")
-    assert run("export", tokens, out, *words).error["fix"] == "give another folder"
+    assert run("export", "--undo", out).status == 0
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+
+
+def test_verify_knows_the_folder_of_rows(run, tokens, tmp_path):
+    out = tmp_path / "out"
+    assert run("export", tokens, out, "--to", "megatron").status == 0
+    assert run("verify", out).status == 0
+    assert "export of tokens" in run("verify", out, "--data", tmp_path / "data.jsonl", "--json").error["what"]
+    (out / "train.idx").write_bytes(b"")
+    found = run("verify", out, "--json")
+    assert (found.status, found.json["findings"][0]["path"]) == (1, "train.idx")
+    assert FILES not in [finding["path"] for finding in found.json["findings"]]

@@ -3,8 +3,8 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from latentcache.export.documents import FILES, counts
-from latentcache.export.run import atomic_folder, seal, write_splits
+from latentcache.export.documents import FILES
+from latentcache.export.tokens import write_splits
 from latentcache.fields.input_ids import InputIdsRecipe
 
 #: Ids of both widths, and documents of them.
@@ -48,9 +48,5 @@ def export(form, splits, out, num_ids=300, tokenizer="", on_progress=lambda *at:
     """Export documents; a plain list is the split ``train``. Return the written files by split."""
     splits = {"train": MemoryDocuments(splits, num_ids)} if isinstance(splits, list) else splits
     dtype = next(iter(splits.values())).dtype.name
-    with atomic_folder(out) as folder:
-        written = write_splits(
-            splits, lambda name, batches: FILES[form](folder, name, dtype, batches, tokenizer), on_progress
-        )
-        seal(folder, {"format": form, **counts(written)})
-    return written
+    out.mkdir()
+    return write_splits(splits, lambda name, batches: FILES[form](out, name, dtype, batches, tokenizer), on_progress)

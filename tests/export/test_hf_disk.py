@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from datasets import load_from_disk
 
-from latentcache.export import run
+from latentcache.export import tokens
 from latentcache.export.hf_disk import COLUMNS, write_hf_disk, write_split_names
-from latentcache.export.run import atomic_folder, write_splits
+from latentcache.export.tokens import write_splits
 
 LENGTH = 16
 #: Interpreters with other versions of datasets, separated by colons.
@@ -48,11 +48,9 @@ ROWS = Packed([[5, 4, 7], [16], [3, 3], [8, 8], [2, 9]])
 
 
 def export(splits, out, trainer="plain", layout="pad", on_progress=lambda *at: None):
-    with atomic_folder(out) as folder:
-        columns = COLUMNS[trainer][layout]
-        write = lambda name, batches: write_hf_disk(folder / name, columns, "ab" * 16, batches)  # noqa: E731
-        write_splits(splits, write, on_progress)
-        write_split_names(folder, list(splits))
+    columns = COLUMNS[trainer][layout]
+    write_splits(splits, lambda name, batches: write_hf_disk(out / name, columns, "ab" * 16, batches), on_progress)
+    write_split_names(out, list(splits))
 
 
 @pytest.mark.parametrize("trainer", COLUMNS)
@@ -60,7 +58,7 @@ def export(splits, out, trainer="plain", layout="pad", on_progress=lambda *at: N
 def test_datasets_opens_it(tmp_path, trainer, layout, monkeypatch):
     if layout not in COLUMNS[trainer]:
         return
-    monkeypatch.setattr(run, "BATCH_ROWS", 2)
+    monkeypatch.setattr(tokens, "BATCH_ROWS", 2)
     seen = []
     splits = {"train": ROWS, "validation": Packed([[4]])}
     export(splits, tmp_path / "out", trainer, layout, lambda *progress: seen.append(progress))

@@ -11,9 +11,6 @@ from small_cache import build, draw
 
 from latentcache import open_cache
 from latentcache.cli.app import main
-from latentcache.export.format import Latent, Sample
-from latentcache.export.kohya import POOLED, TEXT, Kohya
-from latentcache.geometry.sizes import Size
 
 SIZES = [(400, 240), (240, 400), (300, 300), (410, 240)]
 LIKE = {"like": "kohya", "resolutions": (256,), "min_side": 128, "max_side": 512, "bucket_step": 64}
@@ -239,7 +236,7 @@ def test_rejected_images_are_counted(run, tmp_path):
     (tmp_path / "cats/b.png").write_bytes(b"no image")
     build(tmp_path / "cats", tmp_path / "cache", **LIKE)
     done = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--release", "stable")
-    assert "without 1 input that the build rejected" in done.out
+    assert "1 input is left out, because the build rejected" in done.out
     assert not list((tmp_path / "out").rglob("b*"))
 
 
@@ -336,25 +333,54 @@ def test_moments_are_exported_as_mean_or_as_one_draw(run, kohya, tmp_path):
     assert json.loads((tmp_path / "out3/latentcache.json").read_text())["draw"] == 2
 
 
-def test_text_of_sdxl_is_split_into_its_encoders():
-    joined = np.arange(77 * 2048, dtype=np.float32).reshape(77, 2048)
-    sample = Sample(
-        name="a.png", target="1_a/a.png", size=Size(64, 64), caption="",
-        latents=[Latent(bucket=Size(64, 64), values=np.zeros((4, 8, 8)))],
-        text={TEXT: joined, POOLED: np.ones(1280, np.float32)},
-    )  # fmt: skip
-    kohya = Kohya.__new__(Kohya)
-    from latentcache.export.kohya import ARCHITECTURES
+def test_folders_that_would_meet_and_names_that_windows_takes_for_one_are_refused(run, tmp_path):
+    """Two folders of the data set would be one, with the class words of the first."""
+    for number, name in enumerate(["x/2_cats/a", "y/2_cats/b"]):
+        draw(tmp_path / f"data/{name}.png", (300, 300), seed=number)
+    config = tmp_path / "dataset.toml"
+    sets = "".join(
+        f"[[datasets.subsets]]\nimage_dir = '{tmp_path}/data/{name}/2_cats'\nnum_repeats = 2\n"
+        f"class_tokens = '{name}'\n"
+        for name in ("x", "y")
+    )
+    config.write_text(f"[[datasets]]\nresolution = 256\n{sets}")
+    source = {"config": str(config)}
+    build(tmp_path / "data", tmp_path / "cache", like="kohya", resolutions=(256,), source=source)
+    options = ("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--release", "stable", "--json")
+    error = run(*options).error
+    assert "would be in one folder of the export, 2_cats" in error["what"]
+    assert "class_words" in error["why"]
+    assert "'x' and 'y'" in error["why"]
 
-    kohya._architecture, kohya._form = ARCHITECTURES["sdxl"], "stable"
-    ((name, make),) = kohya.files(sample, [TEXT, POOLED]).items()
-    with np.load(io.BytesIO(make())) as found:
-        assert name == "1_a/a_te_outputs.npz"
-        np.testing.assert_array_equal(
-            np.concatenate([found["hidden_state1"], found["hidden_state2"]], axis=1), joined
-        )
-        assert [found[key].shape for key in ("hidden_state1", "hidden_state2", "pool2")] == [
-            (77, 768),
-            (77, 1280),
-            (1280,),
-        ]
+
+def test_upper_and_lower_case_meet_on_windows(run, tmp_path):
+    for number, name in enumerate(["a", "A"]):
+        draw(tmp_path / f"cats/{name}.png", (300, 300), seed=number)
+    build(tmp_path / "cats", tmp_path / "cache", **LIKE)
+    options = ("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--release", "stable", "--json")
+    assert "upper and lower case" in run(*options, "--as", "C:\\sets").error["why"]
+    assert run(*options, "--as", "/sets").status == 0
+
+
+@pytest.mark.parametrize("path", ["sets/out", "~/out", "C:out"])
+def test_a_path_that_is_not_absolute_is_refused(run, kohya, path):
+    _, cache, out = kohya
+    error = run("export", cache, out, *EXPORT, "--release", "stable", "--as", path, "--json").error
+    assert "not an absolute path" in error["what"]
+
+
+def test_windows_paths_are_written_as_windows_writes_them(run, kohya):
+    _, cache, out = kohya
+    done = run("export", cache, out, *EXPORT, "--release", "plain", "--as", "D:\\sets\\run", "--json")
+    ((subset,),) = [one["subsets"] for one in tomllib.loads((out / "dataset.toml").read_text("utf-8"))["datasets"]]
+    assert subset["image_dir"] == "D:\\sets\\run\\1_cats"
+    assert done.json["advice"][0].startswith("--dataset_config D:\\sets\\run\\dataset.toml ")
+
+
+def test_two_exports_into_one_folder(run, kohya):
+    from latentcache.export.folder import Folder
+
+    _, cache, out = kohya
+    with Folder(out.with_name("out.partial")).writing():
+        error = run("export", cache, out, *EXPORT, "--release", "plain", "--json").error
+    assert "another export writes here" in error["what"]

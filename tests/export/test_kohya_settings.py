@@ -152,7 +152,6 @@ def test_masks_in_files_are_files_beside_the_images(run, data, tmp_path):
 
 
 REFUSED = [
-    ("[[datasets]]\nresolution = 256\n" + subset("cats", "alpha_mask = true"), "alpha_mask = true"),
     ("[[datasets]]\nresolution = 256\n" + subset("../data"), "names folders outside"),
     ("[[datasets]]\nresolution = 256\n" + subset("birds"), "does not exist"),
     ("resolution = 256\ndataset_config = 'other.toml'", "has its data sets in another file"),
@@ -178,14 +177,23 @@ def test_buckets_of_unequal_sides_are_those_of_a_trainer(data, tmp_path):
         build(data, tmp_path / "cache", resolutions=(Size(256, 320),))
 
 
-def test_masks_from_transparency_are_counted(run, tmp_path):
-    from PIL import Image
-
+def test_masks_from_transparency_are_arrays_of_pixels(run, tmp_path):
     (tmp_path / "images").mkdir()
     for number in range(2):
         Image.new("RGBA", (300, 300), (255, 0, 0, 100 * number)).save(tmp_path / f"images/{number}.png")
-    build = ("build", tmp_path / "images", "--out", tmp_path / "cache", "--model", "stub", "--like", "kohya")
-    assert run(*build, "--resolution", "256", "--masks", "alpha").status == 0
-    options = ("--to", "kohya", "--architecture", "sd", "--release", "stable", "--force", "--json")
-    done = run("export", tmp_path / "cache", tmp_path / "out", *options)
-    assert done.json["partners_left_out"] == 2, done.error
+    Image.new("RGB", (300, 300)).save(tmp_path / "images/2.png")
+    config = tmp_path / "lora.toml"
+    config.write_text("resolution = 256\nenable_bucket = true\nalpha_mask = true\n")
+    cache, out = tmp_path / "cache", tmp_path / "out"
+    build = ("build", tmp_path / "images", "--out", cache, "--model", "stub", "--trainer-config", config)
+    export = ("export", cache, out, *EXPORT[:4], "--release", "stable", "--trainer-config", config, "--json")
+    assert run(*build, "--masks", "none").status == 0
+    assert "the cache has no masks" in run(*export).error["what"]
+    assert run(*build).status == 0
+    done = run(*export)
+    assert done.json["partners_left_out"] == 0
+    masks = [np.load(out / f"1_images/{number}.npz")["alpha_mask"] for number in range(3)]
+    assert [(mask.shape, mask.dtype.name) for mask in masks] == [((256, 256), "float32")] * 3
+    np.testing.assert_allclose([mask.mean() for mask in masks], [0, 100 / 255, 1], atol=0.01)
+    assert tomllib.loads((out / "dataset.toml").read_text("utf-8"))["general"]["alpha_mask"] is True
+    assert "alpha_mask: true" in " ".join(done.json["advice"])

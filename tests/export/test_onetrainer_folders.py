@@ -1,17 +1,18 @@
 """Folders for OneTrainer: what is in them, what is refused, and what later exports change."""
 
 import json
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from small_cache import build, draw
 
 from latentcache import open_cache
 from latentcache.errors import UsageError
-from latentcache.export.format import Content, Request, Sample
-from latentcache.export.onetrainer import _TEXTS, Concept, OneTrainer
+from latentcache.export.format import Request, Sample
+from latentcache.export.onetrainer import Concept, OneTrainer
 from latentcache.geometry.sizes import Size
 
 SIZES = [(400, 240), (240, 400), (300, 300), (410, 240)]
@@ -167,31 +168,45 @@ def test_masks_are_exported_beside_latents(run, tmp_path):
     assert (tmp_path / "out/images/cats/p0-masklabel.png").exists()
 
 
-def test_a_folder_of_the_trainer_says_which_settings_its_concepts_have(run, onetrainer, tmp_path):
-    _, cache, out = onetrainer
-    file = tmp_path / "OneTrainer/modules/util/config/ConceptConfig.py"
-    file.parent.mkdir(parents=True)
-    lines = ["class ConceptImageConfig:", "    data.append(('enable_crop_jitter', True, bool, False))",
-             "    data.append(('a_new_setting', 0.5, float, False))",
-             "class ConceptTextConfig:", "    data.append(('prompt_source', 'sample', str, False))"]  # fmt: skip
-    file.write_text("\n".join(lines))
-    assert run("export", cache, out, *EXPORT, "--release", tmp_path / "OneTrainer").status == 0
-    (concept,) = json.loads((out / "concepts.json").read_text())
-    assert concept["image"]["a_new_setting"] == 0.5
-    assert set(concept["image"]) == {
-        "__version",
-        "enable_crop_jitter",
-        "a_new_setting",
-        "enable_random_flip",
-        "enable_fixed_flip",
-    }
+def test_a_concept_keeps_the_settings_of_its_release_and_of_its_text(run, onetrainer, tmp_path):
+    data, cache, out = onetrainer
+    concept = {"path": str(data), "image": {"__version": 1, "enable_crop_jitter": False, "a_new_setting": 0.5}}
+    concept |= {"text": {"enable_tag_shuffling": True, "prompt_source": "filename"}, "text_variations": 3}
+    path = config(tmp_path, concept)
+    assert run("export", cache, out, *EXPORT, "--trainer-config", path).status == 0
+    (made,) = json.loads((out / "concepts.json").read_text())
+    assert (made["image"]["a_new_setting"], made["image"]["__version"], made["text_variations"]) == (0.5, 1, 3)
+    assert (made["text"]["enable_tag_shuffling"], made["text"]["prompt_source"]) == (True, "filename")
+
+
+def test_a_concept_with_subfolders_stays_one(run, tmp_path):
+    """Balancing counts samples of a concept: a concept for each folder would train more of them."""
+    data = tmp_path / "data"
+    for number, name in enumerate(["cats/b/z", "cats/b-a/y", "cats/x", "dogs/w"]):
+        draw(data / f"{name}.png", SIZES[number], seed=number)
+    build(data, tmp_path / "cache", **LIKE)
+    cats = {**still(), "path": str(data / "cats"), "include_subdirectories": True, "balancing": 2.0}
+    path = config(tmp_path, {**cats, "balancing_strategy": "SAMPLES"}, {**still(), "path": str(data / "dogs")})
+    options = ("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--json", "--trainer-config")
+    assert run(*options, path).status == 0
+    concepts = json.loads((tmp_path / "out/concepts.json").read_text())
+    assert [(concept["name"], concept["include_subdirectories"]) for concept in concepts] == [
+        ("cats", True), ("dogs", False),
+    ]  # fmt: skip
+    listed = [item(file) for file in (tmp_path / "out").glob("cache/image/*/variation-0/aggregate.pt")]
+    (paths,) = [[entry["image_path"] for entry in entries] for entries in listed if len(entries) == 3]
+    assert paths == sorted(paths)
+    path = config(tmp_path, cats, {**still(), "path": str(data / "cats/b")})
+    assert "is in 2 concepts" in run(*options, path).error["what"]
 
 
 REFUSALS = [
-    (("--release", "2019"), {}, {}, "unknown release"),
+    (("--release", "2019"), {}, {}, "--release: not available"),
     (("--beside",), {}, {}, "--beside: not available"),
-    ((), {"masked_training": True}, {}, "masked_training is on"),
+    ((), {"masked_training": True}, {}, "the cache has no masks"),
     ((), {"latent_caching": False}, {}, "takes no cached latents"),
+    ((), {"custom_conditioning_image": True}, {}, "takes no cached latents"),
+    ((), {"model_type": "STABLE_DIFFUSION_15_INPAINTING"}, {}, "takes no cached latents"),
     ((), {"resolution": "512"}, {}, "would encode 4 images"),
     ((), {"model_type": "SANA"}, {}, "would encode 3 images"),
     ((), {}, {"model": "demo"}, "a demo encoder made it"),
@@ -219,8 +234,10 @@ def test_settings_that_change_pixels_have_their_names(run, onetrainer, tmp_path)
 
 def test_an_image_that_looks_like_a_mask_by_its_name_is_refused():
     sample = Sample(name="a-condlabel.png", target="a-condlabel.png", size=Size(8, 8), caption="")
+    form = OneTrainer.__new__(OneTrainer)
+    form.request = SimpleNamespace(root=Path("/data"))
     with pytest.raises(UsageError, match="takes it for a mask"):
-        OneTrainer.__new__(OneTrainer).target(sample)
+        form.target(sample)
 
 
 @pytest.mark.parametrize(
@@ -237,23 +254,10 @@ def test_an_image_that_looks_like_a_mask_by_its_name_is_refused():
 def test_text_that_it_cannot_take_is_named(onetrainer, pipeline, fields, lengths, expected):
     _, cache, _ = onetrainer
     recipe = open_cache(cache).recipe()
-    request = Request(
-        recipe=recipe, geometry=recipe.geometry, wanted=fields, root=cache, trainer_config=None,
-        architecture=None, release=None,
-    )  # fmt: skip
-    recipes = {name: SimpleNamespace(pipeline=pipeline, lengths=lengths) for name in fields}
-    checked = Content(recipes=recipes, wanted=fields)
-    if not expected:
-        OneTrainer(request).check(checked)
-        return
-    with pytest.raises(UsageError, match=expected):
-        OneTrainer(request).check(checked)
-
-
-def test_text_of_sdxl_is_split_into_its_encoders():
-    joined, pooled = np.arange(77 * 2048, dtype=np.float32).reshape(77, 2048), np.ones(1280, np.float32)
-    found = _TEXTS["StableDiffusionXLPipeline"](joined, pooled)
-    assert [values.shape for values in found.values()] == [(77, 768), (77, 1280), (1280,)]
+    recipes = {name: SimpleNamespace(pipeline=pipeline, lengths=lengths) for name in fields} | {"latents": recipe}
+    request = Request(recipes=recipes, geometry=recipe.geometry, wanted=fields, root=cache, folder="/out")
+    with pytest.raises(UsageError, match=expected) if expected else nullcontext():
+        OneTrainer(request)
 
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"batch_size": None}, {"concepts": [1]}])

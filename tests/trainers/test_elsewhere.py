@@ -18,7 +18,8 @@ from page_blocks import DOCS, blocks
 from tiny_tokens import LENGTH, a_tokenizer, build_fifty, tiny_llama
 
 from latentcache import open_cache
-from latentcache.export.run import ExportSettings, export_cache
+from latentcache.export.run import export_cache
+from latentcache.export.settings import ExportSettings
 
 SECTIONS = {"llama-factory": "LLaMA-Factory", "axolotl": "axolotl"}
 #: Steps of two epochs of batches of four. axolotl divides rows, so it omits the end of the last epoch.

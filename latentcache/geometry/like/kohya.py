@@ -17,12 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.trainer import SizeOptions, TrainerSettings, forms_named, read_file
+from latentcache.geometry.like.trainer import SizeOptions, Table, Trainer, TrainerSettings, refused, shown
 from latentcache.geometry.sizes import Size, square
-from latentcache.value import Value
 
 #: Defaults of ``min_bucket_reso``, ``max_bucket_reso`` and ``bucket_reso_steps``, in pixels.
 MIN_SIDE, MAX_SIDE, STEP = 256, 1024, 64
@@ -43,9 +42,10 @@ _CAPTIONS = {"caption_extension": ".caption", "caption_prefix": "", "caption_suf
 _OF_DATA = ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir")
 
 
-class KohyaTable(Value):
+class KohyaTable(Table):
     """The buckets of one resolution. All numbers in pixels."""
 
+    title: ClassVar[str] = "kohya"
     resolution: Size
     """Size of an image where buckets are off; else its area is the largest of a bucket."""
     min_side: int = MIN_SIDE
@@ -113,6 +113,13 @@ class KohyaTable(Value):
         return Size(int(image.height * scale + 0.5), int(image.width * scale + 0.5))
 
     @property
+    def words(self) -> str:
+        """See ``Table``."""
+        size = f"resolution {self.resolution.width},{self.resolution.height}"
+        limits = f"min_bucket_reso {self.min_side}, max_bucket_reso {self.max_side}, bucket_reso_steps {self.step}"
+        return f"{size}, {limits if self.buckets else 'enable_bucket false'}"
+
+    @property
     def _limits(self) -> tuple[int, int]:
         """The shortest side rounded down to a step, the longest up."""
         return self.min_side // self.step * self.step, -(-self.max_side // self.step) * self.step
@@ -147,35 +154,50 @@ def letterbox(image: Size, bucket: Size) -> tuple[float, float, float, float]:
     return left, top, left + width, top + height
 
 
-class KohyaTrainer:
+class KohyaTrainer(Trainer):
     """sd-scripts and lora-scripts. See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "kohya"
-    parts_sets = False
-    draws_resolution = False
 
     def tables(self, sizes: SizeOptions) -> Sequence[KohyaTable]:
         """See ``Trainer``."""
         if sizes.buckets:
             return [KohyaTable(resolution=size, step=sizes.step, buckets=False) for size in sizes.buckets]
-        return [
-            KohyaTable(
-                resolution=square(resolution),
-                min_side=sizes.min_side or MIN_SIDE,
-                max_side=sizes.max_side or MAX_SIDE,
-                step=sizes.step,
-            )
-            for resolution in sizes.resolutions
-        ]
+        limits: dict[str, Any] = {"min_side": sizes.min_side or MIN_SIDE, "max_side": sizes.max_side or MAX_SIDE}
+        return [KohyaTable(resolution=square(side), step=sizes.step, **limits) for side in sizes.resolutions]
 
-    def reads(self, path: Path) -> bool:
+    def read(self, path: Path, value: Any) -> TrainerSettings:
         """See ``Trainer``."""
-        return path.suffix == ".toml"
-
-    def settings(self, path: Path) -> TrainerSettings:
-        """See ``Trainer``."""
-        with forms_named(path, "give it as sd-scripts reads it, for example resolution = 1024"):
-            return _settings(path, read_file(path))
+        subsets = list(_subsets(value))
+        names_sets = any("subsets" in dataset for dataset in value.get("datasets", ()))
+        _check(path, subsets)
+        resolutions = tuple(dict.fromkeys(_resolution(path, subset.get("resolution")) for subset in subsets))
+        sides = " and ".join(f"{size.width}x{size.height}" for size in resolutions)
+        words = [f"resolution {sides}"]
+        for name, default in {**_SIZES, **_CAPTIONS, **({"num_repeats": 1} if names_sets else {})}.items():
+            values = " and ".join(dict.fromkeys(str(subset.get(name, default)) for subset in subsets))
+            is_given = any(name in subset for subset in subsets)
+            words.append(shown(name, {name: values or "''"} if is_given else {}, values or "''"))
+        source: dict[str, Any] = {"config": str(path.resolve()), "config_folder": str(Path.cwd()), "layout": ""}
+        first = subsets[0]
+        if not names_sets:
+            source = {"config": "", **_captions(first)}
+            lines = source["caption_lines"]
+            words.append("each line is a caption" if lines == "all" else "the first line of a file is its caption")
+            unread = [name for name in _OF_DATA if first.get(name)]
+            words += [f"not read: {', '.join(unread)}, DATA has the images"] if unread else []
+        flips = any(subset.get("flip_aug") for subset in subsets)
+        trained = any(subset.get("network_train_unet_only") is False for subset in subsets)
+        return TrainerSettings(
+            words=", ".join(words),
+            options=_options(resolutions, first) | {"flip": flips or None},
+            source=source,
+            no_latents=_set(subsets, _NO_LATENTS),
+            # The text encoder of a LoRA is trained unless only the U-Net is.
+            no_text=_set(subsets, _NO_TEXT) + (("network_train_unet_only = false",) if trained else ()),
+            needs_masks=any(subset.get("alpha_mask") for subset in subsets),
+            batch=int(first.get("train_batch_size", first.get("batch_size", 1))),
+        )
 
     def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
         """See ``Trainer``: the last batch is smaller, nothing is dropped."""
@@ -185,10 +207,6 @@ class KohyaTrainer:
     def steps(self, batches: int, ranks: int, accum: int) -> int:
         """See ``Trainer``: the last step of an epoch may have fewer batches."""
         return -(-batches // (ranks * accum))
-
-    def least(self, batch: int, ranks: int, accum: int) -> int:
-        """See ``Trainer``."""
-        return 0
 
     def changes(self, tables: Sequence[KohyaTable], batch: int) -> Iterator[tuple[str, Sequence[KohyaTable], int]]:
         """See ``Trainer``: a batch of nearly the same size, a coarser step, narrower limits."""
@@ -224,46 +242,12 @@ def _subsets(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield {**value.get("general", {}), **dataset, **subset}
 
 
-def _settings(path: Path, value: Mapping[str, Any]) -> TrainerSettings:
-    subsets, names_sets = list(_subsets(value)), any("subsets" in dataset for dataset in value.get("datasets", ()))
-    _check(path, subsets)
-    resolutions = tuple(dict.fromkeys(_resolution(path, subset.get("resolution")) for subset in subsets))
-    sides = " and ".join(f"{size.width}x{size.height}" for size in resolutions)
-    words = [f"resolution {sides}"]
-    for name, default in {**_SIZES, **_CAPTIONS, **({"num_repeats": 1} if names_sets else {})}.items():
-        values = dict.fromkeys(str(subset.get(name, default)) for subset in subsets)
-        is_given = any(name in subset for subset in subsets)
-        words.append(f"{name} {' and '.join(values) or repr('')}{'' if is_given else ' (default)'}")
-    source: dict[str, Any] = {"config": str(path.resolve()), "config_folder": str(Path.cwd()), "layout": ""}
-    if not names_sets:
-        source = {"config": "", **_captions(subsets[0])}
-        lines = source["caption_lines"]
-        words.append("each line is a caption" if lines == "all" else "the first line of a file is its caption")
-        unread = [name for name in _OF_DATA if subsets[0].get(name)]
-        words += [f"not read: {', '.join(unread)}, DATA has the images"] if unread else []
-    flips = any(subset.get("flip_aug") for subset in subsets)
-    return TrainerSettings(
-        words=", ".join(words),
-        options=_options(resolutions, subsets[0]) | {"flip": flips or None},
-        source=source,
-        no_latents=_set(subsets, _NO_LATENTS),
-        no_text=_set(subsets, _NO_TEXT) + _trained_text(subsets),
-    )
-
-
 def _check(path: Path, subsets: Sequence[Mapping[str, Any]]) -> None:
     """Raise a UsageError for what one cache cannot hold."""
     for subset in subsets:
         if subset.get("dataset_config"):
             what, fix = f"{path}: has its data sets in another file", f"--trainer-config {subset['dataset_config']}"
             raise UsageError(what, where=str(path), fix=fix)
-        if subset.get("alpha_mask"):
-            raise UsageError(
-                f"{path}: alpha_mask = true",
-                where=str(path),
-                why="exported files have no alpha masks, and the trainer would encode every image again",
-                fix="save the masks as images, name their folder in conditioning_data_dir, and turn alpha_mask off",
-            )
     folders = dict[str, set[str]]()
     for subset in subsets:
         parts = [str(subset.get(name)) for name in ("image_dir", "metadata_file", "num_repeats", "is_reg")]
@@ -282,13 +266,14 @@ def _check(path: Path, subsets: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _captions(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Options of DATA for the captions, as ``process_caption`` makes them."""
+    """Options of DATA for the captions, as ``process_caption`` makes them, and for masks."""
     prefix, suffix = settings.get("caption_prefix"), settings.get("caption_suffix")
     return {
         "caption_ext": str(settings.get("caption_extension") or _CAPTIONS["caption_extension"]),
         "caption_prefix": f"{prefix} " if prefix else "",
         "caption_suffix": f" {suffix}" if suffix else "",
         "caption_lines": "all" if settings.get("enable_wildcard") else "first",
+        **({"masks": "alpha"} if settings.get("alpha_mask") else {}),
     }
 
 
@@ -315,12 +300,5 @@ def _resolution(path: Path, value: Any) -> Size:
     return Size(height, width)
 
 
-def _set(subsets: list[Mapping[str, Any]], names: tuple[str, ...]) -> tuple[str, ...]:
-    found = {name: subset[name] for subset in subsets for name in names if subset.get(name)}
-    return tuple(f"{name} = {str(value).lower()}" for name, value in found.items())
-
-
-def _trained_text(subsets: list[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The text encoder of a LoRA is trained unless only the U-Net is."""
-    trained = any(subset.get("network_train_unet_only") is False for subset in subsets)
-    return ("network_train_unet_only = false",) if trained else ()
+def _set(subsets: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word for subset in subsets for word in refused(subset, dict.fromkeys(names, False))))

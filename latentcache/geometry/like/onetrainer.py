@@ -8,21 +8,22 @@ Only sizes are theirs: pixels are resized by our one kernel.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.geometry.like.trainer import (
     SizeOptions,
+    Table,
+    Trainer,
     TrainerSettings,
-    enlarges,
     file_near,
-    forms_named,
     read_file,
+    refused,
+    shown,
 )
 from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
@@ -44,13 +45,16 @@ PIXELS = {
     "enable_random_circular_mask_shrink": False,
     "enable_random_mask_rotate_crop": False,
 }
+#: Settings of which its file has at least one.
+_KNOWN = {"concept_file_name", "concepts", "aspect_ratio_bucketing", "training_method", "model_type", "resolution"}
 #: Settings of a concept's text that draw another caption each time.
 _DRAWN_TEXT = ("enable_tag_shuffling", "tag_dropout_enable", "caps_randomize_enable")
 
 
-class OneTrainerTable(Value):
+class OneTrainerTable(Table):
     """The buckets of one resolution, in pixels."""
 
+    title: ClassVar[str] = "OneTrainer"
     resolution: Size
     """The only bucket where aspect bucketing is off; else a bucket has about its area."""
     step: int = 64
@@ -81,33 +85,28 @@ class OneTrainerTable(Value):
         aspect = image.height / image.width
         return min(self.sizes, key=lambda size: abs(size.height / size.width - aspect))
 
-    def within(self, image: Size) -> Size | None:
-        """Not there: raises RecipeError."""
-        raise enlarges("OneTrainer")
-
     def resized(self, image: Size, bucket: Size, *, upscale: bool) -> Size:
         """Size that an image is resized to before its middle is cut out."""
         if image.height / image.width > bucket.height / bucket.width:
             return Size(round(image.height * (bucket.width / image.width)), bucket.width)
         return Size(bucket.height, round(image.width * (bucket.height / image.height)))
 
+    @property
+    def words(self) -> str:
+        """See ``Table``."""
+        buckets = "" if self.buckets else ", aspect_ratio_bucketing false"
+        return f"resolution {self.resolution}{buckets}, sides are multiples of {self.step}"
 
-class OneTrainer:
+
+class OneTrainer(Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "onetrainer"
-    parts_sets = False
     draws_resolution = True
 
     def tables(self, sizes: SizeOptions) -> Sequence[OneTrainerTable]:
         """See ``Trainer``."""
-        if sizes.min_side or sizes.max_side:
-            raise RecipeError(
-                "OneTrainer has no shortest and no longest side of a bucket",
-                argument="min_side" if sizes.min_side else "max_side",
-                value=sizes.min_side or sizes.max_side,
-                fix="leave it out",
-            )
+        sizes.reject("OneTrainer", "min_side", "max_side")
         squares = [square(resolution) for resolution in sizes.resolutions]
         oblong = next((size for size in squares if size.height != size.width), None)
         if oblong is not None:
@@ -122,23 +121,34 @@ class OneTrainer:
             return [OneTrainerTable(resolution=size, step=sizes.step, buckets=False) for size in sizes.buckets]
         return [OneTrainerTable(resolution=size, step=sizes.step) for size in squares]
 
-    def reads(self, path: Path) -> bool:
-        """See ``Trainer``: a JSON file with names that OneTrainer alone has."""
-        if path.suffix != ".json":
-            return False
-        try:
-            value = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError):
-            return False
-        return isinstance(value, dict) and bool(
-            value.keys() & {"concept_file_name", "aspect_ratio_bucketing", "training_method"}
-        )
-
-    def settings(self, path: Path) -> TrainerSettings:
+    def read(self, path: Path, value: Any) -> TrainerSettings:
         """See ``Trainer``."""
-        config = read_config(path)
-        with forms_named(path, "save it with OneTrainer"):
-            return _settings(path, config)
+        config = _config(path, value)
+        values, step = config.values, config.step
+        text, has_buckets = str(values.get("resolution", "512")), bool(values.get("aspect_ratio_bucketing", True))
+        options: dict[str, Any] = {"bucket_step": step}
+        if "x" in text and "," not in text and has_buckets:
+            width, height = (round(int(side) / step) * step for side in text.split("x"))
+            options["buckets"] = (Size(height, width),)
+        else:
+            sides = tuple(dict.fromkeys(int(side) for side in text.split(",")))
+            squares = {"buckets": tuple(Size(side, side) for side in sides)}
+            options |= {"resolutions": sides} if has_buckets else squares
+        flips = ("enable_random_flip", "enable_fixed_flip")
+        images = [concept.get("image", {}) for concept in config.concepts]
+        options["flip"] = any(image.get(name) for image in images for name in flips) or None
+        defaults = {"resolution": "512", "aspect_ratio_bucketing": True, "model_type": "STABLE_DIFFUSION_15"}
+        words = [shown(name, values, default) for name, default in defaults.items()]
+        words += [f"sides are multiples of {step}"]
+        words += [f"{config.missing} is not there: no concept was read"] if config.missing else []
+        return TrainerSettings(
+            words=", ".join(words),
+            options=options,
+            no_latents=_forbids_pixels(config),
+            no_text=_forbids_text(config),
+            needs_masks=bool(values.get("masked_training")),
+            batch=config.batch,
+        )
 
     def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
         """See ``Trainer``: what does not fill a batch on every rank is dropped."""
@@ -148,10 +158,6 @@ class OneTrainer:
     def steps(self, batches: int, ranks: int, accum: int) -> int:
         """See ``Trainer``: those of the first epoch, because accumulation goes on into the next."""
         return batches // ranks // accum
-
-    def least(self, batch: int, ranks: int, accum: int) -> int:
-        """See ``Trainer``."""
-        return 0
 
     def changes(
         self, tables: Sequence[OneTrainerTable], batch: int
@@ -191,62 +197,36 @@ class TrainingConfig(Value):
 
 def read_config(path: Path) -> TrainingConfig:
     """The settings of a file, and its concepts; raises UsageError."""
-    values = _json(path, dict)
+    return _config(path, read_file(path))
+
+
+def _config(path: Path, values: Any) -> TrainingConfig:
+    if not isinstance(values, dict) or not values.keys() & _KNOWN:
+        what, fix = f"{path} is no file of OneTrainer", "give the JSON file that OneTrainer saves"
+        raise UsageError(what, where=str(path), fix=fix)
     concepts, missing = values.get("concepts"), ""
     if concepts is None:
         name = Path(str(values.get("concept_file_name", "training_concepts/concepts.json")))
         file = file_near(path, name)
-        concepts, missing = ([], str(name)) if file is None else (_json(file, list), "")
-    with forms_named(path, "save it with OneTrainer"):
-        enabled = [
-            concept for concept in concepts if concept.get("enabled", True) and concept.get("type") != "VALIDATION"
-        ]
-        config = TrainingConfig(values=values, concepts=enabled, missing=missing)
-        if config.batch < 1:
-            raise ValueError(f"batch_size is {config.batch}")
+        concepts, missing = ([], str(name)) if file is None else (read_file(file), "")
+    enabled = [
+        concept for concept in concepts if concept.get("enabled", True) and concept.get("type") != "VALIDATION"
+    ]
+    config = TrainingConfig(values=values, concepts=enabled, missing=missing)
+    if config.batch < 1:
+        raise ValueError(f"batch_size is {config.batch}")
     return config
 
 
-def _json(path: Path, kind: type) -> Any:
-    value = read_file(path)
-    if not isinstance(value, kind):
-        what, fix = f"{path} is no file of OneTrainer", "give the JSON file that OneTrainer saves"
-        raise UsageError(what, where=str(path), fix=fix)
-    return value
-
-
-def _settings(path: Path, config: TrainingConfig) -> TrainerSettings:
-    values, step = config.values, config.step
-    text, has_buckets = str(values.get("resolution", "512")), bool(values.get("aspect_ratio_bucketing", True))
-    options: dict[str, Any] = {"bucket_step": step}
-    if "x" in text and "," not in text and has_buckets:
-        width, height = (round(int(side) / step) * step for side in text.split("x"))
-        options["buckets"] = (Size(height, width),)
-    else:
-        sides = tuple(dict.fromkeys(int(side) for side in text.split(",")))
-        options |= {"resolutions": sides} if has_buckets else {"buckets": tuple(Size(side, side) for side in sides)}
-    images = [concept.get("image", {}) for concept in config.concepts]
-    options["flip"] = any(image.get(f"enable_{how}_flip") for image in images for how in ("random", "fixed")) or None
-    shown = {"resolution": "512", "aspect_ratio_bucketing": True, "model_type": "STABLE_DIFFUSION_15"}
-    words = [
-        f"{name} {values.get(name, value)}{'' if name in values else ' (default)'}" for name, value in shown.items()
-    ]
-    words += [f"sides are multiples of {step}"]
-    words += [f"{config.missing} is not there: no concept was read"] if config.missing else []
-    return TrainerSettings(
-        words=", ".join(words), options=options, no_latents=_forbids_pixels(config), no_text=_forbids_text(config)
-    )
-
-
 def _forbids_pixels(config: TrainingConfig) -> tuple[str, ...]:
+    """Settings with which it takes other pixels than ours, or more of them."""
     found = [] if config.values.get("latent_caching", True) else ["latent_caching = false"]
-    if any(word in config.model for word in _MORE_INPUTS) or config.values.get("custom_conditioning_image"):
-        found.append(f"model_type = {config.model}: it has further inputs")
+    if config.values.get("custom_conditioning_image"):
+        found.append("custom_conditioning_image = true")
+    if any(word in config.model for word in _MORE_INPUTS):
+        found.append(f"model_type = {config.model}: it caches further images, which no export holds")
     for concept in config.concepts:
-        image = concept.get("image", {})
-        found += [
-            f"concept {_name(concept)}: {name} = true" for name, value in PIXELS.items() if image.get(name, value)
-        ]
+        found += refused(concept.get("image", {}), PIXELS, f"concept {_name(concept)}: ")
     return tuple(found)
 
 
@@ -254,19 +234,18 @@ def _forbids_text(config: TrainingConfig) -> tuple[str, ...]:
     """Settings with which it encodes text while it trains, or another text than the first caption."""
     values, found = config.values, list[str]()
     for part in ("text_encoder", "text_encoder_2", "text_encoder_3")[: _encoders(config.model)]:
-        if values.get(part, {}).get("train", True):
-            found.append(f"{part}.train = true")
-        if values.get(f"{part}_layer_skip"):
-            found.append(f"{part}_layer_skip = {values[f'{part}_layer_skip']}")
-    if values.get("training_method") == "EMBEDDING" or any(
-        one.get("train", True) for one in values.get("additional_embeddings", [])
-    ):
+        found += refused(values.get(part, {}), {"train": True}, f"{part}.")
+        found += refused(values, {f"{part}_layer_skip": 0})
+    embeddings = values.get("additional_embeddings", [])
+    if values.get("training_method") == "EMBEDDING" or any(entry.get("train", True) for entry in embeddings):
         found.append("embeddings are trained")
     for concept in config.concepts:
-        text = concept.get("text", {})
-        found += [f"concept {_name(concept)}: {name} = true" for name in _DRAWN_TEXT if text.get(name)]
-        if text.get("prompt_source", "sample") != "sample":
-            found.append(f"concept {_name(concept)}: prompt_source = {text['prompt_source']}")
+        label = f"concept {_name(concept)}: "
+        found += refused(concept.get("text", {}), dict.fromkeys(_DRAWN_TEXT, False), label)
+        if (source := concept.get("text", {}).get("prompt_source", "sample")) != "sample":
+            found.append(f"{label}prompt_source = {source}")
+        if concept.get("text_variations", 1) > 1:
+            found.append(f"{label}text_variations = {concept['text_variations']}")
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
 """Buckets of SimpleTuner.
 
-Rules (bghira/SimpleTuner bc8e6ab): ``MultiaspectImage.calculate_new_size_by_pixel_area`` of
-``helpers/multiaspect/image.py`` and ``TrainingSample.calculate_target_size`` of
+Rules (bghira/SimpleTuner bc8e6ab): ``calculate_new_size_by_pixel_area`` and ``..._by_pixel_edge`` of
+``MultiaspectImage`` in ``helpers/multiaspect/image.py``, and ``TrainingSample.calculate_target_size`` of
 ``helpers/image_manipulation/training_sample.py``; batches as in ``helpers/metadata/backends``. Settings are read from
 the list of data backends (``multidatabackend.json``), and from the ``config.json`` that names it.
 
@@ -14,24 +14,15 @@ Only sizes are theirs: pixels are resized by our one kernel.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.trainer import (
-    SizeOptions,
-    TrainerSettings,
-    enlarges,
-    file_near,
-    forms_named,
-    read_file,
-)
+from latentcache.geometry.like.trainer import SizeOptions, Table, Trainer, TrainerSettings, file_near, read_file
 from latentcache.geometry.sizes import Size, square
-from latentcache.value import Value
 
 #: Megapixels -> the side of a square image near this number, which differs from that of other images.
 _SQUARES = {0.25: 512, 0.5: 768, 1.0: 1024, 2.0: 1536, 4.0: 2048}
@@ -45,7 +36,8 @@ _NO_LATENTS: Mapping[str, tuple[Any, ...]] = {
     "crop_style": ("corner",),
 }
 #: Families whose sides are multiples of a number of their own, whatever ``aspect_bucket_alignment`` says.
-_ALIGNMENT = {"sdxl": 64, "sana": 64, "sd3": 64, "hidream": 64, "flux2": 16}
+_ALIGNMENT = {**dict.fromkeys(("sd1x", "sd2x", "sdxl", "sd3", "flux", "sana", "hidream", "auraflow", "kolors"), 64),
+              "flux2": 16}  # fmt: skip
 #: Defaults of the command line.
 _DEFAULTS = {"resolution": 1024, "resolution_type": "pixel_area"}
 #: Settings that leave images out or resize them in another way, and that no cache follows.
@@ -53,11 +45,12 @@ _UNUSED = ("minimum_image_size", "minimum_aspect_ratio", "maximum_aspect_ratio",
            "maximum_image_size", "target_downsample_size")  # fmt: skip
 
 
-class SimpleTunerTable(Value):
+class SimpleTunerTable(Table):
     """The buckets of one resolution, in pixels."""
 
+    title: ClassVar[str] = "SimpleTuner"
     resolution: Size
-    """A square; buckets have about its area."""
+    """A square; buckets have about its area, or its side as their shorter one."""
     step: int = 64
     """``aspect_bucket_alignment``."""
     buckets: bool = True
@@ -91,12 +84,13 @@ class SimpleTunerTable(Value):
         """The bucket of an image."""
         if not self.buckets:
             return self.square
+        if self.by_edge:
+            side, ratio = self.resolution.width, _ratio(image)
+            is_tall = image.width < image.height
+            width, height = (side, int(side / ratio)) if is_tall else (int(side * ratio), side)
+            return Size(self._rounded(height), self._rounded(width))
         size = self._computed(_ratio(image))
         return self.sizes.get(_ratio(size), size)
-
-    def within(self, image: Size) -> Size | None:
-        """Not there: raises RecipeError."""
-        raise enlarges("SimpleTuner")
 
     def resized(self, image: Size, bucket: Size, *, upscale: bool) -> Size:
         """Size that an image is resized to before its middle is cut out: the intermediary size.
@@ -104,6 +98,15 @@ class SimpleTunerTable(Value):
         Where SimpleTuner's own is smaller than the bucket, and so leaves black bars, this one covers it.
         """
         ratio = image.width / image.height
+        if self.by_edge:
+            height, width = bucket.height, int(bucket.height * ratio)
+            if ratio < 1:
+                width, height = bucket.width, int(bucket.width / ratio)
+            if width < bucket.width:
+                width, height = bucket.width, int(bucket.width / ratio)
+            elif height < bucket.height:
+                height, width = bucket.height, int(bucket.height * ratio)
+            return Size(height, width)
         target = self._computed(_ratio(image)) if self.buckets else self.square
         if target.width < target.height:
             width, height = target.width, int(target.width / ratio)
@@ -117,6 +120,13 @@ class SimpleTunerTable(Value):
             height = bucket.height
         return Size(max(height, bucket.height), max(width, bucket.width))
 
+    @property
+    def words(self) -> str:
+        """See ``Table``."""
+        kind = "pixel" if self.by_edge else "pixel_area"
+        crop = "" if self.buckets else ", crop_aspect square"
+        return f"resolution {self.resolution.width} ({kind}){crop}, aspect_bucket_alignment {self.step}"
+
     def _computed(self, ratio: float) -> Size:
         """The size of the first image of a ratio."""
         edge = self._rounded(int(math.sqrt(self.megapixels * 1e6)))
@@ -127,24 +137,16 @@ class SimpleTunerTable(Value):
         return max(round(side / self.step) * self.step, self.step)
 
 
-class SimpleTuner:
+class SimpleTuner(Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "simpletuner"
     parts_sets = True
-    draws_resolution = False
 
     def tables(self, sizes: SizeOptions) -> Sequence[SimpleTunerTable]:
-        """See ``Trainer``."""
-        for argument in ("min_side", "max_side"):
-            if getattr(sizes, argument):
-                raise RecipeError(
-                    "SimpleTuner has no shortest and no longest side of a bucket",
-                    argument=argument,
-                    value=getattr(sizes, argument),
-                    fix="leave it out",
-                )
-        squares = [square(resolution) for resolution in sizes.buckets or sizes.resolutions]
+        """See ``Trainer``. The shortest side is the resolution of ``resolution_type = pixel``."""
+        sizes.reject("SimpleTuner", "max_side")
+        squares, edge = [square(resolution) for resolution in sizes.buckets or sizes.resolutions], sizes.min_side
         for size in squares:
             if size.height != size.width:
                 raise RecipeError(
@@ -154,23 +156,76 @@ class SimpleTuner:
                     fix="--resolution PIXELS",
                     fix_python="resolutions=[PIXELS]",
                 )
-        return [SimpleTunerTable(resolution=size, step=sizes.step, buckets=not sizes.buckets) for size in squares]
+            if edge and (size.width != edge or edge % sizes.step or sizes.buckets):
+                raise RecipeError(
+                    "SimpleTuner: the shortest side is the resolution itself (resolution_type = pixel)",
+                    argument="min_side",
+                    value=edge,
+                    why=f"it is a multiple of {sizes.step}, as all sides are",
+                    fix=f"--resolution {edge} --min-side {edge} --bucket-step STEP; or leave --min-side out",
+                    fix_python=f"resolutions=[{edge}], min_side={edge}; or leave min_side out",
+                )
+        is_square = bool(sizes.buckets)
+        return [
+            SimpleTunerTable(resolution=size, step=sizes.step, buckets=not is_square, by_edge=bool(edge))
+            for size in squares
+        ]
 
-    def reads(self, path: Path) -> bool:
-        """See ``Trainer``: a list of backends, or a JSON file that names one."""
-        try:
-            value = json.loads(path.read_text("utf-8")) if path.suffix == ".json" else None
-        except (OSError, ValueError):
-            return False
-        if isinstance(value, list):
-            return any(isinstance(entry, dict) and ("id" in entry and "type" in entry) for entry in value)
-        return isinstance(value, dict) and bool(value.keys() & {"data_backend_config", "--data_backend_config"})
-
-    def settings(self, path: Path) -> TrainerSettings:
+    def read(self, path: Path, value: Any) -> TrainerSettings:
         """See ``Trainer``."""
-        general, backends, backend_path = _read(path)
-        with forms_named(path, "give it as SimpleTuner reads it"):
-            return _settings(path, general, backends, backend_path)
+        general, listed, backend_path = _backends(path, value)
+        backends = [
+            {**_DEFAULTS, **general, **backend}
+            for backend in listed
+            if backend.get("dataset_type", "image") == "image" and not backend.get("disabled")
+        ]
+        if not backends:
+            what, fix = f"{path}: has no backend of images", "add a backend with dataset_type = image"
+            raise UsageError(what, where=str(path), fix=fix)
+        crops = [backend.get("crop") and backend.get("crop_aspect", "square") for backend in backends]
+        squares = {crop == "square" for crop in crops}
+        kinds = {backend["resolution_type"] == "pixel" for backend in backends}
+        sides, is_square = tuple(dict.fromkeys(map(_side, backends))), True in squares
+        by_edge = True in kinds and not is_square
+        if len(squares) > 1 or (by_edge and (len(sides) > 1 or len(kinds) > 1)):
+            raise UsageError(
+                f"{path}: some backends crop to squares, or have another resolution_type or side, than others",
+                where=str(path),
+                why="a cache has one table of sizes",
+                fix="build one cache for each, with a configuration of its own",
+            )
+        if (rounding := int(general.get("aspect_bucket_rounding") or 2)) != 2:
+            raise UsageError(
+                f"{path}: aspect_bucket_rounding = {rounding}",
+                where=str(path),
+                why="sizes are known for ratios of two decimals",
+                fix="set it to 2, or leave it out",
+            )
+        alignment, family = general.get("aspect_bucket_alignment"), str(general.get("model_family"))
+        step = _ALIGNMENT.get(family, int(alignment or 64))
+        words = [f"resolution_type {'pixel' if by_edge else 'pixel_area'}, resolution {side}" for side in sides]
+        words += ["crop_aspect square" if is_square else "crop false or preserve"]
+        origin = f" (of {family})" if family in _ALIGNMENT else " (default)" if alignment is None else ""
+        words += [f"aspect_bucket_alignment {step}{origin}"]
+        words += [f"{name} is not used" for name in _UNUSED if any(backend.get(name) for backend in backends)]
+        drawn = any(
+            backend.get("crop") and backend.get("crop_style", "random") in ("random", "face") for backend in backends
+        )
+        words += ["crops are centered, crop_style is not used"] if drawn else []
+        sizes = {"buckets": tuple(Size(side, side) for side in sides)} if is_square else {"resolutions": sides}
+        batch = general.get("train_batch_size")
+        return TrainerSettings(
+            words=", ".join(words),
+            options={**sizes, "bucket_step": step, **({"min_side": sides[0]} if by_edge else {})},
+            source={"config": str(backend_path.resolve()), "layout": ""},
+            no_latents=_set(backends, _NO_LATENTS),
+            no_text=tuple(
+                f"{backend.get('id')}: caption_shuffle.enable = true"
+                for backend in backends
+                if backend.get("caption_shuffle", {}).get("enable")
+            ),
+            batch=None if batch is None else int(batch),
+        )
 
     def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
         """See ``Trainer``: a bucket without a full batch for a rank is dropped; else the last batch is smaller."""
@@ -203,9 +258,8 @@ def _ratio(size: Size) -> float:
     return round(size.width / size.height, 2)
 
 
-def _read(path: Path) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], Path]:
+def _backends(path: Path, value: Any) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], Path]:
     """General settings, the backends of images, and the file of these."""
-    value = read_file(path)
     if isinstance(value, list):
         return {}, value, path
     general = {str(name).removeprefix("--"): entry for name, entry in value.items()}
@@ -217,71 +271,10 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], Path]
     return general, read_file(file), file
 
 
-def _settings(
-    path: Path, general: Mapping[str, Any], backends: Sequence[Mapping[str, Any]], backend_path: Path
-) -> TrainerSettings:
-    images = [
-        {**_DEFAULTS, **general, **backend}
-        for backend in backends
-        if backend.get("dataset_type", "image") == "image" and not backend.get("disabled")
-    ]
-    if not images:
-        what, fix = f"{path}: has no backend of images", "add a backend with dataset_type = image"
-        raise UsageError(what, where=str(path), fix=fix)
-    sides = tuple(dict.fromkeys(_side(path, backend) for backend in images))
-    is_square = {bool(backend.get("crop")) and backend.get("crop_aspect", "square") == "square" for backend in images}
-    if len(is_square) > 1:
-        raise UsageError(
-            f"{path}: some backends crop to squares, others do not",
-            where=str(path),
-            why="a cache has one table of sizes",
-            fix="build one cache for each, with a configuration of its own",
-        )
-    if (rounding := int(general.get("aspect_bucket_rounding") or 2)) != 2:
-        raise UsageError(
-            f"{path}: aspect_bucket_rounding = {rounding}",
-            where=str(path),
-            why="sizes are known for ratios of two decimals",
-            fix="set it to 2, or leave it out",
-        )
-    given, family = general.get("aspect_bucket_alignment"), str(general.get("model_family"))
-    step = _ALIGNMENT.get(family, int(given or 64))
-    sizes = {"buckets": tuple(Size(side, side) for side in sides)} if True in is_square else {"resolutions": sides}
-    words = [f"resolution_type pixel_area, resolution {side}" for side in sides]
-    words += ["crop_aspect square" if True in is_square else "crop false or preserve"]
-    origin = f" (of {family})" if family in _ALIGNMENT else " (default)" if given is None else ""
-    words += [f"aspect_bucket_alignment {step}{origin}"]
-    words += [f"{name} is not used" for name in _UNUSED if any(backend.get(name) for backend in images)]
-    drawn = any(
-        backend.get("crop") and backend.get("crop_style", "random") in ("random", "face") for backend in images
-    )
-    words += ["crops are centered, crop_style is not used"] if drawn else []
-    return TrainerSettings(
-        words=", ".join(words),
-        options={**sizes, "bucket_step": step},
-        source={"config": str(backend_path.resolve()), "layout": ""},
-        no_latents=_set(images, _NO_LATENTS),
-        no_text=tuple(
-            f"{backend.get('id')}: caption_shuffle.enable = true"
-            for backend in images
-            if backend.get("caption_shuffle", {}).get("enable")
-        ),
-    )
-
-
-def _side(path: Path, backend: Mapping[str, Any]) -> int:
-    """Side of a square of the area of a backend's resolution, in pixels."""
-    value, kind = float(backend["resolution"]), backend["resolution_type"]
-    if kind == "area":
-        return int(math.sqrt(value * 1e6))
-    if kind == "pixel" and not (backend.get("crop") and backend.get("crop_aspect", "square") == "square"):
-        raise UsageError(
-            f"{path}: {backend.get('id')} has resolution_type = pixel",
-            where=str(path),
-            why="then the shorter side is fixed, and a cache has buckets of one area",
-            fix="set resolution_type = pixel_area, or crop_aspect = square",
-        )
-    return int(value)
+def _side(backend: Mapping[str, Any]) -> int:
+    """Resolution of a backend as the side of a square, in pixels."""
+    value = float(backend["resolution"])
+    return int(math.sqrt(value * 1e6)) if backend["resolution_type"] == "area" else int(value)
 
 
 def _set(backends: Sequence[Mapping[str, Any]], forbidden: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:

@@ -5,30 +5,45 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
 
-class Table(Protocol):
+class Table(Value):
     """The buckets of one resolution."""
+
+    title: ClassVar[str]
+    """The trainer."""
+    by_edge: bool = False
+    """True: the resolution is the shorter side of a bucket, and decides how an image is resized."""
 
     def nearest(self, image: Size) -> Size:
         """The bucket of an image that may be enlarged."""
-        ...
+        raise NotImplementedError
 
     def within(self, image: Size) -> Size | None:
-        """The bucket of an image that must not be enlarged; None: it is too small."""
-        ...
+        """The bucket of an image that must not be enlarged; None: it is too small. Raises RecipeError."""
+        raise RecipeError(
+            f"{self.title} enlarges images that are smaller than their bucket",
+            argument="upscale",
+            value="False",
+            fix="leave --no-upscale out; --min-pixels N rejects small images",
+            fix_python="leave upscale out; min_pixels=N rejects small images",
+        )
 
     def resized(self, image: Size, bucket: Size, *, upscale: bool) -> Size:
         """Size that an image is resized to before its middle is cut out."""
-        ...
+        raise NotImplementedError
+
+    @property
+    def words(self) -> str:
+        """Its numbers, with the trainer's names of settings."""
+        raise NotImplementedError
 
 
 class SizeOptions(Value):
@@ -40,6 +55,13 @@ class SizeOptions(Value):
     step: int
     min_side: int | None
     max_side: int | None
+
+    def reject(self, title: str, *names: str) -> None:
+        """Raise a RecipeError for a limit of sides that a trainer has no setting for."""
+        for name in names:
+            if getattr(self, name):
+                what = f"{title} has no {'shortest' if name == 'min_side' else 'longest'} side of a bucket"
+                raise RecipeError(what, argument=name, value=getattr(self, name), fix="leave it out")
 
 
 class TrainerSettings(Value):
@@ -55,54 +77,67 @@ class TrainerSettings(Value):
     """Settings, with their values, that forbid cached latents."""
     no_text: tuple[str, ...] = ()
     """Settings, with their values, that forbid cached text."""
+    needs_masks: bool = False
+    """True: files without masks do not fit."""
+    batch: int | None = None
+    """Images of a batch on each rank; None: the file does not say it."""
 
 
-class Trainer(Protocol):
+class Trainer:
     """One trainer, as ``build --like`` and ``plan --for`` name it."""
 
     name: str
-    parts_sets: bool
+    parts_sets: bool = False
     """True: images of other repeats, and regularization images, are in other batches."""
-    draws_resolution: bool
+    draws_resolution: bool = False
     """True: of several resolutions an image has one in an epoch, drawn; False: it has all of them."""
 
     def tables(self, sizes: SizeOptions) -> Sequence[Table]:
         """Its buckets, for each resolution; raises RecipeError for sizes that it does not take."""
-        ...
-
-    def reads(self, path: Path) -> bool:
-        """True if this is a settings file of this trainer."""
-        ...
+        raise NotImplementedError
 
     def settings(self, path: Path) -> TrainerSettings:
         """The settings of a file; raises UsageError with the line or the name of what is wrong."""
-        ...
+        try:
+            return self.read(path, read_file(path))
+        except UsageError:
+            raise
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            what, fix = f"{path}: a setting has another form", f"give the file as {self.name} reads it"
+            raise UsageError(what, where=str(path), why=str(error), fix=fix) from error
+
+    def read(self, path: Path, value: Any) -> TrainerSettings:
+        """The settings of the contents of a file."""
+        raise NotImplementedError
 
     def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
         """Batches of one bucket in an epoch, samples that its last batch lacks, and samples that are dropped."""
-        ...
+        raise NotImplementedError
 
     def steps(self, batches: int, ranks: int, accum: int) -> int:
         """Optimizer steps of an epoch, for the batches of all ranks."""
-        ...
+        raise NotImplementedError
 
     def least(self, batch: int, ranks: int, accum: int) -> int:
         """Samples without which a bucket stops the trainer at its start; 0: none does."""
-        ...
+        return 0
 
     def changes(self, tables: Sequence[Any], batch: int) -> Iterator[tuple[str, Sequence[Any], int]]:
         """Each one setting changed: its words, and the tables and the batch size that follow."""
-        ...
+        raise NotImplementedError
 
 
-def enlarges(trainer: str) -> RecipeError:
-    """What ``Table.within`` raises for a trainer without such buckets."""
-    return RecipeError(
-        f"{trainer} enlarges images that are smaller than their bucket",
-        argument="upscale",
-        value="False",
-        fix="leave --no-upscale out; --min-pixels N rejects small images",
-        fix_python="leave upscale out; min_pixels=N rejects small images",
+def shown(name: str, values: Mapping[str, Any], default: Any) -> str:
+    """A setting with its value, for ``TrainerSettings.words``."""
+    return f"{name} {values[name]}" if name in values else f"{name} {default} (default)"
+
+
+def refused(values: Mapping[str, Any], names: Mapping[str, Any], label: str = "") -> tuple[str, ...]:
+    """Settings that have another value than the one that allows a cache, with their values."""
+    return tuple(
+        f"{label}{name} = {str(values.get(name, default)).lower()}"
+        for name, default in names.items()
+        if values.get(name, default)
     )
 
 
@@ -124,15 +159,3 @@ def file_near(path: Path, name: Path) -> Path | None:
     """A file that the settings file ``path`` names: beside it, in a folder above, or where the command runs."""
     files = [folder / name for folder in (path.parent, *path.absolute().parents, Path.cwd())]
     return next((file for file in files if file.is_file()), None)
-
-
-@contextmanager
-def forms_named(path: Path, fix: str) -> Iterator[None]:
-    """Make a setting of another form a UsageError."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
-        what = f"{path}: a setting has another form"
-        raise UsageError(what, where=str(path), why=str(error), fix=fix) from error

@@ -13,7 +13,8 @@ from latentcache.geometry.like.trainer import SizeOptions
 from latentcache.geometry.like.trainers import trainer_of
 from latentcache.geometry.sizes import Size
 
-#: Of ``TrainingSample.calculate_target_size`` at bc8e6ab, with the map of the table: side, step, 1 for squares; then
+#: Of ``TrainingSample.calculate_target_size`` at bc8e6ab, with the map of the table: side, step, 1 for squares and 2
+#: for ``resolution_type = pixel``; then
 #: (height, width) of the image, of its bucket and of the resized image.
 VECTORS = json.loads((Path(__file__).parent / "simpletuner_vectors.json").read_text("utf-8"))
 images = st.builds(Size, st.integers(64, 4096), st.integers(64, 4096))
@@ -21,11 +22,9 @@ images = st.builds(Size, st.integers(64, 4096), st.integers(64, 4096))
 
 @pytest.mark.parametrize("vector", VECTORS, ids=str)
 def test_sizes_are_those_of_its_own_code(vector):
-    side, step, is_square, height, width, *expected = vector
-    table, image = (
-        SimpleTunerTable(resolution=Size(side, side), step=step, buckets=not is_square),
-        Size(height, width),
-    )
+    side, step, kind, height, width, *expected = vector
+    table = SimpleTunerTable(resolution=Size(side, side), step=step, buckets=kind != 1, by_edge=kind == 2)
+    image = Size(height, width)
     bucket = table.nearest(image)
     resized = table.resized(image, bucket, upscale=True)
     assert [bucket.height, bucket.width, resized.height, resized.width] == expected
@@ -49,8 +48,8 @@ def test_every_sample_is_in_a_batch_or_dropped(samples, batch, ranks):
 
 def test_what_it_has_no_setting_for_is_named():
     options = {"resolutions": (512,), "buckets": (), "step": 64, "min_side": None, "max_side": None}
-    with pytest.raises(RecipeError, match="no shortest"):
-        SimpleTuner().tables(SizeOptions(**options | {"min_side": 256}))
+    with pytest.raises(RecipeError, match="no longest"):
+        SimpleTuner().tables(SizeOptions(**options | {"max_side": 256}))
     with pytest.raises(RecipeError, match="crops to squares"):
         SimpleTuner().tables(SizeOptions(**options | {"resolutions": (), "buckets": (Size(512, 768),)}))
     with pytest.raises(RecipeError, match="SimpleTuner enlarges"):
@@ -86,6 +85,11 @@ def written(folder, backend, **general):
             {"resolution": 768, "resolution_type": "pixel", "crop": True},
             {},
             {"buckets": (Size(768, 768),), "bucket_step": 64},
+        ),
+        (
+            {"resolution": 768, "resolution_type": "pixel"},
+            {},
+            {"resolutions": (768,), "bucket_step": 64, "min_side": 768},
         ),
     ],
 )
@@ -128,7 +132,10 @@ def test_what_is_not_followed_is_said(tmp_path):
         ("[", "no JSON file"),
         ('[{"id": "t", "type": "local", "dataset_type": "text_embeds"}]', "no backend of images"),
         ('[{"id": "a", "type": "local", "resolution": "big"}]', "another form"),
-        ('[{"id": "a", "type": "local", "resolution": 512, "resolution_type": "pixel"}]', "resolution_type = pixel"),
+        (
+            '[{"id": "a", "type": "local"}, {"id": "b", "type": "local", "resolution_type": "pixel"}]',
+            "another resolution_type",
+        ),
         ('{"data_backend_config": "none.json"}', "none.json is not there"),
     ],
 )

@@ -1,0 +1,154 @@
+"""Export documents and rows of tokens: each format is a writer of one split, which gets batches in their order.
+
+Cost: one batch in memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from latentcache.errors import PlanError, UsageError
+from latentcache.export.documents import FILES, counts, document_batches, reject_masked
+from latentcache.export.mds import DTYPES, write_mds
+from latentcache.loader.cache import open_cache
+
+if TYPE_CHECKING:
+    from latentcache.export.folder import Folder
+    from latentcache.export.settings import Advanced, ExportSettings
+
+#: Rows in memory at once.
+BATCH_ROWS = 256
+
+
+class TokenExport:
+    """One export of tokens. See :class:`~latentcache.export.run.Export`."""
+
+    resumes = False
+
+    def __init__(self, settings: ExportSettings) -> None:
+        self._settings = settings
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of parts: the command reports them itself
+            self._cache = open_cache(settings.cache)
+        if all(field.spec.collate != "pack" for field in self._cache.snapshots[0].fields.values()):
+            what, why = f"CACHE={settings.cache}: holds no tokens", "training scripts read images with open_cache()"
+            raise UsageError(what, why=why, fix="export a cache of `latentcache build DATA --tokenizer PATH`")
+        parts = {"train": self._cache}
+        if settings.validation:
+            parts = dict(zip(("train", "validation"), self._cache.split(settings.validation), strict=True))
+        documents = {name: part.documents() for name, part in parts.items()}
+        for part in documents.values() if settings.format != "hf-disk" else ():
+            reject_masked(part, settings.format)
+        rows = {name: part.rows(**self._layout()) for name, part in parts.items()} if settings.layout else {}
+        self._splits: Mapping[str, Any] = rows or documents
+        self.noun = "rows" if rows else "documents"
+
+    @property
+    def plan(self) -> str:
+        """What will be written, as a sentence; empty: nothing to say."""
+        return ""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the files, about."""
+        settings, itemsize = self._settings, self._cache.documents().dtype.itemsize
+        if settings.layout:
+            columns = 3 if settings.format == "hf-disk" else 1
+            return sum(len(split) for split in self._splits.values()) * settings.length * 4 * columns
+        return int(sum(split.lengths.sum() for split in self._splits.values())) * itemsize
+
+    def write(self, folder: Folder, on_progress: Advanced) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Write all splits; returns what the sidecar says, and what the JSON output says of it."""
+        settings, metadata, about, more = self._settings, self._metadata(), dict[str, Any](), dict[str, Any]()
+        root, dtype = folder.root, self._cache.documents().dtype.name
+        if settings.layout:
+            metadata["overflow"] = settings.overflow
+            about = {
+                "layout": settings.layout,
+                "length": settings.length,
+                "tokens": {name: rows.tokens for name, rows in self._splits.items()},
+                "tokens_dropped": {name: dict(rows.tokens_dropped) for name, rows in self._splits.items()},
+                "rows": {name: len(rows) for name, rows in self._splits.items()},
+            }
+        if not settings.layout:
+            write, tokenizer = FILES[settings.format], metadata["tokenizer"]
+            about = counts(self._written(lambda name, part: write(root, name, dtype, part, tokenizer), on_progress))
+        elif settings.format == "mds":
+            about["dtype"] = DTYPES[dtype]
+            self._written(lambda name, part: write_mds(root / name, DTYPES[dtype], part), on_progress)
+        else:
+            from latentcache.export.hf_disk import COLUMNS, write_hf_disk, write_split_names
+
+            trainer, fingerprint = settings.trainer or "plain", metadata["fingerprint"]
+            columns = COLUMNS[trainer][settings.layout]
+            self._written(lambda name, part: write_hf_disk(root / name, columns, fingerprint, part), on_progress)
+            write_split_names(root, list(self._splits))
+            metadata |= {"trainer": trainer, "padding_side": settings.padding_side or "right"}
+            efficiency = {name: rows.packing_efficiency for name, rows in self._splits.items()}
+            more = {"for": trainer, "packing_efficiency": efficiency}
+        folder.add_all()
+        return metadata | about, {"format": settings.format, "part": metadata["part"], **more, **about}
+
+    def _written(self, write: Callable[[str, Iterator[Any]], Any], on_progress: Advanced) -> dict[str, Any]:
+        return write_splits(self._splits, write, on_progress)
+
+    def _layout(self) -> dict[str, Any]:
+        """Arguments of ``cache.rows``."""
+        settings = self._settings
+        wanted: dict[str, Any] = {settings.layout: settings.length}
+        if settings.overflow is not None:
+            wanted["overflow"] = settings.overflow
+        if settings.format == "mds" and settings.layout == "chunk":
+            wanted["last_chunk"] = "drop"  # a collator would pad a short row, and would need a padding token
+        elif settings.padding_side is not None:
+            wanted["padding_side"] = settings.padding_side
+        return wanted
+
+    def _metadata(self) -> dict[str, Any]:
+        documents, snapshot = self._cache.documents(), self._cache.snapshots[0]
+        field = snapshot.fields[documents.field]
+        return {
+            "format": self._settings.format,
+            "cache": str(self._settings.cache.resolve()),
+            "snapshot": snapshot.number,
+            "documents": len(documents),
+            "part": snapshot.part,
+            "fingerprint": snapshot.fingerprint,
+            "field": documents.field,
+            "recipe_id": field.recipe_id.hex(),
+            "recipe": dict(field.recipe_json),
+            "tokenizer": str(field.provenance.get("tokenizer", "")),
+            "validation": self._settings.validation,
+        }
+
+
+def write_splits(
+    splits: Mapping[str, Any],
+    write: Callable[[str, Iterator[Any]], Any],
+    on_progress: Advanced = lambda done, total: None,
+) -> dict[str, Any]:
+    """Write each split by ``write``, which gets its name and batches of its rows or documents; results by split."""
+    done, total = 0, sum(map(len, splits.values()))
+
+    def advancing(name: str) -> Iterator[Any]:
+        nonlocal done
+        for count, batch in _batches(name, splits[name]):
+            yield batch
+            done += count
+            on_progress(done, total)
+
+    return {name: write(name, advancing(name)) for name in splits}
+
+
+def _batches(name: str, split: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the number of rows or documents of each batch, and the batch."""
+    if hasattr(split, "gather"):
+        if not len(split):
+            raise PlanError(f"no document is in {name}", fix="give another --validation, or more data")
+        yield from ((len(batch[1]), batch) for batch in document_batches(split))
+        return
+    for start in range(0, len(split), BATCH_ROWS):
+        wanted = list(range(start, min(start + BATCH_ROWS, len(split))))
+        yield len(wanted), split.batch(wanted)

@@ -1,0 +1,143 @@
+"""Each form of a trainer's files stays what its own code accepts in ``tests/peers``: hashes of all files in one JSON.
+
+If a form changes on purpose, run the tests of the trainers, then ``python tests/export/test_golden_folders.py``.
+"""
+
+import io
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_cache import build, draw
+
+from latentcache.cli.app import main
+from latentcache.export.format import FLUX, IDS, LATENTS, MASK, POOLED, SD, SD3, SDXL, TEXT, Latent, Request, Sample
+from latentcache.export.images import TRAINER_FORMATS
+from latentcache.export.kohya import ARCHITECTURES
+from latentcache.fields.latents import EncoderSpec, GeometrySettings, LatentsRecipe, Normalization, PixelProfile
+from latentcache.fields.prompt_embeds import PromptRecipe
+from latentcache.fields.prompt_ids import PromptIdsRecipe
+from latentcache.geometry.sizes import Size
+from latentcache.identity.content import content_hash
+
+GOLDEN = Path(__file__).with_name("golden_folders.json")
+LUMINA = "Lumina2Pipeline"
+#: Shapes of the embeddings of a caption, and tokens of each text encoder.
+TEXTS = {
+    SD: ({TEXT: (77, 768)}, (77,)),
+    SDXL: ({TEXT: (77, 2048), POOLED: (1280,)}, (77, 77)),
+    SD3: ({TEXT: (77 + 77, 4096), POOLED: (2048,)}, (77, 77, 77)),
+    FLUX: ({TEXT: (512, 4096), POOLED: (768,)}, (77, 512)),
+    LUMINA: ({TEXT: (9, 2304)}, (256,)),
+}
+#: Trainer, architecture and release of kohya, pipeline of the text.
+CASES = [
+    *(("kohya", name, form, SDXL if name == "sdxl" else "") for name in ("sd", "sdxl")
+      for form in ("stable", "plain", "suffixed")),
+    ("kohya", "sd3", None, SD3), ("kohya", "flux", None, FLUX), ("kohya", "lumina", None, LUMINA),
+    ("kohya", "hunyuan-image", None, ""),
+    *((trainer, None, None, pipeline) for trainer in ("onetrainer", "simpletuner")
+      for pipeline in (SD, SDXL, SD3, FLUX)),
+]  # fmt: skip
+
+
+def files_of(trainer, architecture, release, pipeline):
+    """File -> hash, of two images: one of them is for regularization, and has two repeats."""
+    about = ARCHITECTURES[architecture or "sdxl"]
+    scaling = Normalization(kind="scale-shift", scale=about.scale, shift=about.shift)
+    encoder = EncoderSpec(
+        family="", fingerprint="", config="", channels=about.channels, factor=8, multiple=8, normalization=scaling
+    )
+    sides = {"min_side": 128, "max_side": 512} if trainer == "kohya" else {}
+    geometry = GeometrySettings(resolutions=(256,), flip=trainer != "simpletuner", like=trainer, **sides)
+    shapes, lengths = TEXTS.get(pipeline, ({}, ()))
+    text = {"pipeline": pipeline, "fingerprint": "", "config": "", "tokenizer": "", "length": 1}
+    recipes = {LATENTS: LatentsRecipe(geometry=geometry, pixels=PixelProfile(), encoder=encoder)}
+    recipes |= {name: PromptRecipe(output=name, width=shape[-1], **text) for name, shape in shapes.items()}
+    recipes |= {IDS: PromptIdsRecipe(lengths=lengths, **text)} if pipeline else {}
+    wanted = [LATENTS, *([MASK] if trainer != "simpletuner" else []), *shapes, *([IDS] if pipeline else [])]
+    form = TRAINER_FORMATS[trainer](
+        Request(
+            recipes=recipes, wanted=wanted, geometry=geometry, root=Path("/data/cats"), folder="/out",
+            architecture=architecture, release=release,
+        )
+    )  # fmt: skip
+    samples, random = [], np.random.default_rng(0)
+    for name, size, bucket, more in (
+        ("a.jpg", Size(240, 400), Size(192, 320), {"has_alpha": release == "suffixed"}),
+        ("cats/b.tiff", Size(400, 240), Size(320, 192), {"is_reg": True, "repeats": 2, "class_words": "cat"}),
+    ):
+        shape = (about.channels, bucket.height // 8, bucket.width // 8)
+        values, flipped = random.random((2, *shape), dtype=np.float32)
+        text = {field: random.random(shape, np.float32) for field, shape in shapes.items()}
+        text |= {IDS: random.integers(0, 2, (2, sum(lengths)), dtype=np.int32)} if pipeline else {}
+        latents = [Latent(bucket=bucket, values=values, flipped=flipped)]
+        masks = [Latent(bucket=bucket, values=random.random((1, *shape[1:]), dtype=np.float32))]
+        sample = Sample(
+            name=name, target=name, size=size, caption=f"{name}, tag", latents=latents, masks=masks, text=text, **more
+        )
+        samples.append(replace(sample, target=form.target(sample)))
+    form.begin(samples)
+    files = {file: make() for sample in samples for file, make in form.files(sample).items()}
+    files |= form.settings() | {"advice": "\n".join(form.advice()).encode()}
+    return {name: hashed(name, data) for name, data in sorted(files.items())}
+
+
+def folder_of(trainer, scratch):
+    """File -> hash, of a whole exported folder."""
+    for number, (name, size) in enumerate([("p0", (400, 240)), ("p1", (240, 400)), ("more/p2", (300, 300))]):
+        draw(scratch / f"cats/{name}.png", size, seed=number)
+        (scratch / f"cats/{name}.txt").write_text(f"caption {number}, tag", "utf-8")
+    build(scratch / "cats", scratch / "cache", like=trainer, resolutions=(256,), bucket_step=64)
+    words = ["--architecture", "sdxl", "--release", "stable"] if trainer == "kohya" else []
+    out = scratch / "out"
+    assert main(["export", str(scratch / "cache"), str(out), "--to", trainer, "--as", "C:\\sets\\run", *words]) == 0
+    names = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
+    of_us = ("latentcache.json", "latentcache.files")
+    return {name: hashed(name, (out / name).read_bytes()) for name in names if name not in of_us}
+
+
+def hashed(name, data):
+    """Hash of a file; of what torch reads from one of its own, whose bytes depend on its version."""
+    if name.endswith(".png"):
+        return "image"
+    if name.endswith(".pt"):
+        data = repr(described(torch.load(io.BytesIO(data), weights_only=True))).encode()
+    return content_hash(data).hex()[:16]
+
+
+def described(value):
+    """Nested values with the types, shapes and bytes of their tensors."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), content_hash(value.float().numpy().tobytes()).hex()
+    if isinstance(value, dict):
+        return {key: described(entry) for key, entry in value.items()}
+    return type(value)(map(described, value)) if isinstance(value, list | tuple) else value
+
+
+def name_of(case):
+    return " ".join(part for part in case if part)
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_files_are_those_that_the_trainer_accepted(case):
+    assert files_of(*case) == json.loads(GOLDEN.read_text("utf-8"))[name_of(case)]
+
+
+@pytest.mark.parametrize("trainer", TRAINER_FORMATS)
+def test_whole_folders_are_those_that_the_trainer_accepted(tmp_path, trainer):
+    assert folder_of(trainer, tmp_path) == json.loads(GOLDEN.read_text("utf-8"))[f"{trainer} folder"]
+
+
+if __name__ == "__main__":
+    facts = {name_of(case): files_of(*case) for case in CASES}
+    for each in TRAINER_FORMATS:
+        with tempfile.TemporaryDirectory() as folder:
+            facts[f"{each} folder"] = folder_of(each, Path(folder))
+    GOLDEN.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    sys.stdout.write(f"wrote {GOLDEN}\n")
