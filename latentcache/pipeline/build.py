@@ -102,7 +102,8 @@ class _Build:
             preflight.check_space(plan)
             if catalog.damaged or self.paths.open_shards():
                 self.claim(plan)
-                catalog = load_catalog(self.paths, mended=self.mend())
+                self.mend()
+                catalog = load_catalog(self.paths)
                 works = self.works(kinds, catalog)
             return self.make(plan, works, catalog)
 
@@ -294,14 +295,13 @@ class _Build:
             tasks={work.name: self.task(work) for work in works},
         )
 
-    def mend(self) -> list[str]:
-        """Seal what a killed build left open, and write damaged indexes again; returns their shards."""
+    def mend(self) -> None:
+        """Seal what a killed build left open, and write indexes of damaged shards again."""
         mended, lost = mend_shards(self.paths)
         for name in mended:
-            self.warned(f"the index of shard {name} was damaged: it is written again, and no entry is lost")
+            self.warned(f"shard {name} was damaged: its index is written again")
         for name in lost:
             self.warned(f"shard {name} is damaged: its entries are encoded again")
-        return mended
 
     def claim(self, plan: BuildPlan, progress: RunResult | None = None) -> None:
         """Record the settings of this build, that open shards are its own, and how far it is."""

@@ -33,12 +33,12 @@ from latentcache.fields.protocol import Described
 from latentcache.fields.registry import load, settings_of
 from latentcache.fields.settings import checked
 from latentcache.plan.numbers import whole
-from latentcache.store.garbage import intact_snapshots, mend_index, shard_use
-from latentcache.store.index import load_index
+from latentcache.store.garbage import intact_snapshots, shard_use
+from latentcache.store.index import load_index, mend_index, remove_entries
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import kept_rows, publish_replacement
-from latentcache.store.snapshot import Snapshot, load_manifest, open_leased, removed_entries
+from latentcache.store.snapshot import Snapshot, load_manifest, open_leased
 from latentcache.value import Value
 from latentcache.verify.entries import (
     Check,
@@ -348,8 +348,8 @@ def repair_cache(
     """Verify everything, then take out what is corrupt, and drifted samples that the check encodes again.
 
     Only these entries are removed, and those that a damaged index lacks when it is written again. No entry is changed
-    or copied. A snapshot without the removed ones is published, marked incomplete, with a list of them that no later
-    build uses. A killed repair leaves the old cache or the new one, and the same command continues.
+    or copied. The indexes of shards name the removed ones no more, so no later build uses them. A snapshot without
+    them is published, marked incomplete. The same command continues a killed repair.
 
     ``confirm`` is shown the plan if there is anything to do. ``look`` are arguments of :func:`check_cache`; entries
     of another recipe are reported and kept.
@@ -371,7 +371,7 @@ class _Work:
         self.drop = {name: np.zeros(len(view), dtype=np.bool_) for name, view in check.views.items()}
         """(E,) by field: entries that are taken out, and those that are lost already."""
         self.removed = dict[str, set[int]]()
-        """Payload offsets of entries that no build may use, by shard; none: the whole shard."""
+        """Payload offsets of entries to be removed, by shard."""
         self.removals = list[Removal]()
 
     def plan(self, report: VerifyReport) -> Repair:
@@ -422,18 +422,17 @@ class _Work:
             self.removed.setdefault(shard, set()).update(offsets.tolist())
 
     def carry_out(self, plan: Repair) -> Repair:
-        """Write damaged indexes again, then publish the snapshot without the removed entries."""
+        """Take entries out of the indexes, then publish the snapshot without them."""
         check, paths = self.check, self.check.paths
-        unusable = [shard for shard in sorted(check.damaged) if not self._mended(shard)]
-        removed = removed_entries(paths)
+        for shard in sorted(check.damaged):
+            self._mend(shard)
         for shard, offsets in self.removed.items():
-            if removed.get(shard) != []:  # else all of it is out already
-                removed[shard] = sorted({*removed.get(shard, ()), *offsets})
-        removed |= {shard: [] for shard in unusable}
+            if paths.shard(shard).exists():
+                remove_entries(paths.shard(shard), np.array(sorted(offsets), dtype=np.uint64))
         failpoint("repair-delete")
         fields = [kept_rows(view.rows, ~self.drop[name][view.entry]) for name, view in check.views.items()]
         complete = plan.complete and not any(mask.any() for mask in self.drop.values())
-        publish_replacement(paths, check.snapshot, fields, removed=removed, complete=complete)
+        publish_replacement(paths, check.snapshot, fields, complete=complete)
         return replace(
             plan,
             done=True,
@@ -442,13 +441,13 @@ class _Work:
             removals=tuple(self.removals),
         )
 
-    def _mended(self, shard: str) -> bool:
-        """Write the index of a shard again, and remove the entries that it lacks; False if that is not possible."""
+    def _mend(self, shard: str) -> None:
+        """Write the index of a shard again, and remove the entries that it lacks."""
         check, folder = self.check, self.check.paths.shard(shard)
-        index = load_index(folder) if mend_index(folder) else None
+        mend_index(folder)
+        index = load_index(folder)
         for view in check.views.values():
             entries = view.in_shard(check.snapshot.shards.index(shard))
-            if index is not None and index.entries:
+            if index.entries:
                 entries = entries[~positions(index, view, entries)[1]]
             self._remove(view, entries, "not-intact")
-        return index is not None
