@@ -41,10 +41,8 @@ def gc(
 
 def _lines(report: CollectReport) -> Iterator[str]:
     for garbage in report.items:
-        by = "; ".join(f"process {h['pid']} on {h['host']}" for h in garbage.holders)
-        why = f"{garbage.reason}: {by}" if by else garbage.reason
         named = garbage.snapshot and not garbage.file.startswith("snap")
-        why += f" for snapshot {garbage.snapshot}" if named else ""
+        why = garbage.reason + (f" for snapshot {garbage.snapshot}" if named else "")
         why += f", {garbage.until}" if garbage.until else ""
         yield f"{garbage.state} {garbage.file} [{why}] {human_bytes(garbage.num_bytes)}"
     kept = human_bytes(report.num_bytes("held"))

@@ -33,7 +33,6 @@ _TRIES, _WAIT_S = 20, 0.01
 ORPHANS_S = 10.0
 #: Error numbers of a file system without flock.
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
-_PROCESSES = Path("/proc")
 _UNKNOWN: dict[str, Any] = dict.fromkeys(("pid", "host", "since"), "unknown")
 #: Descriptors of the builder's locks that this process holds.
 _held: set[int] = set()
@@ -214,13 +213,3 @@ def unleased(manifest: Path) -> Iterator[bool]:
         yield free
     finally:
         os.close(descriptor)
-
-
-def holders(path: Path) -> list[dict[str, Any]]:
-    """``pid`` and ``host`` of local processes that have a path open, as far as the system says (Linux: /proc)."""
-    state, pids = path.stat(), set[int]()
-    for link in _PROCESSES.glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
-            if os.path.samestat(link.stat(), state):
-                pids.add(int(link.parts[2]))
-    return [{"pid": pid, "host": os.uname().nodename} for pid in sorted(pids)]

@@ -7,6 +7,7 @@ command continues. Sources are not looked at. Cost: payloads are read only to co
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from latentcache.store.garbage import (
     shard_use,
     to_scratch,
 )
-from latentcache.store.lock import builder_lock, holders, unleased
+from latentcache.store.lock import builder_lock, unleased
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import load_manifest, open_snapshot
 from latentcache.value import Value
@@ -58,7 +59,6 @@ class Garbage(Value):
     """On disk; of a shard to be copied, or in use, its unneeded part."""
     entries: int = 0
     """Unreferenced entries in it, if it is a shard that is in use."""
-    holders: tuple[dict[str, Any], ...] = ()
     snapshot: int = 0
     """Number of the snapshot that keeps it; 0: none does."""
     until: str = ""
@@ -69,7 +69,6 @@ class Garbage(Value):
         item = {"category": self.state, "reason": self.reason, "path": "", "file": self.file, "bytes": self.num_bytes}
         item["hint"] = f"it stays {self.until}" if self.until else "no kept snapshot needs it"
         more = {"entries": self.entries, "snapshot": self.snapshot, "until": self.until}
-        more["holders"] = list(self.holders)
         return item | {name: value for name, value in more.items() if value}
 
 
@@ -136,7 +135,6 @@ class _Old(Value):
     reason: str
     """Empty: it goes, unless a reader holds it."""
     until: str = ""
-    holders: tuple[dict[str, Any], ...] = ()
 
 
 class _Collector:
@@ -201,8 +199,8 @@ class _Collector:
                         self._remove(folder, "superseded" if old.shards is not None else "damaged")
                 if free:
                     continue
-                by = tuple(holders(folder / "manifest.json"))
-                old = replace(old, reason="leased", until="until its readers close the cache", holders=by)
+                readers = f"`fuser {shlex.quote(str(folder / 'manifest.json'))}` names them on their machine"
+                old = replace(old, reason="leased", until=f"until its readers close the cache ({readers})")
             if remove and old.number != self.paths.current_snapshot():
                 self._keep_for(folder, old)
             yield old
@@ -276,7 +274,7 @@ class _Collector:
         return "grace", f"until {end}, for readers without a lease"
 
     def _keep_for(self, path: Path, old: _Old) -> None:
-        self._add("held", old.reason, path, until=old.until, holders=old.holders, snapshot=old.number)
+        self._add("held", old.reason, path, until=old.until, snapshot=old.number)
 
     def _remove(self, path: Path, reason: str) -> None:
         """Move a thing out of sight in one step, then delete it."""

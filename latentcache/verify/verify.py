@@ -1,7 +1,7 @@
 """``verify_cache``: check a cache against its sources and itself; ``repair_cache``: take out what fails its check.
 
 ``fast`` reads manifest, columns and shard indexes, stats every source, and hashes sources whose stat differs.
-``full`` also reads every payload and every source; ``sample`` does so for a part. Only encoding again needs a model,
+``full`` also reads every payload and every source; ``sample`` does so for a slice. Only encoding again needs a model,
 which the caller brings. The same checks run for every kind of field.
 
 Through an untrusted cache no file outside its folder is opened: links, special files and too large files are errors,
@@ -48,7 +48,7 @@ from latentcache.verify.entries import (
     check_entries,
     choose,
     confidence,
-    parse_selection,
+    parse_slice,
     positions,
 )
 from latentcache.verify.findings import PROBLEMS, Commands, VerifyReport
@@ -83,7 +83,7 @@ def verify_cache(
     data: Path | str | None = None,
     *,
     full: bool = False,
-    sample: str | int | None = None,
+    sample: str | None = None,
     seed: int = 0,
     fields: Mapping[str, Any] | None = None,
     reencode: int = 0,
@@ -95,8 +95,8 @@ def verify_cache(
         cache: The cache folder.
         data: The data, if it is not at the recorded place.
         full: Read every payload and every source.
-        sample: Read a part only: ``1/7`` (the first of seven), ``5%`` or ``300`` (samples).
-        seed: Seed of random choices.
+        sample: Read a part only: ``1/7`` is the first of seven.
+        seed: Seed that chooses the samples to encode again.
         fields: Field name -> settings, as of :class:`BuildSettings`: every sample is stale if its recipe differs.
         reencode: Number of samples to encode again and compare; this loads the encoder.
         device: Device of ``reencode``: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
@@ -112,8 +112,7 @@ def verify_cache(
     """
     arguments = checked(_TYPES, {"cache": cache, "data": data, "full": full, "fields": fields, "device": device})
     seed, reencode = whole("seed", seed, 0), whole("reencode", reencode, 0)
-    selection = None if sample is None else parse_selection(str(sample), seed)
-    depth = Depth(full=full, selection=selection, reencode=reencode, seed=seed)
+    depth = Depth(full=full, slice=None if sample is None else parse_slice(str(sample)), reencode=reencode, seed=seed)
     settings = {name: settings_of(name, value) for name, value in (arguments["fields"] or {}).items()}
     look: dict[str, Any] = {"data": arguments["data"]}
     look["requested"] = partial(described_now, settings=settings, depth=depth, device=device)
@@ -141,7 +140,7 @@ def check_cache(
     described = {} if requested is None else requested(snapshot)
     root = None if unnamed else find_data(cache, snapshot.source, data)
     check = Check(snapshot)
-    chosen = choose(snapshot, depth.selection)
+    chosen = choose(snapshot, depth.slice)
     compared = _look(check, depth, root, chosen)
     looked = chosen.samples if root is None else note_sources(check, compared, chosen.samples)
     changes = check_recipes(check, described)
@@ -206,7 +205,7 @@ def _report(
             "headers": check.headers,
             "payloads": check.payloads,
             "payload_bytes": check.payload_bytes,
-            "sources_stat": 0 if compared is None else compared.checked,
+            "sources_stat": 0 if compared is None else int(compared.looked.sum()),
             "sources_hashed": 0 if compared is None else compared.now.hashed,
         },
         not_looked_at=int((~categorized).sum()),
@@ -223,7 +222,7 @@ def _look(check: Check, depth: Depth, root: Path | None, chosen: Chosen) -> Comp
     """Look at entries and sources; payloads are read only if ``depth`` says so."""
 
     def look() -> Compared | None:
-        some = None if depth.selection is None else chosen.samples
+        some = None if depth.slice is None else chosen.samples
         return None if root is None else compare_sources(check, root, full=depth.reads, chosen=some)
 
     check_entries(check, chosen.entries)
@@ -257,12 +256,10 @@ def _unreferenced(check: Check) -> int:
 
 def _stated(check: Check, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_]) -> str:
     """Return the conclusion from samples that are all clean about the others; empty if nothing follows."""
-    if depth.selection is None or not looked.any() or (chosen.samples & ~looked).any():
+    if depth.slice is None or not looked.any() or (chosen.samples & ~looked).any():
         return ""
-    if depth.selection.unit == "slice" and not looked.all():
-        read = sum(int(entries.sum()) for entries in chosen.entries.values())
-        return confidence(read, sum(map(len, check.views.values())), "entries")
-    return confidence(int(looked.sum()), len(looked))
+    read = sum(int(entries.sum()) for entries in chosen.entries.values())
+    return confidence(read, sum(map(len, check.views.values())), "entries")
 
 
 def check_outside(root: Path) -> None:

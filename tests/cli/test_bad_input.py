@@ -128,7 +128,7 @@ def test_a_cache_of_an_older_format_is_built_again(run, cache, data):
     ("words", "fix"),
     [
         (("verify", "{}", "--yes"), "latentcache verify {} --repair --yes"),
-        (("verify", "{}", "--repair", "--yes", "--sample", "2"), "latentcache verify {} --repair"),
+        (("verify", "{}", "--repair", "--yes", "--sample", "1/2"), "latentcache verify {} --repair"),
         (("plan", "{}", "--batch-size", "2", "--pack", "8", "--pad", "8"), "plan {} --batch-size 2 --pack 8"),
         (("info", "{}"), "--out {}"),
     ],

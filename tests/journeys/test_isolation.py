@@ -72,7 +72,8 @@ def test_a_reader_beside_build_repair_and_gc(tmp_path, prefetch):
         assert reader.is_right()
         found = collect(cache)
         (held,) = [item for item in found["items"] if item["file"] == "snapshots/000001"]
-        assert (held["reason"], held["holders"][0]["pid"]) == ("leased", reader.process.pid)
+        assert held["reason"] == "leased"
+        assert "fuser" in held["until"]
         assert reader.is_right()
         assert build(data, cache).json["counts"]["encoded"] == 1
         collect(cache)
