@@ -29,13 +29,12 @@ def gc(
     grace: float = option(
         3600.0, "--grace SECONDS", "Keep data that was referenced within this time. [default: 3600]", min=0
     ),
-    damaged: bool = option(False, "--damaged", "Delete the contents of quarantine/ as well."),
     field: flags.Kinds = None,
 ) -> Result:
     """Delete old snapshots, unreferenced entries and leftovers (dry run unless --apply)."""
     from latentcache.verify.collect import collect
 
-    report = collect(cache, apply=apply, keep=keep, grace_s=grace, damaged=damaged)
+    report = collect(cache, apply=apply, keep=keep, grace_s=grace)
     return Result({"cache": str(cache), **report.as_json()}, _lines(report))
 
 

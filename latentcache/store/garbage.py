@@ -76,7 +76,7 @@ def mend_shards(paths: CachePaths) -> tuple[list[str], list[str]]:
 
 
 def recover_shard(paths: CachePaths, folder: Path) -> bool:
-    """Seal the shard that a dead builder left open; a damaged one goes to ``quarantine/``. True: not damaged."""
+    """Seal the shard that a dead builder left open. False: it is damaged, so nothing is found in it, and it goes."""
     data = folder / "data.mdb"
     with writing(folder):
         if not data.exists() or data.stat().st_size == 0:
@@ -85,9 +85,7 @@ def recover_shard(paths: CachePaths, folder: Path) -> bool:
         try:
             seal_folder(folder)
         except (CacheDamagedError, CorruptEntryError):
-            make_folder(paths.quarantine)
-            folder.rename(paths.quarantine / f"{folder.name}-{os.getpid()}")
-            sync_folder(paths.quarantine)
+            shutil.rmtree(to_scratch(paths, folder), ignore_errors=True)
             return False
     return True
 
