@@ -40,7 +40,7 @@ from latentcache.sources.scan import Listing, scan
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.garbage import mend_shards, remove_snapshot
-from latentcache.store.lock import check_owner
+from latentcache.store.lock import check_owner, wait_for_silence
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot
 
@@ -101,6 +101,8 @@ class _Build:
                 preflight.check_notes(plan.notes, self.settings.data)
             preflight.check_space(plan)
             if catalog.damaged or self.paths.open_shards():
+                with writing(self.paths.building):
+                    wait_for_silence(self.paths.building, self.paths.lock, is_stopped=lambda: self.stop.requested)
                 self.claim(plan)
                 self.mend()
                 catalog = load_catalog(self.paths)
@@ -310,6 +312,7 @@ class _Build:
         if progress is not None:
             done = {"field": progress.field, "done": progress.done, "total": progress.total}
         more: dict[str, Any] = {"samples": plan.samples, "allow_failed": plan.allow_failed, "owner": self.owner}
+        more["host"] = os.uname().nodename
         write_state(self.paths, self.described, self.options, part=plan.part, progress=done, **more)
         self.claimed = time.monotonic()
 

@@ -8,6 +8,7 @@ sample.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -249,6 +250,8 @@ def _rejected(
         item for item, known in zip(by_label.values(), is_sample.tolist(), strict=True) if of_records or not known
     ]
     findings.others += map(_quarantined, others)
+    labels = {item.label for item in then}
+    moved = Counter(_but_line(item) for item in by_label.values() if item.label not in labels)
     for item, word, row in zip(then, pairing.tolist(), listing_row.tolist(), strict=True):
         if row >= 0 and not of_records:
             findings.others.append(_image_rejected(now, item, row))
@@ -256,6 +259,8 @@ def _rejected(
             findings.others.append(_recorded(item, "stale", "source-changed", _own_content(now.samples, row)))
         elif row >= 0:
             findings.others.append(_quarantined(item, line=now.samples.where(row)[1]))
+        elif item.label not in by_label and moved[_but_line(item)] > 0:  # it is among those of now
+            moved[_but_line(item)] -= 1
         elif item.label not in by_label:
             cause = _reason_of(item.name, reasons)
             became = ("stale", "source-removed", "") if cause is None else _unusable(cause.reason, cause.detail)
@@ -355,6 +360,10 @@ def _unusable(cause: str, detail: str) -> tuple[str, str, str]:
     if cause in _GONE:
         return "stale", "source-removed", detail
     return "stale", "caption-changed" if cause.startswith("caption") else "source-changed", f"{cause}: {detail}"
+
+
+def _but_line(item: Rejected) -> tuple[str, ...]:
+    return item.name, item.reason, item.field, item.detail
 
 
 def _quarantined(item: Rejected, line: int = 0) -> Finding:
