@@ -13,16 +13,18 @@ TYPE_CHECKING = False  # typing's own, without the import: signals before this f
 if TYPE_CHECKING:
     from typing import Any
 
-    from latentcache.errors import LatentcacheError, StoreError
-    from latentcache.loader.cache import Cache, open_cache
-    from latentcache.loader.loader import Loader
-    from latentcache.loader.rows import Rows
-    from latentcache.loader.view import combine
-    from latentcache.pipeline.build import build_cache
-    from latentcache.pipeline.merge import merge_caches
-    from latentcache.pipeline.settings import BuildSettings
-    from latentcache.plan.batching import PlanReport
-    from latentcache.verify.verify import verify_cache
+    from latentcache.errors import LatentcacheError as LatentcacheError
+    from latentcache.errors import StoreError as StoreError
+    from latentcache.loader.cache import Cache as Cache
+    from latentcache.loader.cache import open_cache as open_cache
+    from latentcache.loader.loader import Loader as Loader
+    from latentcache.loader.rows import Rows as Rows
+    from latentcache.loader.view import combine as combine
+    from latentcache.pipeline.build import build_cache as build_cache
+    from latentcache.pipeline.merge import merge_caches as merge_caches
+    from latentcache.pipeline.settings import BuildSettings as BuildSettings
+    from latentcache.plan.batching import PlanReport as PlanReport
+    from latentcache.verify.verify import verify_cache as verify_cache
 
 _HOMES = {
     "BuildSettings": "latentcache.pipeline.settings",
@@ -39,20 +41,7 @@ _HOMES = {
     "verify_cache": "latentcache.verify.verify",
 }
 
-__all__ = [
-    "BuildSettings",
-    "Cache",
-    "LatentcacheError",
-    "Loader",
-    "PlanReport",
-    "Rows",
-    "StoreError",
-    "build_cache",
-    "combine",
-    "merge_caches",
-    "open_cache",
-    "verify_cache",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

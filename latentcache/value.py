@@ -39,38 +39,15 @@ class Value:
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
-def parsed(kind: Any, data: Any) -> Any:
-    """A value of a type from JSON: tuples and dataclasses inside it are made again, other parts are as they are.
-
-    Only a part that is None by default may be missing. A list makes a dataclass of its values in order.
-
-    Raises:
-        KeyError, TypeError, ValueError: A part is missing, unknown or of another form.
-    """
-    inner = get_args(kind)
-    if NoneType in inner:
-        return None if data is None else parsed(next(one for one in inner if one is not NoneType), data)
-    if get_origin(kind) in (Union, UnionType):  # of a dataclass and plain values
-        return parsed(next(filter(is_dataclass, inner)), data) if isinstance(data, Mapping) else data
-    if get_origin(kind) is tuple:
-        return tuple(parsed(one, value) for one, value in zip(_each(inner, len(data)), data, strict=True))
-    if not is_dataclass(kind):
-        return data
-    hints = _hints(kind)  # type: ignore[arg-type]
-    optional = {one.name for one in fields(kind) if one.default is None}
-    names = [one.name for one in fields(kind) if one.init]
-    found = dict(zip(names, data, strict=True)) if isinstance(data, list) else data
-    made = {name: parsed(hints[name], found[name]) for name in names if name in found or name not in optional}
-    return kind(**{**found, **made})  # type: ignore[operator]
-
-
 def _each(inner: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     """The type of each of the values of a tuple."""
     return inner[:1] * count if inner[1:] == (Ellipsis,) else inner
 
 
 def typed(kind: Any, value: Any) -> Any:
-    """A caller's value in the type of an annotation: a list becomes a tuple, text a path, a mapping a dataclass.
+    """A caller's value, or one from JSON, in the type of an annotation.
+
+    A list becomes a tuple, text a path, a mapping or a list of all values a dataclass.
 
     Raises:
         TypeError: It has another type.

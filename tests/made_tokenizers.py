@@ -26,7 +26,6 @@ LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA3_TOKENS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 EXTRA = ["naïve café Straße 数据 テスト данные 123 4567 don't we'll I'VE  \n\n\t{}[]();:=!== -> //"] * 50

@@ -30,7 +30,7 @@ from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.text.tokenizer import TextTokenizer
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.plan.documents import Corpus
-from latentcache.plan.rows import packed_rows
+from latentcache.plan.rows import plan_rows
 from latentcache.sources.records import Record
 
 LENGTH, BATCH = 4096, 16
@@ -149,7 +149,7 @@ def bench_packing(folder: Path, documents: int = PACKED_DOCUMENTS) -> dict[str, 
     ends = np.arange(1, len(sizes) + 1, dtype=np.int64)
     corpus = Corpus(length=sizes.astype(np.uint32), span_ends=ends, spans=spans, where=str)
     start = time.process_time()
-    plan = packed_rows(corpus, LENGTH, overflow="error")
+    plan = plan_rows(corpus, "pack", LENGTH)
     taken = time.process_time() - start
     least = -(-int(sizes.sum()) // LENGTH)
     efficiency = plan.tokens / (len(plan) * LENGTH)

@@ -82,8 +82,6 @@ SPECIFIC: Mapping[str, tuple[int, str]] = {
     "foreign-sampler": (2, "A DataLoader or accelerate put its own sampler in place of the loader's."),
     "load-truncated": (2, "Another package has set Pillow to accept truncated images."),
     "memory": (3, "This machine is out of memory."),
-    "no-flips": (2, "The cache holds no horizontal flips."),
-    "no-moments": (2, "The cache holds no posterior moments."),
     "no-prompt": (2, "The cache does not hold this prompt."),
     "no-posterior": (2, "The encoder has no posterior to sample from."),
     "no-tiling": (2, "The encoder cannot work in tiles."),

@@ -79,7 +79,7 @@ _SETTINGS = {
     "export": ("latentcache.export.settings", "ExportSettings"),
 }
 #: Settings of a build that change nothing before it encodes.
-_OF_WORK = ("publish_every", "commit_every", "events")
+_OF_WORK = ("publish_every", "commit_every", "events", "engine", "address")
 
 
 class Requested(Value):

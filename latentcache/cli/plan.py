@@ -165,7 +165,7 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
         raise _no_lengths(path, requested)
     assert planned.listing is not None  # of every build
     items, samples = field.plan, planned.listing.samples
-    first = np.flatnonzero(field.recipe.spec.variant_of(items.variant) == 0)
+    first = np.flatnonzero(np.asarray(items.variant) == 0)
     order = first[np.argsort(items.sample[first], kind="stable")]
     served, column = np.unique(items.sample), samples.columns.get("repeats")
     if column is not None:

@@ -126,10 +126,9 @@ def _prepared(output: Output, pixels: Pixels, placement: Placement, *, scaled: b
 
 def _placement(output: Output, group: Group, size: Size, content: bytes, geometry: GeometrySettings) -> Placement:
     """Upright placement of an item: as stored if it is made again, else by today's rule."""
-    bucket, (step, variant) = Size(*group.dims[1:]), divmod(output.variant, geometry.variants)
+    bucket = Size(*group.dims[1:])
     if "crop" not in output.columns:
-        draw = step if geometry.crop == "focus" else crop_draw(content, variant % geometry.crops)
-        return geometry.place(size, bucket, draw)
+        return geometry.place(size, bucket, crop_draw(content, output.variant % geometry.crops))
     (top, left), resize = (int(value) for value in output.columns["crop"]), output.columns["resize"]
     stored = Placement(bucket=bucket, resize=Size(*map(int, resize)), top=top, left=left)
     return flipped(stored) if geometry.flips(output.variant) else stored

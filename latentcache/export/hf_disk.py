@@ -38,19 +38,13 @@ COLUMNS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 }
 
 
-def check(trainer: str, layout: str, length: int, *, left: bool = False) -> None:
+def check(trainer: str, layout: str, length: int) -> None:
     """Reject rows that a trainer would pad or mix up. Raises UsageError."""
     if trainer not in COLUMNS:
         raise UsageError(f"--for={trainer}: unknown trainer", fix=f"--for {'|'.join(COLUMNS)}")
     if layout not in COLUMNS[trainer]:
         why = "it keeps the documents of a row apart by patches of its own, which were not tested"
         raise UsageError(f"--pack: not available for {trainer}", why=why, fix="--pad N")
-    if left and trainer in ("trl", "unsloth"):
-        raise UsageError(
-            f"--padding-side=left: not available for {trainer}",
-            why="it replaces the attention mask by ones: the padding would be attended to",
-            fix="pad on the right, or export packed rows: --pack N",
-        )
     if length % MULTIPLE:
         below = max(length // MULTIPLE * MULTIPLE, MULTIPLE)
         raise UsageError(

@@ -17,7 +17,7 @@ from latentcache.value import Value
 _OF_IMAGES = ("as", "copy", "data", "draw", "fields", "force")
 #: Format -> the settings that it takes.
 FORMATS: Mapping[str, tuple[str, ...]] = {
-    "hf-disk": ("pad", "pack", "chunk", "for", "overflow", "padding-side", "validation"),
+    "hf-disk": ("pad", "pack", "chunk", "for", "overflow", "validation"),
     "megatron": ("validation",),
     "datatrove": ("validation",),
     "mds": ("pad", "chunk", "overflow", "validation"),
@@ -59,7 +59,6 @@ class ExportSettings(Value):
         "Policy for documents longer than a row: error, drop, truncate_right, truncate_left or split.",
         metavar="POLICY",
     )
-    padding_side: str | None = setting("right or left (hf-disk). [default: right]", metavar="SIDE")
     validation: float = setting(
         "Fraction of the documents for validation. [default: 0]", metavar="FRACTION", default=0.0
     )
@@ -99,9 +98,6 @@ class ExportSettings(Value):
         if self.as_path is not None and not _ABSOLUTE.match(self.as_path):
             why = "the trainer finds files by it from any folder, and ~ is another folder there"
             raise UsageError(f"--as={self.as_path}: not an absolute path", why=why, fix="--as /workspace/out")
-        if self.padding_side is not None and self.layout != "pad":
-            what = f"--padding-side={self.padding_side}: rows of --{self.layout} have no padding"
-            raise UsageError(what, fix="leave it out")
         if self.overflow is not None and self.layout == "chunk":
             raise UsageError(f"--overflow={self.overflow}: --chunk cuts documents anyway", fix="leave it out")
         if self.format == "hf-disk":
@@ -110,7 +106,7 @@ class ExportSettings(Value):
                 raise UsageError("--to=hf-disk: needs pyarrow", why=why, fix=fix, slug="extra-missing")
             from latentcache.export.hf_disk import check
 
-            check(self.trainer or "plain", self.layout, self.length, left=self.padding_side == "left")
+            check(self.trainer or "plain", self.layout, self.length)
 
     def _given(self) -> list[str]:
         """Options of formats that were given, without ``--``."""

@@ -85,7 +85,7 @@ class TokenExport:
             columns = COLUMNS[trainer][settings.layout]
             self._written(lambda name, part: write_hf_disk(root / name, columns, fingerprint, part), on_progress)
             write_split_names(root, list(self._splits))
-            metadata |= {"trainer": trainer, "padding_side": settings.padding_side or "right"}
+            metadata["trainer"] = trainer
             efficiency = {name: rows.packing_efficiency for name, rows in self._splits.items()}
             more = {"for": trainer, "packing_efficiency": efficiency}
         folder.add_all()
@@ -102,8 +102,6 @@ class TokenExport:
             wanted["overflow"] = settings.overflow
         if settings.format == "mds" and settings.layout == "chunk":
             wanted["last_chunk"] = "drop"  # a collator would pad a short row, and would need a padding token
-        elif settings.padding_side is not None:
-            wanted["padding_side"] = settings.padding_side
         return wanted
 
     def _metadata(self) -> dict[str, Any]:

@@ -21,14 +21,10 @@ from numpy.typing import NDArray
 from latentcache.errors import UsageError, count_of
 from latentcache.fields.clips import (
     CLIP,
-    STARTS,
     ClipSettings,
     clip_frames,
     clip_label,
     clip_settings,
-    focus_of,
-    focus_steps,
-    without_focus,
 )
 from latentcache.fields.dtypes import FLOATS
 from latentcache.fields.noise import compare_floats
@@ -157,7 +153,7 @@ class GeometrySettings(Value):
     min_pixels: int = 0
     """Images with fewer pixels are rejected."""
     crop: str = "center"
-    """``center``, ``top``, ``random`` or ``focus``."""
+    """``center``, ``top`` or ``random``."""
     crops: int = 1
     """Random crops that are stored of every image."""
     clips: ClipSettings | None = None
@@ -172,8 +168,8 @@ class GeometrySettings(Value):
         return self.crops * (2 if self.flip else 1)
 
     def flips(self, variant: int) -> bool:
-        """True for a variant, or number of a row, that is a horizontal flip."""
-        return variant % self.variants >= self.crops
+        """True for a variant that is a horizontal flip."""
+        return variant >= self.crops
 
     def identity(self) -> dict[str, Any]:
         """The settings that move pixels of a bucket, beside our own centered crop."""
@@ -230,9 +226,9 @@ class LatentsRecipe(FieldRecipe):
 
     @property
     def read_time(self) -> ReadSpec:
-        """Normalization, draw from the posterior and flips."""
+        """Normalization and draw from the posterior."""
         affine = asdict(self.encoder.normalization)
-        return ReadSpec(affine=affine, posterior=self.encoder.posterior == "moments", flips=self.geometry.flip)
+        return ReadSpec(affine=affine, posterior=self.encoder.posterior == "moments")
 
     def identity(self) -> dict[str, Any]:
         """The part that enters the id, as JSON values without floats; with random crops also their number."""
@@ -299,7 +295,6 @@ class LatentsSettings(Settings):
         "Encode videos, as clips of this many frames; repeat for several lengths", metavar="N", min=1
     )
     fps: int | None = setting("Frames per second to take of a video [default: every frame]", metavar="N", min=1)
-    clip_start: str | None = setting("Place of the clip in its video [default: first]", choices=STARTS)
     flip: bool | None = setting("Store a horizontal flip of every image as well.")
     compute_dtype: str | None = setting(
         "Precision of the encoders of all fields [default: auto]", choices=("auto", *FLOATS)
@@ -392,16 +387,12 @@ class Latents(FieldKind):
         groups_of_input = [sorted(group_of[one] for one in each) for each in dims_of_input]
         sample, group = _spread(rows, input_number, groups_of_input)
         shapes = np.array(dims, dtype=np.int64).reshape(-1, 3)
-        step = np.zeros(len(sample), dtype=np.int64)
-        if geometry.crop == "focus":
-            step = focus_steps(size[sample], shapes[group, 1:], focus_of(samples)[sample])
         variants = geometry.variants
-        variant = (step[:, None] * variants + np.arange(variants)).astype(np.uint8).reshape(-1)
+        variant = np.tile(np.arange(variants, dtype=np.uint8), len(sample))
         group, sample = np.repeat(group, variants), np.repeat(sample, variants)
         notes: list[Rejected] = []
         if not self.follows:
             notes += _upscaled(samples, rows, size_number, sizes, [buckets for buckets, _ in placed])
-            notes += without_focus(samples, rows, self.name) if geometry.crop == "focus" else []
             notes += _altered(samples, rows)
         unplaced = np.isin(size_number, [number for number, (_, reason) in enumerate(placed) if reason])
         for row, number in zip(rows[unplaced].tolist(), size_number[unplaced].tolist(), strict=True):
@@ -460,7 +451,7 @@ def geometry_of(
         step = model_multiple if settings.buckets else GeometrySettings().multiple if fresh else base.multiple
     plain = ("min_side", "max_side", "flip", "upscale", "min_pixels", "crop")
     given = {name: getattr(settings, name) for name in plain if getattr(settings, name) is not None}
-    clips = clip_settings(settings.frames, settings.fps, settings.clip_start, base.clips, frame_step)
+    clips = clip_settings(settings.frames, settings.fps, base.clips, frame_step)
     if settings.like is not None:
         given["like"] = None if settings.like == "none" else settings.like
     made = replace(base, multiple=math.lcm(step, model_multiple), clips=clips, **given)
@@ -517,7 +508,7 @@ def _crops(settings: LatentsSettings, base: GeometrySettings, crop: str) -> int:
 
 def _chosen(geometry: GeometrySettings) -> str:
     """Choices about crops and sizes that are not the default."""
-    words = {"top": ", crops at the top", "random": f", {geometry.crops} random crops", "focus": ", crops at points"}
+    words = {"top": ", crops at the top", "random": f", {geometry.crops} random crops"}
     flips = ", with horizontal flips" if geometry.flip else ""
     upscale = "" if geometry.upscale else ", never enlarged"
     least = f", {geometry.min_pixels} pixels or more" if geometry.min_pixels else ""

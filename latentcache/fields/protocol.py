@@ -31,7 +31,7 @@ from latentcache.identity.content import (
     entry_key,
     json_hash,
 )
-from latentcache.value import Value, parsed
+from latentcache.value import Value, typed
 
 Array = NDArray[Any]
 S = TypeVar("S")
@@ -64,16 +64,11 @@ class FieldSpec(Value):
     collate: Literal["stack", "pad", "pack"] = "stack"
     pad_value: int | float = 0
     variants: int = 1
-    """Stored variants per item: its crops, and their flips after them; see :meth:`variant_of`."""
+    """Stored variants per item: its crops, and their flips after them."""
     length: int = 0
     """Elements that ragged items are padded to; 0: those of the longest item."""
     first_prompt: int = 256
     """Numbers from here on are items of the field and of no sample, see :attr:`ReadSpec.prompts`."""
-
-    def variant_of(self, numbers: Any) -> NDArray[np.integer]:
-        """(n,) the variant of each number of a row; the rest distinguishes focus crops. A prompt keeps its number."""
-        row: NDArray[np.integer] = np.asarray(numbers)
-        return np.where(row < self.first_prompt, row % max(self.variants, 1), row)
 
 
 class ReadSpec(Value):
@@ -83,8 +78,6 @@ class ReadSpec(Value):
     """``kind`` (scale-shift, mean-std, batch-norm), ``scale``, ``shift``, ``mean``, ``std``, ``patch``."""
     posterior: bool = False
     """True if means and log variances are stored, from which the loader draws."""
-    flips: bool = False
-    """True if the second half of the variants are the horizontal flips of the first half."""
     texts: str = ""
     """Settings that decide the texts of variants. Fields of one input are served together only if these are equal."""
     prompts: Mapping[str, int] = field(default_factory=dict)
@@ -128,11 +121,14 @@ class FieldRecipe(Value):
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Inverse of :meth:`as_json`; raises RecipeError."""
         try:
-            return cast("Self", parsed(cls, data))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            recipe = cast("Self", typed(cls, data))
+            if recipe.as_json() != data:
+                raise ValueError("a part is missing, or of another version")
+        except (TypeError, ValueError, AttributeError) as error:
             raise RecipeError(
                 "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
             ) from error
+        return recipe
 
 
 class FieldPlan(Value):

@@ -17,7 +17,7 @@ STAT_WIDTH = 6
 #: Prefix of the columns that a metadata table of DATA has beside file names and captions; see :func:`table_column`.
 OF_TABLE = "table."
 #: What a column that a table lacks means for each of its samples.
-ABSENT: Mapping[str, int] = {"repeats": 1, "focus": -1, "span": 0, "clip": 0, "altered": 0}
+ABSENT: Mapping[str, int] = {"repeats": 1, "span": 0, "clip": 0, "altered": 0}
 
 
 class Rejected(Value):

@@ -28,19 +28,16 @@ class Placement(Value):
 
 
 #: Where the crop is in the resized image. ``random``: a number decides, drawn from the content of the file.
-#: ``focus``: a point of the image is in the middle, as far as the image reaches.
-CROPS = ("center", "top", "random", "focus")
-#: A focus crop is at one of this many places and one, from one end of the image to the other; half of them: centered.
-FOCUS_STEPS = 126
+CROPS = ("center", "top", "random")
 
 
 def place_in(image: Size, bucket: Size, crop: str = "center", draw: int = 0, resize: Size | None = None) -> Placement:
     """Cover-resize to ``bucket``, or resize to ``resize``, and crop.
 
-    ``draw``: 64 bits that place a random crop; the step of a focus crop.
+    ``draw``: 64 bits that place a random crop.
 
     ``center``: an odd overhang loses one pixel more at the end. ``top``: the first rows, and the middle of the
-    columns. ``random``: any place. ``focus``: ``draw`` of ``FOCUS_STEPS`` along the side that is cut.
+    columns. ``random``: any place.
     """
     if resize is not None:
         pass
@@ -52,8 +49,6 @@ def place_in(image: Size, bucket: Size, crop: str = "center", draw: int = 0, res
     top, left = (0 if crop == "top" else below // 2), right // 2
     if crop == "random":
         top, left = (draw >> 32) % (below + 1), (draw & 0xFFFF_FFFF) % (right + 1)
-    elif crop == "focus":
-        top, left = below * draw // FOCUS_STEPS, right * draw // FOCUS_STEPS
     return Placement(bucket=bucket, resize=resize, top=top, left=left)
 
 

@@ -70,23 +70,22 @@ class EncodedClip:
         Raises:
             UnusableSampleError: ``decoder-error``, ``frames-missing``; frames before were given.
         """
-        wanted = clips.first(self.clip, count)
-        end, held, held_at = wanted + count, None, Fraction(0)
+        wanted, held, held_at = 0, None, Fraction(0)
         with self._opened() as video:
             from av.video.reformatter import VideoReformatter
 
             rgb = VideoReformatter()
             for number, at, frame in self._timed(video, clips.fps):
-                while held is not None and wanted < end and 2 * wanted <= held_at + at:
+                while held is not None and wanted < count and 2 * wanted <= held_at + at:
                     yield self._upright(rgb.reformat(held, format="rgb24"))
                     wanted += 1
-                if wanted == end:
+                if wanted == count:
                     return
                 held, held_at, last = frame, at, number
             if held is None or last + 1 < self.clip[0]:
                 detail = f"its header announces {self.clip[0]} frames, the decoder gives {last + 1 if held else 0}"
                 raise fault("frames-missing", detail)
-            for _ in range(end - wanted):
+            for _ in range(count - wanted):
                 yield self._upright(rgb.reformat(held, format="rgb24"))
 
     def _timed(self, video: Any, fps: int) -> Iterator[tuple[int, Fraction, Any]]:

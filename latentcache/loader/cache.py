@@ -24,12 +24,12 @@ from latentcache.errors import (
 from latentcache.fields.protocol import Differences, FieldRecipe
 from latentcache.fields.registry import load
 from latentcache.loader.documents import Documents
-from latentcache.loader.samples import Draw, Part, ReadSettings, Selection
+from latentcache.loader.samples import Part, ReadSettings, Selection
 from latentcache.loader.view import View
 from latentcache.plan.documents import spread
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
 from latentcache.plan.numbers import choice, is_whole, whole
-from latentcache.plan.rows import NoLoss, Overflow
+from latentcache.plan.rows import LastChunk, NoLoss, Overflow
 from latentcache.plan.samples import SampleIndex, times_counted
 from latentcache.plan.shuffle import in_validation
 from latentcache.store.reader import Checksum
@@ -129,16 +129,6 @@ class Cache(View):
             found.update(times_counted(part.occurrences(part.chosen, self.settings.repeats), len(part.chosen)))
         return dict(sorted(found.items()))
 
-    @property
-    def sources(self) -> dict[str, int]:
-        """Samples per source file."""
-        found: Counter[str] = Counter()
-        for part in self.parts:
-            names, files = part.snapshot.samples.files.names, part.files()
-            counts = np.bincount(files[files >= 0], minlength=len(names)).tolist()
-            found.update(dict(zip(names, counts, strict=True)))
-        return dict(found)
-
     def __getitem__(self, sample: int | str) -> Any:
         """Describe one sample: file, crop, caption, values, decoded tokens; for people, in a terminal or a notebook.
 
@@ -227,22 +217,6 @@ class Cache(View):
         training = self._some([~one for one in held], ", training part")
         return training, self._some(held, ", validation part")
 
-    def of_source(self, *names: str) -> Cache:
-        """The samples of some source files.
-
-        Raises:
-            UsageError: There is no such file, or the cache has weights.
-        """
-        self._check_no_weights("of_source")
-        unknown = [name for name in names if not isinstance(name, str) or name not in self.sources]
-        if unknown:
-            raise UsageError(f"no source {unknown[0]!r} in {self.path}", fix=f"use one of {', '.join(self.sources)}")
-        chosen = []
-        for part in self.parts:
-            numbers = [number for number, name in enumerate(part.snapshot.samples.files.names) if name in names]
-            chosen.append(np.isin(part.files(), numbers))
-        return self._some(chosen, f": {', '.join(names)}")
-
     def repeated(self, times: int) -> Cache:
         """Every sample ``times`` as often in an epoch, beside the repeats of its data set.
 
@@ -258,10 +232,7 @@ class Cache(View):
         self,
         *,
         scaled: bool = True,
-        latents: Draw | None = None,
-        flip: bool | None = None,
-        crops: bool = True,
-        captions: bool = True,
+        augment: bool = True,
         caption_dropout: float = 0.0,
         dtype: torch.dtype | None = None,
         repeats: bool = True,
@@ -270,12 +241,9 @@ class Cache(View):
 
         Args:
             scaled: Latents as the model trains on them; False gives them as they are stored. Masks are 0.0 to 1.0.
-            latents: ``sample`` (default) draws from a stored posterior in every epoch, seeded by (seed, epoch, key);
-                ``mode`` gives the mean, for validation.
-            flip: Serve stored horizontal flips too, chosen by (seed, epoch, sample); by default if they are stored.
-                False for validation.
-            crops: Serve stored random crops, chosen by (seed, epoch, sample). False: the first, for validation.
-            captions: Serve stored variants of captions likewise.
+            augment: Serve what a build stored of each sample: a draw from its posterior, its random crops and flips,
+                its caption variants. (seed, epoch, sample) decides. False, for validation: the mean, the first crop
+                without a flip, the first caption.
             caption_dropout: Probability of the empty prompt in place of a caption, by (seed, epoch, sample); for all
                 embeddings of the sample together.
             dtype: Floating type of the values; by default the type they are stored in.
@@ -285,20 +253,18 @@ class Cache(View):
         Raises:
             UsageError: A value is not allowed, the cache does not hold it, or ``repeats`` of a cache with weights.
         """
-        flip = None if flip is None else bool(flip)  # 0, or False of numpy
-        settings = ReadSettings(scaled=scaled, latents=latents, flip=flip, crops=bool(crops), captions=bool(captions),
-                                caption_dropout=caption_dropout, dtype=dtype, repeats=bool(repeats))  # fmt: skip
+        settings = ReadSettings(
+            scaled=bool(scaled),
+            augment=bool(augment),
+            caption_dropout=caption_dropout,
+            dtype=dtype,
+            repeats=bool(repeats),
+        )
         if settings.repeats != self.settings.repeats:
             self._check_no_weights("read(repeats=)")
         view = Cache(self.parts, settings, self.checksum, self.mixture, self._note)
-        if self._has_samples and replace(settings, repeats=True) != ReadSettings():
-            view._reader_of(None)  # raises an error if it is not stored
-        if not self._has_samples and (given := settings.of_samples):
-            raise UsageError(
-                f"{', '.join(given)}: the cache holds documents",
-                why="only fields of images and captions have other values",
-                fix=f"leave {', '.join(given)} out",
-            )
+        if settings.caption_dropout:
+            view._reader_of(None)  # raises an error if there is no empty prompt
         return view
 
     def prompt(self, text: str = "") -> dict[str, torch.Tensor]:
@@ -317,8 +283,7 @@ class Cache(View):
         chunk: int | None = None,
         overflow: Overflow | None = None,
         no_loss: NoLoss = "drop",
-        padding_side: Literal["right", "left"] = "right",
-        last_chunk: Literal["keep", "drop"] = "keep",
+        last_chunk: LastChunk = "keep",
         cross_document: bool = True,
         field: str | None = None,
     ) -> Rows:
@@ -333,7 +298,6 @@ class Cache(View):
                 ``truncate_right``, ``truncate_left`` or ``split``. By default ``error`` if only parts of documents
                 carry loss (conversations), ``split`` for texts, which loses nothing.
             no_loss: Policy for rows without a learned token: ``drop`` (noted and counted) or ``error``.
-            padding_side: Side of the padding, with ``pad``.
             last_chunk: With ``chunk``: ``keep`` the incomplete last chunk as a padded row, or ``drop`` and count it.
             cross_document: With ``chunk``: tokens attend to the documents before theirs in a row, as is usual in
                 pretraining; False keeps documents apart as ``pack`` does.
@@ -356,10 +320,7 @@ class Cache(View):
             )
         kind = kinds[0]
         length = whole(kind, given[kind], 2, _MAX_LENGTH, why="a token is learned from the one before it")
-        choice("padding_side", padding_side, ("right", "left"))
-        choice("last_chunk", last_chunk, ("keep", "drop"))
         foreign = {
-            "padding_side": kind != "pad" and padding_side != "right",
             "last_chunk": kind != "chunk" and last_chunk != "keep",
             "cross_document": kind != "chunk" and not cross_document,
             "overflow": kind == "chunk" and overflow is not None,
@@ -374,15 +335,12 @@ class Cache(View):
             recipe_id=first.snapshot.fields[first.field].recipe_id,
             length=length,
             pad_id=first.pad_id,
-            padding_side=padding_side,
-            isolated=kind == "pack" or (kind == "chunk" and not cross_document),
+            overflow=overflow or ("error" if first.learns_parts else "split"),
+            no_loss=no_loss,
+            last_chunk=last_chunk,
+            cross_document=bool(cross_document),
         )
-        options: dict[str, Any] = {"kind": kind, "length": length, "no_loss": no_loss}
-        if kind == "chunk":
-            options |= {"keep_last": last_chunk == "keep", "cross_document": bool(cross_document)}
-        else:
-            options["overflow"] = overflow or ("error" if first.learns_parts else "split")
-        rows = Rows([RowPart(one, options, self.name) for one in documents], settings)
+        rows = Rows([RowPart(part, settings, self.name) for part in documents], settings)
         rows._warn()
         return rows
 

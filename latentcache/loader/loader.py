@@ -185,23 +185,8 @@ class Loader(IterableDataset[Batch]):
         Raises:
             UsageError: A number is not allowed.
         """
-        return math.ceil(real("epochs", epochs, 0, fix="steps(2)") * self._steps_of_epoch(grad_accum))
-
-    def epoch_at(self, step: int, grad_accum: int = 1) -> float:
-        """Epochs that are done after a number of optimizer steps; its whole part is the epoch to set next.
-
-        Args:
-            step: Optimizer steps since the start of training.
-            grad_accum: Batches of this rank per optimizer step.
-
-        Raises:
-            UsageError: A number is not allowed.
-        """
-        epochs, part = divmod(whole("step", step, 0), self._steps_of_epoch(grad_accum))
-        return epochs + part * grad_accum / len(self)
-
-    def _steps_of_epoch(self, grad_accum: int) -> int:
-        return math.ceil(len(self) / whole("grad_accum", grad_accum, 1))
+        per_epoch = math.ceil(len(self) / whole("grad_accum", grad_accum, 1))
+        return math.ceil(real("epochs", epochs, 0, fix="steps(2)") * per_epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of training as plain values: batches delivered, not read ahead. Equal on all ranks.

@@ -7,7 +7,7 @@ and widened to 64 bits for all rows at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from latentcache.loader.samples import split
 from latentcache.plan.batching import Bucket
 from latentcache.plan.documents import Ints, begins, joined, loss_spans, spread
 from latentcache.plan.mixing import Mixture
-from latentcache.plan.rows import plan_rows
+from latentcache.plan.rows import LastChunk, NoLoss, Overflow, plan_rows
 from latentcache.plan.samples import BatchIndex, SampleIndex
 from latentcache.store.reader import Located, Place
 from latentcache.value import Value
@@ -39,20 +39,31 @@ class RowSettings(Value):
     length: int
     """Tokens in a row, padding included."""
     pad_id: int
-    padding_side: str = "right"
-    isolated: bool = False
-    """True if documents of a row are kept apart: batches have ``position_ids`` and ``seq_idx``, and no mask."""
+    overflow: Overflow
+    no_loss: NoLoss
+    last_chunk: LastChunk
+    cross_document: bool
+
+    @property
+    def isolated(self) -> bool:
+        """True if documents of a row are kept apart: batches have ``position_ids`` and ``seq_idx``, and no mask."""
+        return self.kind == "pack" or not self.cross_document
 
 
 class RowPart:
-    """The rows of the documents of one cache. Picklable.
+    """The rows of the documents of one cache. Picklable."""
 
-    ``options``: what the rows follow from, arguments of ``plan_rows`` as JSON values.
-    """
-
-    def __init__(self, documents: Documents, options: Mapping[str, Any], name: str = "") -> None:
-        self.documents, self.options, self.name = documents, options, name
-        self.plan = plan_rows(documents.corpus, **options)
+    def __init__(self, documents: Documents, settings: RowSettings, name: str = "") -> None:
+        self.documents, self.name = documents, name
+        self.plan = plan_rows(
+            documents.corpus,
+            settings.kind,
+            settings.length,
+            overflow=settings.overflow,
+            no_loss=settings.no_loss,
+            last_chunk=settings.last_chunk,
+            cross_document=settings.cross_document,
+        )
         self.lengths = self.plan.row_lengths()
 
     def where(self, row: int) -> str:
@@ -105,8 +116,8 @@ class RowReader:
 
     def _identify(self) -> str:
         """Hex digits that name the rows and how they are served."""
-        parts = [{**part.options, "documents": part.documents.identity.hex()} for part in self.parts]
-        return json_hash([*parts, repr(self.settings)]).hex()
+        documents = [part.documents.identity.hex() for part in self.parts]
+        return json_hash([*documents, repr(self.settings)]).hex()
 
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""
@@ -122,8 +133,6 @@ class RowReader:
         width = self.settings.length
         lengths = self.lengths[rows]
         fronts = np.arange(len(rows)) * width
-        if self.settings.padding_side == "left":
-            fronts += width - lengths
         counts = self.plan.ends[rows] - self.begins[rows]
         pieces = spread(self.begins[rows], counts)
         starts = np.repeat(fronts, counts) + self._columns[pieces]
@@ -205,7 +214,7 @@ class RowBatch:
             third[:] = 1
         for row, length in enumerate(self.lengths.tolist()):
             if length < width:
-                gap = (row, slice(0, width - length) if settings.padding_side == "left" else slice(length, width))
+                gap = row, slice(length, width)
                 ids[gap], labels[gap] = settings.pad_id, IGNORED
                 third[gap] = reader.counting[: width - length] if isolated else 0
                 if isolated:

@@ -210,7 +210,7 @@ class Rows(View, Dataset[Batch]):
             return None
         snapshot = open_leased(documents.snapshot.paths.root, number)
         again = Documents(snapshot, documents.field, checksum=documents.checksum)
-        return self._combined([RowPart(again, part.options, part.name)], None)
+        return self._combined([RowPart(again, self.settings, part.name)], None)
 
     def _reader_of(self, fields: Sequence[str] | None) -> RowReader:
         unknown = [one for one in fields or () if one not in (*_EXTRA, self.settings.field, *_TENSORS)]

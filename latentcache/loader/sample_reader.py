@@ -30,14 +30,13 @@ from latentcache.loader.samples import (
     SAMPLES,
     TABLE,
     TEXTS,
-    Draw,
     Joined,
     Part,
     Selection,
     hidden_columns,
     prompt_row,
 )
-from latentcache.loader.values import Affine, posterior, without_team
+from latentcache.loader.values import Affine, Draw, posterior, without_team
 from latentcache.plan.documents import Ints
 from latentcache.plan.samples import BatchIndex
 from latentcache.plan.shuffle import drawn_of_samples
@@ -121,7 +120,7 @@ class SampleReader:
         self._specs = {name: self._snapshot.fields[name].spec for name in self.fields}
         self._sources = [_Source(*pair, checksum) for pair in zip(selection.parts, selection.joined, strict=True)]
         self._read_recipes()
-        self._check_stored()
+        self._find_empty_prompts()
         self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
         self._scalings = self._scaled_as_read()
         self.buffers = max(len(self.fields), 1)
@@ -264,12 +263,11 @@ class SampleReader:
     def _variants(self, source: _Source, local: Ints, sample: Ints, again: Ints | None, epoch: Epoch) -> Variants:
         """First input -> (n,) variant of each sample: one draw for all fields of this input."""
         dropout, drawn = self._settings.caption_dropout, dict[str, Ints]()
-        for lead, (names, allowed) in self._choices.items():
+        for lead, names in self._choices.items():
             stored = [source.joined.rows[name][local] for name in names]
-            every = [rows[:, np.minimum(allowed, rows.shape[1] - 1)] for rows in stored]
-            counts = [(rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) for rows in every]
+            counts = [(rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) for rows in stored]
             held = np.minimum.reduce(counts) + np.uint64(1)  # a field may have lost variants that others have
-            drawn[lead] = allowed[(drawn_of_samples(lead, sample, epoch, again) % held).astype(np.intp)]
+            drawn[lead] = (drawn_of_samples(lead, sample, epoch, again) % held).astype(np.int64)
         if dropout:
             draws = drawn_of_samples("dropout", sample, epoch, again)
             held = drawn.get(CAPTION, np.zeros(len(draws), dtype=np.int64))
@@ -284,7 +282,7 @@ class SampleReader:
         if name == "names":
             return texts
         several, drawn = BETWEEN in "".join(texts), variants.get(name)
-        if drawn is None and several and self._settings.captions and name not in self._leads.values():
+        if drawn is None and several and self._settings.augment and name not in self._leads.values():
             draws = drawn_of_samples(name, sample, epoch, again)
             drawn = (draws >> np.uint64(1)).astype(np.int64)
         if not several and name not in self._made and (drawn is None or not drawn.any()):
@@ -347,26 +345,20 @@ class SampleReader:
         settings, snapshot = self._settings, self._snapshot
         self._values: dict[str, tuple[Affine, torch.dtype]] = {}
         self._draws: dict[str, Draw | None] = {}
-        self._own = next(iter(snapshot.samples.inputs), "")
         self._leads: dict[str, str] = {}
         self._made: dict[str, Callable[[str, int], str]] = {}
         """Input -> what its fields make of a text for a variant."""
-        self._choices: dict[str, tuple[list[str], Ints]] = {}
-        """First input -> the fields that have variants of it, and which of them are served."""
-        self._has_flips = False
+        self._choices: dict[str, list[str]] = {}
+        """First input -> the fields that have variants of it."""
         for name in sorted(self.fields, key=list(snapshot.fields).index):  # draws are the same in any order
             kind, recipe, spec = snapshot.fields[name].kind, snapshot.fields[name].recipe, self._specs[name]
             read = ReadSpec() if recipe is None else recipe.read_time
-            lead = self._leads[name] = kind.inputs[0] if kind is not None else self._own
+            lead = self._leads[name] = kind.inputs[0] if kind is not None else next(iter(snapshot.samples.inputs))
             if kind is not None and recipe is not None:
                 self._made.setdefault(lead, recipe.text)
-            self._draws[name] = (settings.latents or "sample") if read.posterior else None
-            self._has_flips |= read.flips
-            variants = np.arange(max(spec.variants, 1)).reshape(2 if read.flips else 1, -1)  # crops, then flips
-            several = settings.crops if lead == self._own else settings.captions
-            allowed = variants[: 1 if settings.flip is False else None, : None if several else 1].reshape(-1)
-            if recipe is not None and len(allowed) > 1:
-                self._choices.setdefault(lead, ([], allowed))[0].append(name)
+            self._draws[name] = ("sample" if settings.augment else "mode") if read.posterior else None
+            if recipe is not None and settings.augment and spec.variants > 1:
+                self._choices.setdefault(lead, []).append(name)
             stored = getattr(torch, spec.dtype)
             scaled = settings.scaled or not stored.is_floating_point  # whole numbers are no values: masks are weights
             affine = Affine.of(read.affine if scaled else None)
@@ -374,27 +366,9 @@ class SampleReader:
                 floating = stored if stored.is_floating_point else torch.float32
                 self._values[name] = affine, settings.dtype or floating
 
-    def _check_stored(self) -> None:
-        """Raise an error if the cache does not hold the values that the settings ask for."""
-        settings, snapshot = self._settings, self._snapshot
-        if settings.flip and not self._has_flips:
-            raise UsageError(
-                "flip=True: the cache holds no flips",
-                why="latents are never flipped: encoders are not symmetric",
-                fix="run the same `latentcache build` with --flip: only flips are encoded",
-                slug="no-flips",
-            )
-        if settings.latents and not any(self._draws.values()):
-            recipes = (snapshot.fields[name].recipe for name in self.fields)
-            held = {getattr(getattr(recipe, "encoder", None), "posterior", "") for recipe in recipes}
-            if settings.latents not in held:
-                raise UsageError(
-                    f"latents={settings.latents!r}: the cache does not hold posteriors",
-                    why="only means and variances can give both",
-                    fix="leave latents out, or build with --latents=moments (encodes everything again)",
-                    slug="no-moments",
-                )
-        rate, names = settings.caption_dropout, [name for name in self.fields if self._leads[name] == CAPTION]
+    def _find_empty_prompts(self) -> None:
+        """Find the rows that caption dropout serves; raise an error if there are none."""
+        rate, names = self._settings.caption_dropout, [name for name in self.fields if self._leads[name] == CAPTION]
         if rate and not names and "captions" not in self.metadata:
             raise UsageError(
                 f"caption_dropout={rate}: there are no captions and no embeddings of them",

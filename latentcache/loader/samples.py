@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from latentcache.identity.content import content_hash
 from latentcache.plan.batching import Bucket, size_rank
 from latentcache.plan.documents import Ints, spread
 from latentcache.plan.mixing import Mixture
-from latentcache.plan.numbers import choice, real
+from latentcache.plan.numbers import real
 from latentcache.plan.samples import SampleIndex
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
@@ -29,7 +29,6 @@ from latentcache.value import Value
 if TYPE_CHECKING:
     import torch
 
-Draw = Literal["sample", "mode"]
 Split = list[tuple[int, Ints, Ints]]
 """Number of a part, places in the batch, numbers in the part (or rows of a field of it)."""
 #: Names of metadata in a batch, and the columns that they come from.
@@ -43,28 +42,17 @@ class ReadSettings(Value):
     """Options for values: the arguments of ``cache.read(...)``, which says what they mean."""
 
     scaled: bool = True
-    latents: Draw | None = None
-    flip: bool | None = None
-    crops: bool = True
-    captions: bool = True
+    augment: bool = True
     caption_dropout: float = 0.0
     dtype: torch.dtype | None = None
     repeats: bool = True
 
     def __post_init__(self) -> None:
-        if self.latents is not None:
-            choice("latents", self.latents, ("sample", "mode"))
         name, rate = "caption_dropout", self.caption_dropout
         rate = real(name, rate, 0, 1, why="it is a probability", fix=f"{name}=0.1")
         object.__setattr__(self, name, rate)  # one of numpy would be computed with in its own width
         if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
             raise UsageError(f"dtype={self.dtype!r}: must be a floating type of torch", fix="dtype=torch.float32")
-
-    @property
-    def of_samples(self) -> list[str]:
-        """Values that were asked for and that no field of documents has."""
-        named = {"flip": self.flip, "latents": self.latents, "caption_dropout": self.caption_dropout}
-        return [f"{name}={value!r}" for name, value in named.items() if value]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,10 +71,6 @@ class Part:
         if self.samples is not None:
             return self.samples
         return np.arange(len(self.snapshot.samples), dtype=np.int32)
-
-    def files(self) -> NDArray[np.int32]:
-        """(n,) source file of each, as a position in the snapshot's files."""
-        return np.asarray(self.snapshot.samples.first_input.file)[self.chosen]
 
     def occurrences(self, sample: Ints, repeats: bool) -> NDArray[np.int64] | None:
         """(n,) how often an epoch serves each of these samples, with the repeats of its data set; None: each once."""
@@ -317,7 +301,7 @@ class _Items:
         first = np.arange(len(sample), dtype=np.int32)
         rows = first[:, None]
         if variants > 1 or field.spec.first_prompt < 256:
-            variant = field.spec.variant_of(field.variant)
+            variant = np.asarray(field.variant)
             first = np.flatnonzero(variant == 0).astype(np.int32)
             rows = np.repeat(first[:, None], variants, axis=1)
             for number in range(1, variants):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.identity.content import gaussian
-from latentcache.loader.samples import Draw
 from latentcache.store.gather import Scaling, scaling
 
+Draw = Literal["sample", "mode"]
+"""A sample of a stored posterior, or its mean."""
 _set_team: Any = getattr(ctypes.PyDLL(None), "omp_set_num_threads", None)  # a torch without OpenMP has no teams
 
 

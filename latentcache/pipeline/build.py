@@ -12,7 +12,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -40,10 +40,12 @@ from latentcache.sources.scan import Listing, scan
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.garbage import mend_shards, remove_snapshot
-from latentcache.store.lock import check_owner, wait_for_silence
+from latentcache.store.lock import check_owner
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot
 
+#: Samples that the nodes of a cluster compare.
+_COMPARED = 8
 #: Settings that are sent to each worker.
 _OF_RUNS = ("device", "workers", "batch_size", "decode_threads", "host_memory", "commit_every")
 #: Seconds between two notes of progress in the build state, and snapshots of a build that stay while it goes on.
@@ -90,7 +92,7 @@ class _Build:
             if self.settings.events is not None:
                 self.events = stack.enter_context(EventLog(self.settings.events))
             lock = stack.enter_context(preflight.locked(self.paths))
-            self.engine = stack.enter_context(LocalEngine(self.settings.device, lock_fd=lock))
+            self.engine = stack.enter_context(self.new_engine(lock))
             self.look()
             kinds = self.describe_fields()
             catalog = load_catalog(self.paths, open_shards=True)
@@ -101,13 +103,19 @@ class _Build:
                 preflight.check_notes(plan.notes, self.settings.data)
             preflight.check_space(plan)
             if catalog.damaged or self.paths.open_shards():
-                with writing(self.paths.building):
-                    wait_for_silence(self.paths.building, self.paths.lock, is_stopped=lambda: self.stop.requested)
                 self.claim(plan)
-                self.mend()
-                catalog = load_catalog(self.paths)
+                catalog = load_catalog(self.paths, mended=self.mend())
                 works = self.works(kinds, catalog)
             return self.make(plan, works, catalog)
+
+    def new_engine(self, lock: int) -> AbstractContextManager[Engine]:
+        """The workers of this machine, which inherit the lock, or of a cluster."""
+        settings = self.settings
+        if settings.engine == "local":
+            return LocalEngine(settings.device, lock_fd=lock)
+        from latentcache.pipeline.workers.ray import RayEngine
+
+        return RayEngine(settings.address, workers=settings.workers, device=settings.device, warn=self.warned)
 
     def look(self) -> Listing:
         """Read what the cache holds, and list DATA."""
@@ -297,13 +305,14 @@ class _Build:
             tasks={work.name: self.task(work) for work in works},
         )
 
-    def mend(self) -> None:
-        """Seal what a killed build left open, and write indexes of damaged shards again."""
+    def mend(self) -> list[str]:
+        """Seal what a killed build left open, and write damaged indexes again; returns their shards."""
         mended, lost = mend_shards(self.paths)
         for name in mended:
-            self.warned(f"shard {name} was damaged: its index is written again")
+            self.warned(f"the index of shard {name} was damaged: it is written again, and no entry is lost")
         for name in lost:
             self.warned(f"shard {name} is damaged: its entries are encoded again")
+        return mended
 
     def claim(self, plan: BuildPlan, progress: RunResult | None = None) -> None:
         """Record the settings of this build, that open shards are its own, and how far it is."""
@@ -312,7 +321,6 @@ class _Build:
         if progress is not None:
             done = {"field": progress.field, "done": progress.done, "total": progress.total}
         more: dict[str, Any] = {"samples": plan.samples, "allow_failed": plan.allow_failed, "owner": self.owner}
-        more["host"] = os.uname().nodename
         write_state(self.paths, self.described, self.options, part=plan.part, progress=done, **more)
         self.claimed = time.monotonic()
 
@@ -383,7 +391,7 @@ class _Build:
         shared = catalog.shared_lookup(self.paths) if len(catalog) else nullcontext("")
         with shared as lookup:
             Run(
-                replace(self.task(work), lookup=lookup),
+                replace(self.task(work), lookup=lookup, places=self.places(work)),
                 jobs,
                 total=work.inputs,
                 total_cost=work.cost,
@@ -395,6 +403,15 @@ class _Build:
             ).run(lambda progress: self.advanced(plan, progress))
         work.noise = join_noise(work.noise, work.result.noise)
         self.listing = replace(self.listing, samples=with_read_contents(self.samples, work.kind, work.result.read))
+
+    def places(self, work: FieldWork) -> tuple[Any, ...]:
+        """Where some of the inputs are, for machines that see DATA at another path or as a copy."""
+        if self.settings.engine == "local":
+            return ()
+        todo = work.todo[np.linspace(0, len(work.todo) - 1, _COMPARED).astype(np.intp)]
+        inputs = self.listing.job_inputs(np.unique(work.plan.sample[todo]), work.kind.inputs)
+        values = (value for _, of_sample in inputs for value in of_sample.values())
+        return tuple(value for value in values if isinstance(value, Mapping) and "path" in value)
 
     def advanced(self, plan: BuildPlan, progress: RunResult) -> None:
         """Pass progress on; now and then the build state gets it, for who opens the cache meanwhile."""
@@ -410,6 +427,7 @@ class _Build:
             field=work.kind.name,
             recipe=described.recipe.as_json(),
             producer=described.producer,
+            provenance=described.provenance,
             groups=work.plan.groups,
             root=str(self.listing.root),
             cache=str(self.paths.root.resolve()),

@@ -48,8 +48,17 @@ class BuildSettings(Value):
         metavar="DEVICE",
         default="auto",
     )
+    engine: str = setting(
+        "Run workers on this machine, or on the nodes of a Ray cluster. [default: local]",
+        choices=("local", "ray"),
+        default="local",
+    )
+    address: str | None = setting(
+        "Head node of the Ray cluster. [default: RAY_ADDRESS, else the cluster of this machine]", metavar="HOST:PORT"
+    )
     workers: int | None = setting(
-        "Tokenizer worker processes; 0 runs in the main process. [default: by the amount of work]",
+        "Tokenizer worker processes, 0 runs in the main process; with --engine ray all workers of the cluster. "
+        "[default: by the amount of work]",
         metavar="N",
         min=0,
     )
@@ -95,7 +104,21 @@ class BuildSettings(Value):
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        devices_for(self.device, needs_torch=False)  # for the errors
+        if self.engine == "local":
+            devices_for(self.device, needs_torch=False)  # for the errors
+            if self.address is not None:
+                raise UsageError(
+                    "only with a Ray cluster",
+                    argument="address",
+                    value=self.address,
+                    fix="--engine ray",
+                    fix_python="engine='ray'",
+                )
+        elif self.device not in ("auto", "cpu", "cuda"):
+            fix = "give auto, cuda or cpu"
+            raise UsageError("Ray assigns the devices", argument="device", value=self.device, fix=fix)
+        elif self.workers == 0:
+            raise UsageError("Ray needs workers", argument="workers", value=0, fix="give 1 or more, or leave it out")
         tolerated(self.allow_failed or "0", 0)
         if self.part is not None:
             Part.parse(self.part)

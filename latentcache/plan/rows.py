@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain, repeat
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,54 +26,35 @@ the beginnings. ``split``: they become several pieces, and every token is in one
 """
 NoLoss = Literal["drop", "error"]
 """Rule for documents, pieces and rows without a learned token: left out and counted, or an error."""
+LastChunk = Literal["keep", "drop"]
+"""Rule for an incomplete last chunk: a short row, or left out and counted."""
 
 _NAMED = 5
 _SHORT = 1 << 16
 
 
-def plan_rows(corpus: Corpus, kind: str, length: int, **options: Any) -> RowPlan:
-    """Rows of a kind: ``pad``, ``pack`` or ``chunk``, with the options of its function."""
-    make: Any = {"pad": padded_rows, "pack": packed_rows, "chunk": concat_and_chunk}[kind]
-    return make(corpus, length, **options)  # type: ignore[no-any-return]
-
-
-def padded_rows(corpus: Corpus, length: int, *, overflow: Overflow, no_loss: NoLoss = "drop") -> RowPlan:
-    """One piece per row, in the order of the documents."""
-    return _finished(_fitted(_documents(corpus, length), corpus, overflow), corpus, no_loss)
-
-
-def packed_rows(corpus: Corpus, length: int, *, overflow: Overflow, no_loss: NoLoss = "drop") -> RowPlan:
-    """As few rows as best-fit-decreasing finds, over all documents at once; documents do not attend to each other."""
-    pieces = _fitted(_documents(corpus, length), corpus, overflow)
-    order, ends = best_fit(pieces.length, length)
-    return _finished(replace(_some_rows(pieces, order), ends=ends), corpus, no_loss)
-
-
-def concat_and_chunk(
-    corpus: Corpus, length: int, *, keep_last: bool = True, cross_document: bool = True, no_loss: NoLoss = "drop"
+def plan_rows(
+    corpus: Corpus,
+    kind: str,
+    length: int,
+    *,
+    overflow: Overflow = "error",
+    no_loss: NoLoss = "drop",
+    last_chunk: LastChunk = "keep",
+    cross_document: bool = True,
 ) -> RowPlan:
-    """All documents in their order as one string, cut into rows.
+    """Rows of a kind; ``cache.rows`` says what the options mean.
 
-    The incomplete last chunk is a short row, or is dropped and counted. With ``cross_document`` tokens attend to the
-    documents before theirs in the row.
+    ``pad``: one piece per row, in the order of the documents. ``pack``: as few rows as best-fit-decreasing finds,
+    over all documents at once. ``chunk``: all documents in their order as one string, cut into rows.
     """
-    whole = _documents(corpus, length)
-    ends = np.cumsum(whole.length, dtype=np.int64)
-    total = int(ends[-1]) if len(ends) else 0
-    cuts = np.union1d(np.arange(length, total + length, length).clip(max=total), ends)
-    first = begins(cuts)
-    which = np.searchsorted(ends, first, side="right")
-    plan = replace(
-        _some_rows(whole, which),
-        start=(first - begins(ends)[which]).astype(np.uint32),
-        length=(cuts - first).astype(np.uint32),
-        ends=np.cumsum(np.bincount(first // length), dtype=np.int64),
-        cross_document=cross_document,
-    )
-    if not keep_last and total % length:
-        last = plan.pieces(len(plan) - 1)
-        left, tokens = plan.document[last], int(plan.length[last].sum())
-        plan = _some_rows(plan, np.arange(len(plan) - 1)).without("last_chunk", left, tokens)
+    choice("no_loss", no_loss, get_args(NoLoss))
+    plan = _documents(corpus, length)
+    plan = _chunks(plan, last_chunk) if kind == "chunk" else _fitted(plan, corpus, overflow)
+    if kind == "pack":
+        order, ends = best_fit(plan.length, length)
+        plan = replace(_some_rows(plan, order), ends=ends)
+    plan = replace(plan, cross_document=cross_document and kind != "pack")
     return _finished(plan, corpus, no_loss)
 
 
@@ -88,6 +69,27 @@ def _documents(corpus: Corpus, length: int) -> RowPlan:
         length=corpus.length.astype(np.uint32),
     )
     return _without_loss(plan, (corpus.length == 0) | (np.diff(corpus.span_ends, prepend=0) == 0))
+
+
+def _chunks(plan: RowPlan, last_chunk: LastChunk) -> RowPlan:
+    """Documents as one string, cut into rows; the incomplete last chunk is a short row, or dropped and counted."""
+    choice("last_chunk", last_chunk, get_args(LastChunk))
+    length, ends = plan.length_of_row, np.cumsum(plan.length, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    cuts = np.union1d(np.arange(length, total + length, length).clip(max=total), ends)
+    first = begins(cuts)
+    which = np.searchsorted(ends, first, side="right")
+    chunks = replace(
+        _some_rows(plan, which),
+        start=(first - begins(ends)[which]).astype(np.uint32),
+        length=(cuts - first).astype(np.uint32),
+        ends=np.cumsum(np.bincount(first // length), dtype=np.int64),
+    )
+    if last_chunk == "keep" or total % length == 0:
+        return chunks
+    last = chunks.pieces(len(chunks) - 1)
+    left, tokens = chunks.document[last], int(chunks.length[last].sum())
+    return _some_rows(chunks, np.arange(len(chunks) - 1)).without("last_chunk", left, tokens)
 
 
 def _fitted(plan: RowPlan, corpus: Corpus, overflow: Overflow) -> RowPlan:
@@ -135,7 +137,6 @@ def _split(plan: RowPlan) -> RowPlan:
 
 def _finished(plan: RowPlan, corpus: Corpus, no_loss: NoLoss) -> RowPlan:
     """The rows with a learned token; the others would make a loss of nan."""
-    choice("no_loss", no_loss, get_args(NoLoss))
     plan = _without_loss(plan, loss_spans(corpus, plan).learned() == 0)
     silent = plan.dropped["no_loss"].documents
     if no_loss == "error" and len(silent):

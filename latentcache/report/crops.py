@@ -66,7 +66,7 @@ def crops_of(snapshot: Snapshot) -> Crops | None:
     rows = next((rows for rows in snapshot.fields.values() if {"crop", "resize"} <= set(rows.columns)), None)
     if rows is None or sizes is None or not len(rows):
         return None
-    row = np.flatnonzero(rows.spec.variant_of(np.asarray(rows.variant)) == 0)
+    row = np.flatnonzero(np.asarray(rows.variant) == 0)
     sample = np.asarray(rows.sample)[row].astype(np.int64)
     dims = np.array([group.dims[1:] for group in rows.groups], dtype=np.int64).reshape(-1, 2)
     return Crops(

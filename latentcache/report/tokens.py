@@ -122,8 +122,7 @@ def _owners(rows: Rows, row: int) -> tuple[Any, int]:
     pieces = part.plan.pieces(row)
     lengths = part.plan.length[pieces.start : pieces.stop].astype(np.int64)
     owner, total = np.zeros(rows.length, dtype=np.int64), int(lengths.sum())
-    front = rows.length - total if rows.settings.padding_side == "left" else 0
-    owner[front : front + total] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+    owner[:total] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
     documents = np.unique(part.plan.document[pieces.start : pieces.stop])
     return owner, int(part.documents.lengths[documents].sum()) - total
 

@@ -32,8 +32,6 @@ _MADE_CONTROLS = "_controls"
 FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")
 #: Names of the column of captions, in any case; of an object in a JSON file the first one counts.
 CAPTION_COLUMNS = ("caption", "text", "prompt")
-#: Names of the columns of the point in the middle of a focus crop; see ``fields.clips``.
-FOCUS_COLUMNS = ("focus_x", "focus_y")
 
 
 class CaptionRule(Value):

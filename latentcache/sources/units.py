@@ -95,7 +95,6 @@ _DEFAULTS: Mapping[str, NDArray[Any]] = {
     "tail": np.array("", dtype=object),
     "line": np.array(0, dtype=np.uint32),
     "member": np.array(0, dtype=np.uint32),
-    "focus": np.full(2, -1, dtype=np.float32),
     "span": np.zeros(2, dtype=np.uint64),
     "more": np.array({}, dtype=object),
     "known": _NONE,
@@ -108,7 +107,7 @@ class Units:
 
     - ``image``, ``caption``, ``mask``, ...: positions among the files; -1: none.
     - ``which``: extension of the caption file among those of its rule; -1: it is not beside the image.
-    - ``owner``: sets; ``repeats`` in an epoch; ``focus``: (n, 2) points of focus crops.
+    - ``owner``: sets; ``repeats`` in an epoch.
     - ``more``: other columns of the table, by their names.
     - ``text``: captions that are read already; ``line``: rows or members that hold them, 0: none.
     - ``member``: members or rows of archives, from 1; 0: the image is the file. ``tail``: their names behind that of

@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,7 @@ from latentcache.store.atomic_io import read_file, read_json, unreadable
 from latentcache.store.columns import ColumnFile
 from latentcache.store.lock import Lease, builder_name
 from latentcache.store.paths import FORMAT_VERSION, CachePaths, other_format
-from latentcache.value import Value, parsed
+from latentcache.value import Value, typed
 
 MANIFEST, COLUMNS, REJECTED = "manifest.json", "columns.safetensors", "rejected.jsonl"
 #: Columns of the entries and of the rows of a field, with their types.
@@ -353,6 +354,24 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def removed_entries(paths: CachePaths) -> dict[str, list[int]]:
+    """What repairs took out of the shards that are there, as every intact snapshot has it.
+
+    Shard -> payload offsets of entries; none: the whole shard. Builds use none of it, readers may.
+    """
+    lists = dict[str, list[list[int]]]()
+    for number in paths.snapshots():
+        with suppress(CacheDamagedError, CacheFormatError, ValueError, TypeError, LookupError, AttributeError):
+            for name, offsets in load_manifest(paths.snapshot(number))["removed"].items():
+                lists.setdefault(str(name), []).append([int(offset) for offset in offsets])
+    there = {folder.name for folder in paths.sealed_shards()}
+    return {
+        name: sorted({offset for offsets in every for offset in offsets}) if all(every) else []
+        for name, every in lists.items()
+        if name in there
+    }
+
+
 def own_checksum(value: Mapping[str, Any]) -> str:
     """xxh3-64 over an object's canonical JSON without its ``checksum``; floats are texts. 16 hex digits."""
     spelled = json.loads(json.dumps(value), parse_float=str, parse_constant=lambda text: repr(float(text)))
@@ -382,7 +401,7 @@ def _field_rows(
         provenance=about["provenance"],
         noise=about["noise"],
         spec=FieldSpec(**{**about["spec"], "dims": tuple(about["spec"]["dims"])}),
-        groups=tuple(parsed(Group, group) for group in about["groups"]),
+        groups=tuple(typed(Group, group) for group in about["groups"]),
         shards=tuple(shards),
         columns={column: file[f"{at}/columns/{column}"] for column in about["columns"]},
         ragged_columns={column: (file[f"{prefix}.ends"], file[f"{prefix}.values"]) for column, prefix in ragged},

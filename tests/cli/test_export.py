@@ -53,8 +53,6 @@ def test_the_text_ends_with_the_next_step(run, tokens, tmp_path, words, summary,
         (("--pad", "64", "--pack", "64"), "--pad N or --pack N or --chunk N"),
         (("--for", "nobody"), "--for plain|llama-factory|trl|axolotl|unsloth"),
         (("--for", "axolotl", "--pack", "64"), "--pad N"),
-        (("--for", "trl", "--padding-side", "left"), "pad on the right, or export packed rows: --pack N"),
-        (("--pack", "64", "--padding-side", "left"), "leave it out"),
         (("--chunk", "64", "--overflow", "drop"), "leave it out"),
     ],
 )
@@ -66,7 +64,7 @@ def test_invalid_values_are_rejected_before_writing(run, tokens, tmp_path, words
     assert not (tmp_path / "out").exists()
 
 
-VALUES = {"pad": 64, "pack": 64, "for": "plain", "overflow": "drop", "padding-side": "right"}
+VALUES = {"pad": 64, "pack": 64, "for": "plain", "overflow": "drop"}
 
 
 @pytest.mark.parametrize("form", ["megatron", "datatrove", "mds"])

@@ -74,33 +74,6 @@ def test_random_crops_are_stored_served_and_verified(run, data, tmp_path):
     assert run("build", data, "--out", tmp_path / "c", "--json").json["counts"]["encoded"] == 0
 
 
-def test_a_changed_focus_point_encodes_one_image(run, data, tmp_path):
-    words = ["--crop", "focus", "--flip", "--bucket", "48x48", "--out", tmp_path / "c", "--json"]
-    table = data / "metadata.csv"
-    table.write_text("file_name,text,focus_x,focus_y\np0.png,a,1,0.5\np1.png,b,,\np2.png,c,20,4\n")
-    done = run("build", data, *words)
-    (note,) = [item for item in done.json["items"] if item["reason"] == "no-focus"]
-    assert (done.status, note["path"], note.get("count", 1)) == (0, "p1.png", 1)
-    rows = open_snapshot(tmp_path / "c").fields["latents"]
-    crops = np.asarray(rows.columns["crop"]).tolist()  # upright and flipped, resized to 80, 75 and 58 pixels
-    assert crops == [[0, 32], [0, 0], [0, 13], [0, 14], [0, 10], [0, 0]]
-    again = run("build", data, "--out", tmp_path / "c", "--json").json
-    assert (again["counts"]["encoded"], again["published"]) == (0, False)
-    assert run("verify", tmp_path / "c", "--full", "--reencode", 9, "--json").json["counts"]["ok"] == 3
-
-    table.write_text(table.read_text().replace("p0.png,a,1,", "p0.png,a,0,"))
-    found = run("verify", tmp_path / "c", "--json")
-    assert (found.status, found.json["counts"]["stale"], found.json["counts"]["ok"]) == (1, 1, 2)
-    item = found.json["items"][0]
-    assert [item[key] for key in ("path", "reason", "expected", "found")] == [
-        "p0.png", "focus-changed", "the point 1, 0.5", "the point 0, 0.5",
-    ]  # fmt: skip
-    assert run("build", data, "--out", tmp_path / "c", "--json").json["counts"]["encoded"] == 2
-    assert run("verify", tmp_path / "c", "--full").status == 0
-    loader = opened(tmp_path / "c").loader(batch_size=3, seed=0)
-    assert {batch["crop_top_left"][0].tolist()[1] for batch in loader for _ in batch} <= {0, 10, 13, 14, 32}
-
-
 def test_crops_rotate_over_epochs(data, tmp_path):
     build(data, tmp_path / "c", crop="random", crop_variants=3)
     cache = opened(tmp_path / "c")
@@ -114,5 +87,5 @@ def test_crops_rotate_over_epochs(data, tmp_path):
             found.add((batch["names"][0], key[1]))
             assert batch["crop_top_left"][0].tolist() == stored[key]
     assert found == {(f"p{number}.png", variant) for number in range(3) for variant in range(3)}
-    first = {int(batch["keys"]["latents"][0][1]) for batch in cache.read(crops=False).loader(batch_size=1)}
+    first = {int(batch["keys"]["latents"][0][1]) for batch in cache.read(augment=False).loader(batch_size=1)}
     assert first == {0}

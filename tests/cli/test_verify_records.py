@@ -27,27 +27,19 @@ def found_by(run, cache, *words):
     return done.status, {name: number for name, number in found["counts"].items() if number}, found["items"]
 
 
-@pytest.mark.parametrize(
-    ("files", "parts"),
-    [
-        ({"tokenizer.json": {"normalizer": {"type": "NFC"}}}, ["normalizer"]),
-        ({"tokenizer_config.json": {"pad_token": "<|im_end|>"}}, ["special_tokens"]),
-        (
-            {"tokenizer.json": {"normalizer": {"type": "NFC"}}, "tokenizer_config.json": {"pad_token": "<|im_end|>"}},
-            ["normalizer", "special_tokens"],
-        ),
-    ],
-)
-def test_a_changed_tokenizer_is_reported_by_part(run, tmp_path, files, parts):
+def test_a_changed_tokenizer_is_reported_by_part(run, tmp_path):
     model = save(byte_level(), tmp_path / "model", roles={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
     run("build", write_texts(tmp_path / "a.jsonl", ["one"]), "--tokenizer", model, "--out", tmp_path / "cache")
-    for name, change in files.items():
-        (model / name).write_text(json.dumps(json.loads((model / name).read_text("utf-8")) | change), "utf-8")
+    changes = {"tokenizer": {"normalizer": {"type": "NFC"}}, "tokenizer_config": {"pad_token": "<|im_end|>"}}
+    for name, change in changes.items():
+        path = model / f"{name}.json"
+        path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | change), "utf-8")
     done = run("verify", tmp_path / "cache", "--json").json
-    assert [one["setting"] for one in done["recipe_diff"]] == parts
+    assert [one["setting"] for one in done["recipe_diff"]] == ["normalizer", "special_tokens"]
     (item,) = done["items"]
-    assert item["reason"] == f"recipe:{parts[0]}"
-    assert all(name in item["expected"] and name in item["found"] for name in parts[1:])
+    assert item["reason"] == "recipe:normalizer"
+    assert "special_tokens" in item["expected"]
+    assert "special_tokens" in item["found"]
 
 
 def test_the_fix_for_another_tokenizer_names_it_and_works(run, data, cache, tmp_path):

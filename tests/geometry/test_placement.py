@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.geometry.buckets import bucket_table, explicit_table
-from latentcache.geometry.placement import FOCUS_STEPS, flipped, place_in, unusable
+from latentcache.geometry.placement import flipped, place_in, unusable
 from latentcache.geometry.sizes import Size
 
 sides = st.integers(1, 20_000)
@@ -53,16 +53,6 @@ def test_random_crops_reach_every_offset():
     assert lefts == set(range(17))
     tops = {place_in(Size(80, 64), bucket, "random", draw << 32).top for draw in range(200)}
     assert tops == set(range(17))
-
-
-@given(sizes, sizes, st.integers(0, FOCUS_STEPS))
-def test_focus_crops_go_from_one_end_to_the_other_and_the_middle_step_is_centered(image, bucket, step):
-    found, centered = place_in(image, bucket, "focus", step), place_in(image, bucket)
-    assert is_inside(found)
-    assert place_in(image, bucket, "focus", FOCUS_STEPS // 2) == centered
-    first, last = (place_in(image, bucket, "focus", one) for one in (0, FOCUS_STEPS))
-    assert (first.top, first.left) == (0, 0)
-    assert (last.top, last.left) == (found.resize.height - bucket.height, found.resize.width - bucket.width)
 
 
 SMALL_TABLES = [

@@ -45,7 +45,6 @@ def test_every_format_has_its_header_and_its_frames(ending, tmp_path):
     assert (clip.size, clip.clip) == (Size(64, 96), (9, 8, 1))
     assert np.array_equal(frames_of(path, 9), plain_frames(path)[0])
     assert np.array_equal(frames_of(path, 5), plain_frames(path)[0][:5])
-    assert np.array_equal(frames_of(path, 5, start="middle"), plain_frames(path)[0][2:7])
 
 
 def test_a_rotation_is_applied(tmp_path):

@@ -159,12 +159,6 @@ STRAY = {
     "labels.csv": Node("other", b"a,b\n1,2\n"),
     "thumbs.db": Node("pipe"),
 }
-BESIDE_RECORDS = {
-    "logo.png": image(3),
-    "packed.jsonl.gz": Node("packed", gzip.compress(b"{}")),
-    "note.txt": Node("other", b"a text"),
-    "more.tsv": Node("other", b"a\tb\n"),
-}
 HIDDEN = (".h.png", ".h.txt", ".png", "._b.jpg", ".gitignore", ".git/a", ".git/deep/b.png")
 #: Files of caches; each has a folder called k.
 CACHES = (("k.latentcache/a.png",), ("k/CURRENT", "k/shards/x.png"), ("k/builder.lock", "k/shards/x.png"))

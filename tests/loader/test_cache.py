@@ -76,18 +76,6 @@ def test_repeated_by_a_number(four):
             cache.repeated(times)
 
 
-def test_of_source(tmp_path):
-    cache = open_cache(documents(tmp_path / "t", texts(30), files=("a.jsonl", "b.jsonl", "c.jsonl")))
-    assert cache.sources == {"a.jsonl": 10, "b.jsonl": 10, "c.jsonl": 10}
-    part = cache.of_source("a.jsonl", "c.jsonl")
-    assert (len(part), part.sources) == (20, {"a.jsonl": 10, "b.jsonl": 0, "c.jsonl": 10})
-    rows = part.rows(pad=64)
-    assert {rows.where(row).split(":")[0] for row in range(len(rows))} == {"a.jsonl", "c.jsonl"}
-    for unknown in ("d.jsonl", ["a.jsonl"]):
-        with pytest.raises(UsageError, match="no source"):
-            cache.of_source(unknown)
-
-
 def test_a_sample_without_a_requested_field_is_excluded_and_counted(tmp_path):
     root = images(tmp_path / "c", FOUR, edges=[5, None, 2, 9])
     cache = open_cache(root)

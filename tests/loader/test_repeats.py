@@ -40,17 +40,6 @@ def test_an_epoch_serves_each_sample_as_often_as_its_repeats(cache):
     assert count_names(loader) == NAMED
 
 
-def test_a_resumed_epoch_goes_on_with_other_sizes_and_serves_no_repeat_twice(cache):
-    loader = cache.loader(batch_size=2, seed=3, remainder="partial")
-    iterator = iter(loader)
-    head = Counter(name for _ in range(5) for name in next(iterator)["names"])
-    state = loader.state_dict()
-    iterator.close()
-    other = cache.loader(batch_size=5, seed=3, remainder="partial")
-    other.load_state_dict(state)
-    assert head + count_names(other) == NAMED
-
-
 def test_repeats_can_be_turned_off(cache):
     once = cache.read(repeats=False)
     assert (len(once), once.repeats) == (len(TIMES), {1: len(TIMES)})

@@ -11,7 +11,6 @@ from latentcache.errors import PlanError, UsageError
 
 LAYOUTS = [
     {"pad": 24, "overflow": "split"},
-    {"pad": 24, "overflow": "split", "padding_side": "left"},
     {"pack": 24, "overflow": "split"},
     {"chunk": 24},
     {"chunk": 24, "cross_document": False},
@@ -42,8 +41,7 @@ def expected_row(view, row, width, ids, spans=None):
         "attention_mask": [0] * (width - count),
     }
     out["attention_mask"] = [1] * count
-    left = view.settings.padding_side == "left"
-    rows = {name: padding[name] + out[name] if left else out[name] + padding[name] for name in out}
+    rows = {name: out[name] + padding[name] for name in out}
     kept = ("position_ids", "seq_idx") if view.settings.isolated else ("attention_mask",)
     return {name: rows[name] for name in ("input_ids", "labels", *kept)}
 
@@ -122,7 +120,6 @@ def test_padding_rows_have_no_labels_and_numbers_do_not_count_them(fifty):
         ({"pack": 8, "pad": 8}, "pack=8, pad=8"),
         ({"pack": 1}, "pack=1"),
         ({"pack": 2.5}, "pack=2.5"),
-        ({"pad": 8, "padding_side": "top"}, "padding_side='top'"),
         ({"chunk": 8, "overflow": "drop"}, "overflow: not with chunk"),
         ({"pad": 8, "last_chunk": "drop"}, "last_chunk: not with pad"),
         ({"pad": 8, "overflow": "skip"}, "overflow='skip'"),

@@ -144,7 +144,7 @@ def test_repeats_draw_separate_captions(made):
 
 
 def test_the_first_caption_for_validation(made):
-    found = read_captions(open_cache(made).read(captions=False))
+    found = read_captions(open_cache(made).read(augment=False))
     assert found == {f"{number:02}.png": caption(number) for number in range(COUNT)}
 
 
@@ -215,5 +215,5 @@ def test_one_of_several_captions_without_embeddings(tmp_path):
     drawn = {number: (draw("caption", 3, 2, number) >> 1) % 2 for number in range(COUNT)}
     assert found == {number: f"{('one', 'two')[which]} {number}" for number, which in drawn.items()}
     assert set(drawn.values()) == {0, 1}
-    first = open_cache(tmp_path / "c").read(captions=False).loader(batch_size=8)
+    first = open_cache(tmp_path / "c").read(augment=False).loader(batch_size=8)
     assert all(text.startswith("one") for batch in first for text in batch["captions"])

@@ -219,7 +219,7 @@ def test_flips_and_resolutions_are_those_that_its_generator_draws(run, ten, vaes
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     drawn = json.loads(done.stdout.splitlines()[-1])
-    read = open_cache(tmp_path / "cache").read(scaled=False, repeats=False, dtype=torch.float32, flip=False)
+    read = open_cache(tmp_path / "cache").read(scaled=False, repeats=False, dtype=torch.float32, augment=False)
     plain = {
         (batch["names"][0].rpartition("/")[2], *batch["target_size"][0].tolist()): batch["latents"][0]
         for batch in read.loader(batch_size=1, seed=None)

@@ -136,7 +136,7 @@ def test_every_image_is_accepted_and_every_value_is_equal(ten, vaes, tmp_path, a
     assert counts["images"] == 10
     loader = (
         open_cache(cache)
-        .read(scaled=architecture in ("flux", "lumina"), flip=False, repeats=False, dtype=torch.float32)
+        .read(scaled=architecture in ("flux", "lumina"), augment=False, repeats=False, dtype=torch.float32)
         .loader(batch_size=1, seed=None)
     )
     for row in range(10):

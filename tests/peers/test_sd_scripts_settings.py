@@ -29,7 +29,7 @@ def test_flips_are_taken(ten, vaes, tmp_path, name):  # noqa: F811
     assert counts is not None, served
     flips, plain = (
         open_cache(cache)
-        .read(scaled=False, flip=flip, repeats=False, dtype=torch.float32)
+        .read(scaled=False, augment=flip, repeats=False, dtype=torch.float32)
         .loader(batch_size=1, seed=0 if flip else None)
         for flip in (True, False)
     )

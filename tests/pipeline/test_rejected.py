@@ -10,10 +10,7 @@ from latentcache.errors import (
     CacheDamagedError,
     CacheFormatError,
     DiskFullError,
-    EmptySourceError,
-    EncoderError,
     LatentcacheError,
-    SourceNotFoundError,
     UsageError,
     WorkerError,
 )
@@ -35,25 +32,9 @@ def no_event_file(case, data, tmp_path, monkeypatch):
     return settings(case, data, events=tmp_path / "no" / "events"), UsageError
 
 
-def unknown_model(case, data, tmp_path, monkeypatch):
-    name = {"latents": "model", "input_ids": "tokenizer"}.get(case.field, "edge_threshold")
-    if name == "edge_threshold":
-        return settings(case, data, fields={"no_such_field": None}), UsageError
-    return settings(case, data, recipe={name: str(tmp_path / "nowhere")}), EncoderError
-
-
 def another_kind_of_data(case, data, tmp_path, monkeypatch):
     other = CASES["latents" if case.field == "input_ids" else "input_ids"]
     return settings(case, other.data(tmp_path / "others", 1)), LatentcacheError
-
-
-def empty_data(case, data, tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
-    return settings(case, tmp_path / "empty"), EmptySourceError
-
-
-def no_data(case, data, tmp_path, monkeypatch):
-    return settings(case, tmp_path / "not" / "here"), SourceNotFoundError
 
 
 def dying_workers(case, data, tmp_path, monkeypatch):
@@ -65,9 +46,7 @@ def dying_workers(case, data, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("exists", [False, True])
-@pytest.mark.parametrize(
-    "rejected", [full_disk, no_event_file, unknown_model, another_kind_of_data, empty_data, no_data, dying_workers]
-)
+@pytest.mark.parametrize("rejected", [full_disk, no_event_file, another_kind_of_data, dying_workers])
 def test_a_rejected_build_leaves_everything_as_it_was(case, rejected, exists, tmp_path, monkeypatch):
     data = case.data(tmp_path / "data", 2)
     cache = tmp_path / "deep" / "cache"

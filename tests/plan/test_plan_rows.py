@@ -8,7 +8,7 @@ from made_plans import corpus_of, documents, learned_columns, rows_of, with_loss
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.plan.documents import loss_spans
-from latentcache.plan.rows import best_fit, concat_and_chunk, packed_rows, padded_rows
+from latentcache.plan.rows import best_fit, plan_rows
 from latentcache.plan.shuffle import in_validation
 
 THREE = [(5, [(0, 5)]), (9, [(0, 9)]), (12, [(7, 1)])]
@@ -24,7 +24,7 @@ THREE = [(5, [(0, 5)]), (9, [(0, 9)]), (12, [(7, 1)])]
     ],
 )
 def test_the_policies_for_long_documents(overflow, expected, left):
-    plan = padded_rows(corpus_of(THREE), 8, overflow=overflow)
+    plan = plan_rows(corpus_of(THREE), "pad", 8, overflow=overflow)
     assert [piece for row in rows_of(plan) for piece in row] == expected
     for reason, (numbers, tokens) in left.items():
         assert (plan.dropped[reason].documents.tolist(), plan.dropped[reason].tokens) == (numbers, tokens)
@@ -32,35 +32,32 @@ def test_the_policies_for_long_documents(overflow, expected, left):
 
 def test_an_error_names_file_line_and_length():
     with pytest.raises(PlanError, match="2 documents longer than 8 tokens") as caught:
-        padded_rows(corpus_of(THREE), 8, overflow="error")
+        plan_rows(corpus_of(THREE), "pad", 8, overflow="error")
     assert caught.value.where == "made.jsonl:2 (9 tokens), made.jsonl:3 (12 tokens)"
     assert "rows of 12 tokens" in caught.value.fix
     with pytest.raises(PlanError) as caught:
-        packed_rows(corpus_of([(9, [(0, 9)])] * 7), 8, overflow="error")
+        plan_rows(corpus_of([(9, [(0, 9)])] * 7), "pack", 8, overflow="error")
     assert caught.value.where.endswith("made.jsonl:5 (9 tokens) and 2 more")
 
 
 def test_documents_without_loss_are_left_out_or_rejected():
     corpus = corpus_of([(4, []), (0, []), (3, [(1, 2)]), (12, [(9, 3)])])
-    for make, options in (
-        (padded_rows, {"overflow": "truncate_right"}),
-        (packed_rows, {"overflow": "truncate_right"}),
-    ):
-        plan = make(corpus, 8, **options)
+    for kind in ("pad", "pack"):
+        plan = plan_rows(corpus, kind, 8, overflow="truncate_right")
         assert (plan.dropped["no_loss"].documents.tolist(), plan.dropped["no_loss"].tokens) == ([0, 1, 3], 12)
         with pytest.raises(PlanError, match="without a token to learn") as caught:
-            make(corpus, 8, no_loss="error", **options)
+            plan_rows(corpus, kind, 8, overflow="truncate_right", no_loss="error")
         assert "made.jsonl:1" in caught.value.where
     with pytest.raises(PlanError):
-        concat_and_chunk(corpus, 8, no_loss="error")
+        plan_rows(corpus, "chunk", 8, no_loss="error")
 
 
 def views(corpus, length, overflow):
-    yield padded_rows(corpus, length, overflow=overflow)
-    yield packed_rows(corpus, length, overflow=overflow)
+    yield plan_rows(corpus, "pad", length, overflow=overflow)
+    yield plan_rows(corpus, "pack", length, overflow=overflow)
     yield from (
-        concat_and_chunk(corpus, length, keep_last=keep, cross_document=cross)
-        for keep in (True, False)
+        plan_rows(corpus, "chunk", length, last_chunk=last, cross_document=cross)
+        for last in ("keep", "drop")
         for cross in (True, False)
     )
 
@@ -90,7 +87,7 @@ def test_every_token_is_in_one_row_or_counted_and_labels_are_those_of_the_spans(
 
 @given(documents(), st.integers(2, 9))
 def test_splitting_keeps_every_token_of_documents_with_loss(made, length):
-    plan = packed_rows(corpus_of(made), length, overflow="split")
+    plan = plan_rows(corpus_of(made), "pack", length, overflow="split")
     left = set(plan.dropped["no_loss"].documents.tolist())
     for number, (size, _) in enumerate(made):
         held = {
@@ -106,8 +103,8 @@ def test_splitting_keeps_every_token_of_documents_with_loss(made, length):
 
 def test_chunks_are_cut_from_the_concatenation():
     corpus = corpus_of([(5, [(0, 5)]), (4, [(0, 4)]), (3, [(0, 3)])])
-    assert rows_of(concat_and_chunk(corpus, 8)) == [[(0, 0, 5), (1, 0, 3)], [(1, 3, 1), (2, 0, 3)]]
-    dropped = concat_and_chunk(corpus, 8, keep_last=False)
+    assert rows_of(plan_rows(corpus, "chunk", 8)) == [[(0, 0, 5), (1, 0, 3)], [(1, 3, 1), (2, 0, 3)]]
+    dropped = plan_rows(corpus, "chunk", 8, last_chunk="drop")
     assert (len(dropped), dropped.dropped["last_chunk"].tokens, dropped.dropped["last_chunk"].documents.tolist()) == (
         1,
         4,

@@ -43,11 +43,15 @@ class Task(Value):
     """``FieldRecipe.as_json()``."""
     producer: Mapping[str, Any]
     """``Described.producer``."""
+    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """``Described.provenance``."""
     groups: tuple[Group, ...]
     root: str
     """DATA, absolute."""
     cache: str
     """CACHE, absolute."""
+    places: tuple[Any, ...] = ()
+    """Where a few of the inputs are, to compare the DATA of other machines."""
     lookup: str = ""
     """Folder of ``Catalog.save_lookup``; empty: nothing is committed."""
     needs_torch: bool = False

@@ -355,10 +355,13 @@ class WorkerThread(_Watched):
 
 
 class LocalEngine(AbstractContextManager["LocalEngine"]):
-    """Workers of this machine, see :class:`Engine`; ``device`` is the one that questions are about."""
+    """Workers of this machine, see :class:`Engine`; ``device`` is the one that questions are about.
 
-    def __init__(self, device: str = "auto", *, lock_fd: int | None = None) -> None:
-        self.device, self._lock_fd = device, lock_fd
+    ``neighbors`` engines share the memory and the cores of the machine, this one included.
+    """
+
+    def __init__(self, device: str = "auto", *, lock_fd: int | None = None, neighbors: int = 1) -> None:
+        self.device, self._lock_fd, self._neighbors = device, lock_fd, neighbors
         self._waiting: list[WorkerProcess] = []
         self._answers: dict[str, Any] = {}
         self._watched: list[WorkerProcess | WorkerThread] = []
@@ -380,6 +383,7 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
             self._devices = devices_for(task.device, needs_torch=task.needs_torch)
         self._started = set()
         self._budget = task.host_memory or default_budget()
+        count *= self._neighbors
         threads = task.decode_threads or (1 if on_cpu else default_threads(count))
         self._task = replace(
             task,
@@ -394,11 +398,11 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
         """See :class:`Engine`."""
         return {number: device.label for number, device in enumerate(self._devices)}
 
-    def start(self, slot: int, post: Post) -> WorkerProcess | WorkerThread:
-        """See :class:`Engine`. A thread is started once only."""
+    def start(self, slot: int, post: Post, *, shard: str = "") -> WorkerProcess | WorkerThread:
+        """See :class:`Engine`; ``shard`` is the name of the shard to write. A thread is started once only."""
         device, again = self._devices[slot], slot in self._started
         self._started.add(slot)
-        task = replace(self._task, shard=self._task.shard or os.urandom(8).hex(), device=device.name)
+        task = replace(self._task, shard=shard or os.urandom(8).hex(), device=device.name)
         if not self._processes and not again:
             thread = WorkerThread(task, post)
             self._watched.append(thread)

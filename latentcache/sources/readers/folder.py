@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, count_of
 from latentcache.fields.captions import further_captions
-from latentcache.fields.clips import FOCUS
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, STAT_WIDTH, Files, Input, Rejected, SampleTable, table_column
 from latentcache.identity.content import HASH_BYTES, StatMemo
@@ -49,7 +48,7 @@ from latentcache.value import Value
 MAX_REPEATS = 65535
 #: What an image without a caption is counted as.
 NO_CAPTION = "none"
-_SET_COLUMNS = ("repeats", "image_set", FOCUS, SPAN)
+_SET_COLUMNS = ("repeats", "image_set", SPAN)
 _PLAIN_RULE = CaptionRule()
 #: In the names of masks and control images that are beside their images.
 _ASIDE = "label."
@@ -486,8 +485,6 @@ def _samples(
         columns["repeats"] = units["repeats"].astype(np.uint16)
     if len(sets) > 1:
         columns["image_set"] = units["owner"].astype(np.uint16)
-    if (units["focus"] >= 0).any():
-        columns[FOCUS] = units["focus"]
     others = units["more"].tolist() if "more" in units.columns else []
     for name in sorted({name for more in others for name in more}):
         columns[OF_TABLE + name] = table_column([more.get(name) for more in others])

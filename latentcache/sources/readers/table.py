@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import io
-import math
 import os
 import re
 import shlex
@@ -31,7 +30,6 @@ from latentcache.sources.inventory import IMAGE_EXTENSIONS, extension_of
 from latentcache.sources.layout import (
     CAPTION_COLUMNS,
     FILE_COLUMNS,
-    FOCUS_COLUMNS,
     CaptionRule,
     Layout,
     choose_column,
@@ -58,7 +56,6 @@ class Row(NamedTuple):
     caption: str | None = ""
     """None: the table has no column of captions."""
     error: UnusableSampleError | None = None
-    focus: tuple[float, float] = (-1, -1)
     more: Mapping[str, Any] = {}
     """The other columns."""
 
@@ -117,7 +114,6 @@ def _units(taken: Collection[tuple[int, int, int, Row]]) -> Units:
         caption=np.where(is_captioned, table, -1),
         owner=owner,
         line=np.where(is_captioned, np.array([row.line for row in rows], dtype=np.uint32), 0),
-        focus=np.array([row.focus for row in rows], dtype=np.float32).reshape(-1, 2),
         text=np.array([row.caption or "" for row in rows], dtype=object),
         more=np.array([row.more for row in rows], dtype=object),
     )
@@ -236,9 +232,8 @@ def _rows(path: Path, records: _Records, rule: CaptionRule) -> list[Row]:
             found = shown(name) if file in record else f"columns: {listed(list(record))}"
             why = f"expected a file name as {file!r}, as in the first row; found {found}"
             raise _error(path, line, "a row without a file name", why, "correct this line, or leave it out")
-        point = [record[column] for column in FOCUS_COLUMNS if column in record]
-        row = make_row(path, line, str(name), record.get(caption), point, is_captioned=bool(caption))
-        used = (file, caption, *FOCUS_COLUMNS)
+        row = make_row(path, line, str(name), record.get(caption), is_captioned=bool(caption))
+        used = (file, caption)
         rows.append(row._replace(more={column: value for column, value in record.items() if column not in used}))
     if not caption:
         return rows
@@ -257,29 +252,13 @@ def _chosen(path: Path, line: int, columns: Sequence[str], rule: CaptionRule) ->
         raise said from error
 
 
-def make_row(
-    path: Path, line: int, name: str, caption: Any, point: Sequence[Any] = (), *, is_captioned: bool = True
-) -> Row:
-    """A row with its caption checked (text, without NUL and half surrogate pairs), and its point, if it has one."""
+def make_row(path: Path, line: int, name: str, caption: Any, *, is_captioned: bool = True) -> Row:
+    """A row with its caption checked: text, without NUL and half surrogate pairs."""
     try:
-        text = captions_in(caption, strip=False) if is_captioned else None
-        return Row(name, line, text, focus=_point(point))
+        return Row(name, line, captions_in(caption, strip=False) if is_captioned else None)
     except UnusableSampleError as error:
         error.what = f"{path.name}:{line}: {error.what}"
         return Row(name, line, error=error)
-
-
-def _point(cells: Sequence[Any]) -> tuple[float, float]:
-    """The point in the middle of a focus crop; negative numbers: none."""
-    if all(cell in (None, "") for cell in cells):
-        return -1.0, -1.0
-    try:
-        x, y = map(float, cells)
-        if 0 <= x < math.inf and 0 <= y < math.inf:
-            return x, y
-    except (ValueError, TypeError):
-        pass
-    raise fault("table-row", f"expected two numbers from 0 as focus_x and focus_y, found {shown(list(cells))}")
 
 
 def _error(path: Path, line: int, what: str, why: str, fix: str) -> TableError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import time
 
@@ -12,6 +13,7 @@ import pytest
 from latentcache import failpoint
 from latentcache.errors import DeviceError, EncoderError, InterruptedBuildError, WorkerError
 from latentcache.identity.content import content_hash
+from latentcache.pipeline.workers import resources
 from latentcache.pipeline.workers.engine import EventLog
 from latentcache.pipeline.workers.local import LocalEngine, worker_count
 from latentcache.pipeline.workers.resources import BASE_BYTES
@@ -70,9 +72,14 @@ def test_failures_keep_their_content_hash(toy):
 
 def test_the_limit_of_workers_follows_that_of_the_container(words, monkeypatch):
     """Inputs get a quarter of the container's memory, divided among workers."""
-    limits = []
-    monkeypatch.setattr("latentcache.pipeline.workers.local.limit_memory", lambda pid, size: limits.append(size))
-    monkeypatch.setattr("latentcache.pipeline.workers.resources.host_memory", lambda: 2 << 30)
+    limits, limit_memory = [], resources.limit_memory
+
+    def limited(pid, size):
+        limit_memory(pid, size)
+        limits.append(resource.prlimit(pid, resource.RLIMIT_DATA)[0])
+
+    monkeypatch.setattr("latentcache.pipeline.workers.local.limit_memory", limited)
+    monkeypatch.setattr(resources, "host_memory", lambda: 2 << 30)
     assert words.run(TEXTS, workers=2).failed == []
     assert set(limits) == {BASE_BYTES + (2 << 30) // 4 // 2}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError, UnusableSampleError
+from latentcache.errors import DeviceError, EncoderError, UnusableSampleError
 from latentcache.fields.protocol import (
     Failure,
     FieldKind,
@@ -34,8 +34,6 @@ from latentcache.fields.protocol import (
 )
 from latentcache.identity.content import content_hash
 
-#: Items that fit into the device's memory; seconds per item of ``sleep``.
-ROOM = 4
 SIDE = 8
 
 
@@ -143,10 +141,6 @@ class ToyProducer(Producer):
         ]
 
     def encode(self, batch: Sequence[Prepared]) -> Sequence[Made | Failure]:
-        if len(batch) > ROOM and any("large" in item.value for item in batch):
-            raise DeviceMemoryError("the device is full")
-        if any("huge" in item.value for item in batch):
-            raise DeviceMemoryError("the device is full")
         return [self.act("encode", item.value) or self.made(item) for item in batch]
 
     def made(self, one: Prepared) -> Made:

@@ -26,19 +26,8 @@ def put(root: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def captions(found: Listing, *, by_choice: bool = False) -> list[tuple[str, str]]:
-    table = found.samples
-    held = table.inputs["caption"]
-    files = ["" if file < 0 else table.files.names[file] for file in held.file]
-    is_there = [  # an empty file is an empty caption, JSON without one is none
-        by_choice or bool(text) or (bool(file) and not file.endswith(".json"))
-        for text, file in zip(held.text, files, strict=True)
-    ]
-    hashes = [content_hash(text.encode()) for text in held.text]
-    wanted = [one if there else bytes(16) for one, there in zip(hashes, is_there, strict=True)]
-    assert [row.tobytes() for row in held.content] == wanted
-    assert list(table.names) == table.files.names.take(table.inputs["image"].file)
-    return list(zip(table.names, held.text, strict=True))
+def captions(found: Listing) -> list[tuple[str, str]]:
+    return list(zip(found.samples.names, found.samples.inputs["caption"].text, strict=True))
 
 
 def reasons(items):
@@ -78,22 +67,6 @@ def test_other_names_of_caption_files(tmp_path):
     ]
     assert found.images.captions == {"sidecar .txt": 2, "sidecar .json": 1, "none": 1}
     assert (found.images.first_without, found.images.set_samples) == ("c.png", (4,))
-
-
-def test_empty_captions_use_the_default_caption(tmp_path, trusting):
-    put(tmp_path, a_jpg="x", a_txt="", b_jpg="x", b_txt=" \n", c_jpg="x", d_jpg="x", d_txt="d")
-    assert scan(tmp_path).images.captions == {"sidecar .txt": 1, "none": 3}
-    options = SourceOptions(default_caption="a photo", caption_prefix="<", caption_suffix=">")
-    assert SourceOptions.from_json(options.as_json()) == options
-    first = scan(tmp_path, options, hash_all=True)
-    for found in (first, scan(tmp_path, options, first.samples)):
-        assert [text for _, text in captions(found)] == ["<a photo>"] * 3 + ["<d>"]
-        assert (found.no_caption, found.images.captions) == (0, {"sidecar .txt": 3, "--default-caption": 1})
-    other = scan(tmp_path, SourceOptions(default_caption=""), first.samples)
-    assert [text for _, text in captions(other, by_choice=True)] == ["", "", "", "d"]
-    assert (other.no_caption, other.images.captions) == (0, {"sidecar .txt": 1, "--default-caption": 3})
-    plain = scan(tmp_path, None, first.samples)
-    assert (plain.no_caption, plain.samples.files.reading) == (3, None)
 
 
 def paired_files(found, name):

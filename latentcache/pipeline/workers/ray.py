@@ -1,0 +1,574 @@
+"""Workers on the nodes of a Ray cluster: an actor for each GPU or CPU supervises one local worker.
+
+The actor runs the engine of one machine, so a crash, a hang or a lack of memory is found and mended on its node, and
+costs no actor. The build polls actors and never waits for one. A node is compared with the build's own machine before
+its first worker starts; one that differs is named and left out. An actor or node that is lost blames no sample: what
+its worker committed is read from the shard, which lies in a folder that all nodes share. The process of a lost worker
+ends within seconds and seals its shard itself; only then its units are given out again.
+
+Ray is imported here and nowhere else. Its API: https://docs.ray.io/en/latest/ray-core/api/core.html
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from latentcache import failpoint
+from latentcache._version import __version__
+from latentcache.encoders.versions import installed
+from latentcache.errors import LatentcacheError, UnusableSampleError, UsageError, WorkerError
+from latentcache.fields.protocol import DescribeContext, Described
+from latentcache.fields.registry import field_kinds, load
+from latentcache.identity.content import content_hash
+from latentcache.pipeline.workers.engine import Ended, Post, Stop, Task, Work, portable
+from latentcache.pipeline.workers.local import LocalEngine, recovered
+from latentcache.pipeline.workers.resources import cpu_count
+from latentcache.pipeline.workers.worker import LAST_S
+from latentcache.sources.places import read_image
+from latentcache.store.lock import check_owner
+from latentcache.store.paths import CachePaths
+
+_LIBRARIES = ("torch", "pillow", "simplejpeg", "ray")
+#: Seconds between two looks at the nodes, and between two at actors.
+_NODES_S, _TICK_S = 1.0, 0.1
+#: Seconds that one call of an actor waits for messages, and that an address may take to answer.
+_POLL_S, _ANSWER_S = 1.0, 5.0
+#: Seconds that the process of a lost worker gets to seal its shard.
+_ORPHAN_S = LAST_S + 2.0
+#: Seconds before the next actor on a node that lost one, doubled after each, and at most.
+_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
+#: Actors of a node that fail before it is left out, if none was ever ready.
+_MOST_FAILURES = 3
+#: Seconds without any worker after which the user is told.
+_TELL_S = 20.0
+
+
+class NodeCheck(NamedTuple):
+    """Facts of the build's own machine, which each node compares with its own."""
+
+    versions: Mapping[str, str]
+    """Library -> version; of field plug-ins the hash of their source file."""
+    task: Task | None = None
+    contents: tuple[bytes, ...] = ()
+    """Content hash of each of ``Task.places``."""
+
+
+def node_check(task: Task | None) -> NodeCheck:
+    """The facts of this machine."""
+    versions = {name: version.partition("+")[0] for name, version in installed(_LIBRARIES).items()}
+    versions["latentcache"] = __version__
+    for name, kind in field_kinds().items():
+        module = type(kind).__module__
+        if not module.startswith("latentcache."):
+            source = Path(str(import_module(module).__file__)).read_bytes()
+            versions[f"field {name}"] = sha256(source).hexdigest()[:12]
+    return NodeCheck(versions, task, () if task is None else tuple(_contents(task)))
+
+
+def _contents(task: Task) -> Iterator[bytes]:
+    for place in task.places:
+        try:
+            yield content_hash(read_image(task.root, place)[0])
+        except UnusableSampleError:
+            yield b""
+
+
+def differences(build: NodeCheck, device: str, ask: Callable[..., Any]) -> Iterator[str]:
+    """What this node has that differs from the build's machine, one phrase each."""
+    here = node_check(build.task)
+    for name, version in build.versions.items():
+        if (other := here.versions.get(name, "")) != version:
+            yield f"{name} is {other or 'not installed'} and not {version or 'absent'}"
+    task = build.task
+    if task is None or here.versions != build.versions:
+        return
+    for place, expected, content in zip(task.places, build.contents, here.contents, strict=True):
+        if content != expected:
+            yield f"DATA differs: {place['path']} {'has other bytes' if content else 'cannot be read'} in {task.root}"
+            break
+    try:
+        check_owner(CachePaths(Path(task.cache)).building, task.owner)
+    except LatentcacheError:
+        yield f"CACHE is another folder here, and all nodes have to share it: {task.cache}"
+    yield from _other_model(task, device, ask)
+
+
+def _other_model(task: Task, device: str, ask: Callable[..., Any]) -> Iterator[str]:
+    """How the encoder of a field differs on this node: its fingerprint and all else that enters the recipe."""
+    kind = field_kinds()[task.field]
+    if not kind.describer:
+        return
+    recipe = kind.recipe.from_json(task.recipe)
+    context = DescribeContext(recipe=recipe, provenance=task.provenance, device=device, ask=ask, check=True)
+    try:
+        described: Described = load(kind.describer)(kind.settings(), context)
+    except LatentcacheError as error:
+        yield f"{kind.encoder}: {error.what}"
+        return
+    if described.not_compared:
+        yield f"{kind.encoder}: {described.not_compared}"
+    elif described.recipe.recipe_id != recipe.recipe_id:
+        named = kind.differences(recipe, described.recipe, (task.provenance, described.provenance))
+        yield f"{kind.encoder} differs: {', '.join(setting for setting, _, _ in named) or 'recipe'}"
+
+
+class Supervisor:
+    """The actor: has one local worker at a time. ``neighbors`` actors share the node, this one included."""
+
+    def __init__(self, variables: Mapping[str, str], device: str, neighbors: int) -> None:
+        os.environ.update(variables)
+        # Ray sets one thread for each CPU that an actor asks for.
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if device != "cuda" and neighbors > 1:
+            os.environ["OMP_NUM_THREADS"] = str(max(cpu_count() // neighbors, 1))
+        field_kinds.cache_clear()
+        self._device, self._neighbors = device, neighbors
+        self._engine = LocalEngine(device, neighbors=neighbors)
+        self._worker: Any = None
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def prepare(self, build: NodeCheck, cost: int) -> list[str]:
+        """Compare this node with the build's machine; get ready for the task if nothing differs."""
+        found = list(differences(build, self._device, self._engine.ask))
+        if not found and build.task is not None:
+            device = "cuda" if self._device == "cuda" else "cpu*1"
+            task = replace(build.task, device=device, workers=1, places=(), provenance={})
+            self._engine.open(task, cost * self._neighbors)
+        return found
+
+    def start(self, shard: str) -> None:
+        """Start a worker that writes a shard of this name."""
+        try:
+            self._worker = self._engine.start(0, self._outbox.put, shard=shard)
+        except BaseException as error:  # noqa: BLE001 - raised by the build
+            self._outbox.put(Ended(error=portable(error)))
+
+    def send(self, message: Work | Stop) -> None:
+        """Hand a message to the worker."""
+        self._worker.send(message)
+
+    def kill(self) -> None:
+        """End the worker at once."""
+        self._worker.kill()
+
+    def poll(self) -> list[Any]:
+        """Messages of the worker; waits a moment for the first one."""
+        messages = []
+        with suppress(queue.Empty):
+            messages.append(self._outbox.get(timeout=_POLL_S))
+            while True:
+                messages.append(self._outbox.get_nowait())
+        return messages
+
+    def ask(self, target: str, arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None]:
+        """What a function returned or raised in the worker."""
+        try:
+            return self._engine.ask(target, **arguments), None
+        except BaseException as error:  # noqa: BLE001 - raised by the build
+            return None, portable(error)
+
+
+class RayWorker:
+    """A worker in an actor, see :class:`Worker`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def send(self, message: Work | Stop) -> None:
+        """See :class:`Worker`."""
+        self._actor.send.remote(message)
+
+    def kill(self) -> None:
+        """See :class:`Worker`."""
+        self._actor.kill.remote()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Actor:
+    """An actor, as the build sees it."""
+
+    handle: Any
+    node: str
+    label: str
+    call: Any = None
+    """The call that it has not answered; None: it is ready and has no worker."""
+    is_ready: bool = False
+    post: Post | None = None
+    """Takes the messages of its worker; None: it has none."""
+    shard: str = ""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Node:
+    """A node that an actor was started on."""
+
+    losses: int = 0
+    failures: int = 0
+    """Actors that failed before one was ready."""
+    paused_until: float = 0.0
+    left_out: str = ""
+    """Why it gets no actor any more."""
+
+
+class RayEngine(AbstractContextManager["RayEngine"]):
+    """Workers of a Ray cluster, see :class:`Engine`.
+
+    Args:
+        address: ``host:port`` of the head node [default: ``RAY_ADDRESS``, else the cluster of this machine].
+        workers: Actors at most in the whole cluster [default: one for each GPU; on CPUs one for each node, or for
+            each CPU if the field is made on CPUs].
+        device: ``auto`` (GPUs if the cluster has one), ``cuda`` or ``cpu``.
+        warn: Takes sentences for the user; called in the thread that calls :meth:`slots`.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        workers: int | None = None,
+        device: str = "auto",
+        warn: Callable[[str], None],
+    ) -> None:
+        self._stdout = redirect_stdout(sys.stderr)  # Ray prints what happens to nodes
+        with ExitStack() as stack:
+            stack.enter_context(self._stdout)
+            self._ray, self._is_ours = connected(address)
+            stack.pop_all()
+        self._workers, self._warn = workers, warn
+        self._actor_class = self._ray.remote(concurrency_groups={"poll": 1})(Supervisor)
+        gpus = any(node["Resources"].get("GPU") for node in self._alive())
+        self.device = device if device != "auto" else "cuda" if gpus else "cpu"
+        if self.device == "cuda" and not gpus and workers is None:
+            self._disconnect()
+            fix = "--device cpu, or --workers N to wait for nodes that join"
+            raise WorkerError("no node of the Ray cluster has a GPU", fix=fix)
+        self._per_cpu = False
+        """True if each CPU gets an actor."""
+        self._on_gpu = self.device == "cuda"
+        self._most = 0
+        self._check, self._cost, self._field = node_check(None), 0, 0
+        self._actors: dict[int, _Actor] = {}
+        self._number = 0
+        self._nodes: dict[str, _Node] = {}
+        self._notes: deque[str] = deque()
+        self._error: BaseException | None = None
+        self._looked_at, self._without_since = -_NODES_S, time.monotonic()
+        self._closed, self._lock = threading.Event(), threading.RLock()
+        self._thread = threading.Thread(target=self._serve, name="ray", daemon=True)
+        self._thread.start()
+
+    def open(self, task: Task, cost: int) -> int:
+        """See :class:`Engine`. Nodes are compared and actors started meanwhile."""
+        kind = field_kinds()[task.field]
+        on_gpu = self.device == "cuda" and kind.device == "accelerator" and task.needs_torch
+        per_cpu = kind.device == "cpu" or (self._workers is not None and not on_gpu)
+        check = node_check(task)
+        with self._lock:
+            if (on_gpu, per_cpu) != (self._on_gpu, self._per_cpu):
+                for number in list(self._actors):
+                    self._drop(number)
+            self._on_gpu, self._per_cpu, self._check = on_gpu, per_cpu, check
+            alive = self._alive()
+            self._most = self._workers or (max(cost // kind.work.worker_cost, 1) if kind.device == "cpu" else 1 << 30)
+            self._cost = cost // max(min(self._most, sum(map(self._size, alive))), 1)
+            for actor in self._actors.values():
+                actor.is_ready = False
+                actor.call = actor.handle.prepare.remote(check, self._cost)
+        if self._workers:
+            self._request(self._workers)
+        memory = int(max((node["Resources"].get("memory", 0) for node in alive), default=0))
+        budget = task.host_memory or min(memory // 4, 4 << 30)
+        return budget if kind.device == "cpu" else max(budget, memory)
+
+    def slots(self) -> dict[int, str]:
+        """See :class:`Engine`; raises what ends the build."""
+        while self._notes:
+            self._warn(self._notes.popleft())
+        if self._error is not None:
+            raise self._error
+        with self._lock:
+            return {number: actor.label for number, actor in self._actors.items() if actor.is_ready}
+
+    def start(self, slot: int, post: Post) -> RayWorker:
+        """See :class:`Engine`."""
+        with self._lock:
+            actor = self._actors.get(slot)
+            if actor is None:  # lost since it was named
+                post(Ended(died=True, lost=True, how="was lost"))
+                return RayWorker(_Gone())
+            actor.post, actor.shard = post, os.urandom(8).hex()
+            actor.handle.start.remote(actor.shard)
+            actor.call = self._polled(actor)
+            return RayWorker(actor.handle)
+
+    def ask(self, target: str, /, **arguments: Any) -> Any:
+        """See :class:`Engine`; the first node that is ready answers."""
+        self._most = max(self._most, 1)
+        while not self.slots():
+            time.sleep(_TICK_S)
+        actor = self._actors[next(iter(self.slots()))]
+        try:
+            value, error = self._ray.get(actor.handle.ask.remote(target, arguments))
+        except self._ray.exceptions.RayError as failure:
+            why, fix = f"{actor.label}: {_last_line(failure)}", "run the same command again"
+            raise WorkerError("a Ray actor ended before it answered", where=target, why=why, fix=fix) from failure
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        """See :class:`Engine`."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._thread.join()
+        for number in list(self._actors):
+            self._drop(number)
+        if self._workers:
+            self._request(0)
+        self._disconnect()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _disconnect(self) -> None:
+        if self._is_ours:
+            self._ray.shutdown()
+        self._stdout.__exit__(None, None, None)
+
+    # -- the thread that looks after actors
+
+    def _serve(self) -> None:
+        try:
+            while not self._closed.is_set():
+                with self._lock:
+                    if time.monotonic() - self._looked_at >= _NODES_S:
+                        self._looked_at = time.monotonic()
+                        self._look()
+                    calls = {actor.call: number for number, actor in self._actors.items() if actor.call is not None}
+                if not calls:
+                    self._closed.wait(_TICK_S)
+                    continue
+                self._ray.wait(list(calls), timeout=_TICK_S)
+                answered, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
+                for call in answered:
+                    with self._lock:
+                        self._take(calls[call], call)
+        except WorkerError as error:
+            self._error = error
+        except BaseException as error:  # noqa: BLE001 - raised by slots()
+            self._error = WorkerError(
+                "the Ray cluster does not answer any more",
+                why=_last_line(error),
+                fix="start the cluster again, then run the same command: committed entries are kept",
+            )
+
+    def _alive(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
+
+    def _size(self, node: Mapping[str, Any]) -> int:
+        """Actors that a node has room for."""
+        resources = node["Resources"]
+        if self._on_gpu:
+            return int(resources.get("GPU", 0))
+        cpus = int(resources.get("CPU", 0))
+        return cpus if self._per_cpu else min(cpus, 1)
+
+    def _look(self) -> None:
+        """Start the actors that are missing on nodes that are there, the first of each node first."""
+        nodes = {node["NodeID"]: node for node in self._alive()}
+        usable = {name: node for name, node in nodes.items() if not self._known(name).left_out}
+        wanted = sorted((number, name) for name, node in usable.items() for number in range(self._size(node)))
+        missing = Counter(name for _, name in wanted[: self._most])
+        missing.subtract(actor.node for actor in self._actors.values())
+        for name, count in missing.items():
+            for _ in range(count if time.monotonic() >= self._known(name).paused_until else 0):
+                self._create(nodes[name])
+        left_out = [self._nodes[name].left_out for name in nodes if self._known(name).left_out]
+        if left_out and not usable and not self._actors and not self._workers:
+            fix = "make the node like the build's machine, or take it out of the cluster, and run the command again"
+            raise WorkerError("no node of the Ray cluster can be used", why=left_out[0], fix=fix)
+        if any(actor.is_ready for actor in self._actors.values()) or not self._most:
+            self._without_since = time.monotonic()
+        elif time.monotonic() - self._without_since > _TELL_S:
+            self._without_since = float("inf")
+            self._notes.append(f"waiting for a free {'GPU' if self._on_gpu else 'CPU'} in the Ray cluster")
+
+    def _known(self, name: str) -> _Node:
+        return self._nodes.setdefault(name, _Node())
+
+    def _create(self, node: Mapping[str, Any]) -> None:
+        """An actor on a node; it waits there until its device is free."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        name, size = node["NodeID"], max(self._size(node), 1)
+        variables = {key: value for key, value in os.environ.items() if key.startswith("LATENTCACHE_")}
+        if self._known(name).losses:
+            variables.pop(failpoint.VARIABLE, None)
+        handle = self._actor_class.options(
+            num_cpus=0 if self._on_gpu else 1,
+            num_gpus=1 if self._on_gpu else 0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(name, soft=False),
+        ).remote(variables, "cuda" if self._on_gpu else "cpu", min(size, self._most))
+        actor = _Actor(handle=handle, node=name, label=f"node {node['NodeManagerAddress']} ({name[:6]})")
+        actor.call = handle.prepare.remote(self._check, self._cost)
+        self._number += 1
+        self._actors[self._number] = actor
+
+    def _polled(self, actor: _Actor) -> Any:
+        return actor.handle.poll.options(concurrency_group="poll").remote()
+
+    def _take(self, number: int, call: Any) -> None:
+        """An actor has answered, or is lost."""
+        actor = self._actors.get(number)
+        if actor is None or actor.call is not call:
+            return
+        try:
+            answer = self._ray.get(call)
+        except self._ray.exceptions.RayError as error:
+            self._lost(number, error)
+            return
+        actor.call = None
+        if actor.post is None:  # it has compared its node
+            if answer:
+                self._leave_out(actor.node, f"{actor.label}: {'; '.join(answer)}")
+            actor.is_ready = not answer
+            return
+        for message in answer:
+            actor.post(message)
+        if answer and isinstance(answer[-1], Ended):
+            actor.post = None
+        else:
+            actor.call = self._polled(actor)
+
+    def _leave_out(self, name: str, why: str) -> None:
+        if not self._known(name).left_out:
+            self._known(name).left_out = why
+            self._notes.append(f"{why}; the node is left out")
+        for number in [number for number, actor in self._actors.items() if actor.node == name]:
+            self._drop(number)
+
+    def _lost(self, number: int, error: BaseException) -> None:
+        """An actor is gone, or cannot be reached."""
+        actor = self._actors[number]
+        node, post = self._known(actor.node), actor.post
+        self._drop(number)
+        node.paused_until = time.monotonic() + min(_PAUSE_S * 2.0 ** min(node.losses, 10), _MOST_PAUSE_S)
+        node.losses += 1
+        node.failures += not actor.is_ready
+        if not actor.is_ready and node.failures >= _MOST_FAILURES:
+            self._leave_out(actor.node, f"{actor.label}: {_last_line(error)}")
+        if post is not None and self._check.task is not None:
+            task = replace(self._check.task, shard=actor.shard)
+            threading.Thread(target=_recover, args=(task, post), daemon=True).start()
+
+    def _drop(self, number: int) -> None:
+        with suppress(Exception):  # it is gone
+            self._ray.kill(self._actors[number].handle)
+        del self._actors[number]
+
+    def _request(self, count: int) -> None:
+        """Ask the autoscaler of the cluster, if there is one, for room for so many actors."""
+        from ray.autoscaler.sdk import request_resources
+
+        with suppress(Exception):  # there is none
+            request_resources(bundles=[{"GPU": 1} if self._on_gpu else {"CPU": 1}] * count)
+
+
+class _Gone:
+    """In place of an actor that was lost before its worker started: takes calls and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def remote(self, *arguments: Any) -> None:
+        """Do nothing."""
+
+
+def _recover(task: Task, post: Post) -> None:
+    """Say that a worker is lost, once its process has had the time to seal its shard."""
+    until, sealed = time.monotonic() + _ORPHAN_S, CachePaths(Path(task.cache)).shard(task.shard)
+    while not sealed.exists() and time.monotonic() < until:
+        time.sleep(_TICK_S)
+    end = Ended(died=True, lost=True, how="was lost with its actor or node")
+    try:
+        post(end._replace(keys=recovered(task)))
+    except BaseException as error:  # noqa: BLE001 - raised by the scheduler
+        post(end._replace(error=error))
+
+
+def _last_line(error: BaseException) -> str:
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+
+
+def connected(address: str | None) -> tuple[Any, bool]:
+    """The module of Ray, connected to a cluster; False if this process was connected before.
+
+    Raises UsageError or WorkerError.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    try:
+        import ray
+    except ImportError as error:
+        fix = "pip install 'latentcache[ray]', on every node"
+        raise UsageError("Ray is not installed", argument="engine", value="ray", fix=fix) from error
+    if ray.is_initialized():
+        return ray, False
+    address = address or os.environ.get("RAY_ADDRESS") or "auto"
+    _check_address(address)
+    start = "start a cluster with `ray start --head`, or name its head node with --address HOST:6379"
+    with _kept_signals():
+        try:
+            ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            raise WorkerError("there is no Ray cluster", why=_last_line(error), fix=start) from error
+        except (RuntimeError, ValueError, OSError) as error:
+            is_version = "ersion" in str(error)
+            why = " ".join(str(error).split())[:300]
+            fix = "install the same versions of Ray and Python on every node" if is_version else start
+            raise WorkerError(f"the Ray cluster at {address} cannot be used", why=why, fix=fix) from error
+    return ray, True
+
+
+def _check_address(address: str) -> None:
+    """See that something listens; Ray itself would try for minutes."""
+    if "://" in address:
+        fix = "run the build on a node of the cluster: `ray job submit -- latentcache build ...` does"
+        raise UsageError("Ray clients cannot share a cache folder", argument="address", value=address, fix=fix)
+    host, _, port = address.rpartition(":")
+    if address in ("auto", "local"):
+        return
+    if not host or not port.isdecimal():
+        raise UsageError("must be HOST:PORT", argument="address", value=address, fix="--address HOST:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        fix = "check that the head node runs (`ray status`) and that this machine may reach the port"
+        raise WorkerError(f"no Ray cluster answers at {address}", why=str(error), fix=fix) from error
+
+
+@contextmanager
+def _kept_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; the build has its own handler."""
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
