@@ -29,22 +29,19 @@ def gc(
     grace: float = option(
         3600.0, "--grace SECONDS", "Keep data that was referenced within this time. [default: 3600]", min=0
     ),
-    damaged: bool = option(False, "--damaged", "Delete the contents of quarantine/ as well."),
     field: flags.Kinds = None,
 ) -> Result:
     """Delete old snapshots, unreferenced entries and leftovers (dry run unless --apply)."""
     from latentcache.verify.collect import collect
 
-    report = collect(cache, apply=apply, keep=keep, grace_s=grace, damaged=damaged)
+    report = collect(cache, apply=apply, keep=keep, grace_s=grace)
     return Result({"cache": str(cache), **report.as_json()}, _lines(report))
 
 
 def _lines(report: CollectReport) -> Iterator[str]:
     for garbage in report.items:
-        by = "; ".join(f"process {h['pid']} on {h['host']}" for h in garbage.holders)
-        why = f"{garbage.reason}: {by}" if by else garbage.reason
         named = garbage.snapshot and not garbage.file.startswith("snap")
-        why += f" for snapshot {garbage.snapshot}" if named else ""
+        why = garbage.reason + (f" for snapshot {garbage.snapshot}" if named else "")
         why += f", {garbage.until}" if garbage.until else ""
         yield f"{garbage.state} {garbage.file} [{why}] {human_bytes(garbage.num_bytes)}"
     kept = human_bytes(report.num_bytes("held"))

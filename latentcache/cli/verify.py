@@ -40,9 +40,7 @@ def verify(
     *,
     data: Path | None = option(None, "--data DATA", "DATA, if it moved. [default: as recorded]"),
     full: bool = option(False, "--full", "Read every payload and every source."),
-    sample: str | None = option(
-        None, "--sample PART", "Read a part only: 1/7 (the first of seven), 5% or 300 (samples)."
-    ),
+    sample: str | None = option(None, "--sample N/T", "Read slice N of T only, for example 1/7."),
     seed: flags.Seed = 0,
     reencode: int | None = option(
         None, "--reencode N", "Encode N samples again and compare the results (loads the encoder).", min=1
@@ -61,7 +59,7 @@ def verify(
         from latentcache.pipeline import reencode as again
     from latentcache.export.folder import is_export
     from latentcache.plan.numbers import tolerated
-    from latentcache.verify.entries import Depth, parse_selection
+    from latentcache.verify.entries import Depth, parse_slice
     from latentcache.verify.findings import Commands
     from latentcache.verify.sources import described_now
     from latentcache.verify.verify import check_cache, limited_memory
@@ -73,7 +71,7 @@ def verify(
     _check_flags(shlex.quote(str(cache)), device, reencode, sample, repair=repair, yes=yes, untrusted=untrusted)
     depth = Depth(
         full=full or repair,
-        selection=None if sample is None else parse_selection(sample, seed),
+        slice=None if sample is None else parse_slice(sample),
         untrusted=untrusted,
         reencode=reencode or 0,
         seed=seed,

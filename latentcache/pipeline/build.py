@@ -40,7 +40,7 @@ from latentcache.sources.scan import Listing, scan
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.garbage import mend_shards, remove_snapshot
-from latentcache.store.lock import check_owner
+from latentcache.store.lock import check_owner, wait_for_silence
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot
 
@@ -103,8 +103,11 @@ class _Build:
                 preflight.check_notes(plan.notes, self.settings.data)
             preflight.check_space(plan)
             if catalog.damaged or self.paths.open_shards():
+                with writing(self.paths.building):
+                    wait_for_silence(self.paths.building, self.paths.lock, is_stopped=lambda: self.stop.requested)
                 self.claim(plan)
-                catalog = load_catalog(self.paths, mended=self.mend())
+                self.mend()
+                catalog = load_catalog(self.paths)
                 works = self.works(kinds, catalog)
             return self.make(plan, works, catalog)
 
@@ -305,14 +308,13 @@ class _Build:
             tasks={work.name: self.task(work) for work in works},
         )
 
-    def mend(self) -> list[str]:
-        """Seal what a killed build left open, and write damaged indexes again; returns their shards."""
+    def mend(self) -> None:
+        """Seal what a killed build left open, and write indexes of damaged shards again."""
         mended, lost = mend_shards(self.paths)
         for name in mended:
-            self.warned(f"the index of shard {name} was damaged: it is written again, and no entry is lost")
+            self.warned(f"shard {name} was damaged: its index is written again")
         for name in lost:
             self.warned(f"shard {name} is damaged: its entries are encoded again")
-        return mended
 
     def claim(self, plan: BuildPlan, progress: RunResult | None = None) -> None:
         """Record the settings of this build, that open shards are its own, and how far it is."""
@@ -321,6 +323,7 @@ class _Build:
         if progress is not None:
             done = {"field": progress.field, "done": progress.done, "total": progress.total}
         more: dict[str, Any] = {"samples": plan.samples, "allow_failed": plan.allow_failed, "owner": self.owner}
+        more["host"] = os.uname().nodename
         write_state(self.paths, self.described, self.options, part=plan.part, progress=done, **more)
         self.claimed = time.monotonic()
 

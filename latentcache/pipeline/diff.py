@@ -254,7 +254,7 @@ def field_work(
         plan = replace(plan, **{name: getattr(plan, name)[rows] for name in ("sample", "group", "variant", "cost")})
     same = before if before is not None and before.recipe_id == described.recipe.recipe_id else None
     kept = None
-    if same is not None and catalog.whole.issuperset(same.shards):  # builds may use all its shards
+    if same is not None and catalog.is_whole(same.shards):
         numbers = None if samples.names is same.samples.names else match_names(samples.names, same.samples.names)
         kept = same if same.holds(plan, samples, numbers) else None
     content = kind.content(samples)

@@ -264,7 +264,7 @@ def locked(paths: CachePaths) -> Iterator[int]:
             yield descriptor
         except LatentcacheError:
             if _names(paths.shards) == shards:
-                for folder in (paths.shards, paths.scratch, paths.quarantine):
+                for folder in (paths.shards, paths.scratch):
                     with suppress(OSError):  # it is not there, or holds something
                         folder.rmdir()
                 if state is not None:  # a build that was not finished goes on with its own settings

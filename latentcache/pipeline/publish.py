@@ -100,7 +100,6 @@ def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalo
         samples=kept if stat is kept.files.stat else replace(kept, files=replace(kept.files, stat=stat)),
         fields=fields,
         shards=catalog.shards,
-        removed=catalog.removed,
         rejected=sorted(
             rejections, key=lambda item: (item.name.encode("utf-8", "surrogateescape"), item.line, item.target)
         ),

@@ -11,9 +11,8 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,10 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.fields.protocol import FieldKind
 from latentcache.identity.content import CONTENT_SLICE, KEY_BYTES
-from latentcache.store.atomic_io import make_folder, opened, unreadable, writing
+from latentcache.store.atomic_io import make_folder, opened, writing
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_index, collect_index, load_index, read_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
-from latentcache.store.snapshot import removed_entries
 
 _TOGETHER = 1 << 17
 _KEY, _SAME = "key", "same"
@@ -50,11 +48,7 @@ class Catalog:
     """
 
     damaged: tuple[str, ...] = ()
-    """Shards whose index is damaged: none of their items is here."""
-    removed: Mapping[str, list[int]] = MappingProxyType({})
-    """What no build may use: what repairs took out, as :func:`removed_entries` has it, and damaged shards."""
-    whole: frozenset[str] = frozenset()
-    """Shards of which every entry that a snapshot names is here."""
+    """Shards whose index is damaged or that were cut short: a build has to mend them first."""
 
     def __init__(
         self,
@@ -69,6 +63,11 @@ class Catalog:
         self.shards = tuple(folder.name for folder in folders)
         self._tables = {} if tables is None else tables
 
+    def is_whole(self, shards: Sequence[str]) -> bool:
+        """True if no index of these shards was written again: every entry that a snapshot names is here."""
+        whole = {index.folder.name for index in self._indexes.values() if not index.is_rewritten}
+        return whole.issuperset(shards)
+
     def count(self, kind: int, recipe: bytes) -> int:
         """Number of items of one kind whose keys end in these bytes of a recipe."""
         count, ending = 0, np.frombuffer(recipe, dtype=np.uint8)
@@ -78,8 +77,6 @@ class Catalog:
                 part = slice(start, start + _TOGETHER)
                 keys = index.keys(part)
                 chosen = (keys[:, 0] == kind) & (keys[:, -len(ending) :] == ending).all(axis=1)
-                if index.left_out is not None:
-                    chosen &= ~index.left_out[part]
                 count += int(np.count_nonzero(chosen))
         return count
 
@@ -293,8 +290,6 @@ class Catalog:
                 items = np.arange(base + part.start, base + part.stop, dtype=np.uint32)
                 same = None if name == _KEY else index.columns["item.same"][part]
                 chosen = np.ones(len(items), dtype=np.bool_) if same is None else same.any(axis=1)
-                if index.left_out is not None:
-                    chosen &= ~index.left_out[part]
                 yield _mixed(keys[chosen], None if same is None else same[chosen]), items[chosen]
 
     def _index(self, shard: int) -> ShardIndex:
@@ -303,46 +298,30 @@ class Catalog:
         return self._indexes[shard]
 
 
-def load_catalog(paths: CachePaths, *, open_shards: bool = False, mended: Collection[str] = ()) -> Catalog:
-    """The items of every sealed shard; shards whose index is damaged are named and not fatal.
+def load_catalog(paths: CachePaths, *, open_shards: bool = False) -> Catalog:
+    """The items of every sealed shard; shards that have to be mended are named and not fatal.
 
-    Entries that a repair removed are left out, and those that the end of a file cuts off. ``open_shards``: take also
-    what a killed build left in open shards, without sealing them. The index of ``mended`` shards was written again,
-    so it may list less than a snapshot names.
+    ``open_shards``: take also what a killed build left in open shards, without sealing them.
     """
-    indexes, lost, looked, removed = list[ShardIndex](), list[str](), set[str](), removed_entries(paths)
+    indexes, damaged, looked = list[ShardIndex](), list[str](), set[str]()
     # Sealed shards are listed again behind open ones: a build may have sealed one of these.
     lists = (paths.sealed_shards, paths.open_shards, paths.sealed_shards)
     for folder in (folder for listed in lists[: 3 if open_shards else 1] for folder in listed()):
-        if folder.name in looked or removed.get(folder.name) == []:
+        if folder.name in looked:
             continue
         looked.add(folder.name)
         is_open = folder.suffix == OPEN_SUFFIX
         try:
             index = ShardIndex(folder, collect_index(folder / "data.mdb")) if is_open else checked_index(folder)
-            if not is_open:
-                index.left_out = _left_out(index, removed.get(folder.name, []))
+            if index.entries and index.is_beyond_end().any():
+                raise CacheDamagedError("a shard is truncated", where=str(folder))
             indexes.append(index)
         except (CacheDamagedError, CorruptEntryError):
             if not is_open:
-                lost.append(folder.name)
+                damaged.append(folder.name)
     catalog = Catalog([index.folder for index in indexes], [index.items for index in indexes], indexes)
-    catalog.damaged = tuple(lost)
-    catalog.removed = {**removed, **{name: [] for name in lost}}
-    catalog.whole = frozenset(index.folder.name for index in indexes if index.left_out is None).difference(mended)
+    catalog.damaged = tuple(damaged)
     return catalog
-
-
-def _left_out(index: ShardIndex, removed: Sequence[int]) -> NDArray[np.bool_] | None:
-    """(I,) True for items of entries that were removed, or that the end of the file cuts off; None: there is none."""
-    data, offset = index.folder / "data.mdb", np.asarray(index.offset)
-    try:
-        with opened(data) as descriptor:  # only that of a regular file counts
-            size = os.fstat(descriptor).st_size
-    except OSError as error:
-        raise unreadable(data, error) from error
-    left_out = (offset + np.asarray(index.bytes) > size) | np.isin(offset, np.array(removed, dtype=np.uint64))
-    return left_out[np.asarray(index.columns["item.entry"])] if left_out.any() else None
 
 
 def open_lookup(folder: Path) -> Catalog:

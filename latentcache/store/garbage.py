@@ -1,8 +1,8 @@
 """Mend shards before a build, copy entries to new shards, and find the needed data of a cache.
 
-A sealed data file is never changed and readers may hold it. A damaged index is written again in place. An entry is
-copied only if its head belongs to its key and head and payload pass their checks, so it has the same bytes. A new
-shard is made in ``scratch/`` and appears among the shards in one step. Callers hold the lock.
+A sealed data file is never changed and readers may hold it. Its index names the entries that builds may use, and is
+written again if that changes. An entry is copied only if its head belongs to its key and head and payload pass their
+checks, so it has the same bytes. A new shard is made in ``scratch/`` and appears in one step. Callers hold the lock.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import make_folder, opened, sync_folder, unreadable, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry
-from latentcache.store.index import load_index, read_entry, write_index
+from latentcache.store.index import load_index, mend_index, read_entry, remove_entries
 from latentcache.store.lock import unleased
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.publish import publish_replacement
 from latentcache.store.shard import ShardWriter, seal_folder
-from latentcache.store.snapshot import MANIFEST, Snapshot, open_snapshot, removed_entries
+from latentcache.store.snapshot import MANIFEST, FieldRows, Snapshot, open_snapshot
 
 _COMMIT_BYTES = 16 << 20
 #: Bits of an offset in a file; a shard's number is above them.
@@ -62,9 +62,9 @@ class StoredEntry(NamedTuple):
 
 
 def mend_shards(paths: CachePaths) -> tuple[list[str], list[str]]:
-    """Before a build: seal what dead builds left open, and write damaged indexes again.
+    """Before a build: seal what dead builds left open, and write indexes of damaged shards again.
 
-    Returns the shards whose index was written again, and the damaged ones that no build can use.
+    Returns the shards whose index was written again, and the shards without an entry that a build can use.
     """
     mended, lost = list[str](), list[str]()
     for folder in paths.open_shards():
@@ -75,17 +75,8 @@ def mend_shards(paths: CachePaths) -> tuple[list[str], list[str]]:
     return mended, lost
 
 
-def mend_index(folder: Path) -> bool:
-    """Write the index of a sealed shard again; False if its pages or heads are damaged too."""
-    try:
-        write_index(folder, folder.name)
-    except (CacheDamagedError, CorruptEntryError):
-        return False
-    return True
-
-
 def recover_shard(paths: CachePaths, folder: Path) -> bool:
-    """Seal the shard that a dead builder left open; a damaged one goes to ``quarantine/``. True: not damaged."""
+    """Seal the shard that a dead builder left open. False: it is damaged, so nothing is found in it, and it goes."""
     data = folder / "data.mdb"
     with writing(folder):
         if not data.exists() or data.stat().st_size == 0:
@@ -94,9 +85,7 @@ def recover_shard(paths: CachePaths, folder: Path) -> bool:
         try:
             seal_folder(folder)
         except (CacheDamagedError, CorruptEntryError):
-            make_folder(paths.quarantine)
-            folder.rename(paths.quarantine / f"{folder.name}-{os.getpid()}")
-            sync_folder(paths.quarantine)
+            shutil.rmtree(to_scratch(paths, folder), ignore_errors=True)
             return False
     return True
 
@@ -190,8 +179,7 @@ def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse
 
 def publish_moved(paths: CachePaths, snapshot: Snapshot, moved: Mapping[str, str]) -> None:
     """Publish a snapshot whose entries were copied from shard to shard; no build uses the old shards any more."""
-    names = [*snapshot.shards, *moved.values()]
-    fields = []
+    names, fields = [*snapshot.shards, *moved.values()], list[FieldRows]()
     for rows in snapshot.fields.values():
         shard, offset = np.array(rows.shard), np.array(rows.offset)
         for old, new in moved.items():
@@ -201,8 +189,9 @@ def publish_moved(paths: CachePaths, snapshot: Snapshot, moved: Mapping[str, str
             shard[entries] = names.index(new)
             offset[entries] = np.asarray(index.offset)[np.searchsorted(keys, wanted)]  # in the order of keys
         fields.append(replace(rows, shard=shard, offset=offset))
-    removed = {**removed_entries(paths), **{shard: [] for shard in moved}}
-    publish_replacement(paths, snapshot, fields, shards=names, removed=removed)
+    publish_replacement(paths, snapshot, fields, shards=names)
+    for name in moved:
+        remove_entries(paths.shard(name), load_index(paths.shard(name)).offset)
 
 
 def stored_catalog(cache: Path) -> Catalog:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,17 +143,39 @@ class ShardIndex:
     xxh3-64. The items of an entry follow each other; their columns have names such as ``item.length``.
     """
 
-    def __init__(self, folder: Path, columns: Any) -> None:
+    def __init__(self, folder: Path, columns: Any, *, is_rewritten: bool = False) -> None:
         self.folder, self.columns = folder, columns
+        self.is_rewritten = is_rewritten
+        """True if it may lack entries that the shard was sealed with."""
         self.key, self.offset, self.head = columns["key"], columns["offset"], columns["head"]
         self.bytes, self.checksum = columns["bytes"], columns["checksum"]
         self.entries, self.items = len(self.key), len(columns["item.key"])
-        self.left_out: NDArray[np.bool_] | None = None
-        """(I,) True for items that no build may use; None: there is none."""
 
     def keys(self, items: Any = slice(None)) -> NDArray[np.uint8]:
         """(n, 32) keys of items."""
         return np.asarray(self.columns["item.key"][items])
+
+    def is_beyond_end(self) -> NDArray[np.bool_]:
+        """(E,) True for entries that the end of the file cuts off."""
+        data = self.folder / "data.mdb"
+        try:
+            with opened(data) as descriptor:  # only the size of a regular file counts
+                size = os.fstat(descriptor).st_size
+        except OSError as error:
+            raise unreadable(data, error) from error
+        return np.asarray(np.asarray(self.offset) + np.asarray(self.bytes) > size)
+
+    def columns_without(self, removed: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
+        """The columns without some entries, which are True in ``removed`` (E,)."""
+        kept, entry = ~removed, np.asarray(self.columns["item.entry"])
+        is_item, columns = kept[entry], dict[str, NDArray[Any]]()
+        for name in self.columns:
+            rows = kept if name in (_ENTRY_TYPES.names or ()) else is_item
+            if name.endswith(".values"):
+                rows = np.repeat(is_item, self.columns[name.removesuffix("values") + "counts"])
+            columns[name] = np.asarray(self.columns[name])[rows]
+        columns["item.entry"] = (np.cumsum(kept, dtype=np.uint32) - np.uint32(1))[entry[is_item]]
+        return columns
 
 
 def collect_index(data: Path) -> dict[str, NDArray[Any]]:
@@ -172,6 +195,12 @@ def collect_index(data: Path) -> dict[str, NDArray[Any]]:
         raise unreadable(data, error) from error
     except (ValueError, struct.error) as error:
         raise CacheDamagedError("the pages of a shard are damaged", where=str(data), why=str(error)) from error
+    return _index_columns(parts, own_columns)
+
+
+def _index_columns(
+    parts: Sequence[Mapping[str, NDArray[Any]]], own_columns: Sequence[_OwnColumns]
+) -> dict[str, NDArray[Any]]:
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     items = columns.pop("items")
     entry = columns["item.entry"] = np.repeat(np.arange(len(items), dtype=np.uint32), items)
@@ -248,8 +277,30 @@ def read_entry(descriptor: int, offset: int, length: int, key: bytes | None = No
 def write_index(folder: Path, name: str) -> int:
     """Index a closed shard of this final name; return the number of entries."""
     columns = collect_index(folder / "data.mdb")
-    write_columns(folder / INDEX, columns, {"shard": name, "format": str(FORMAT_VERSION)})
+    _write(folder, name, columns)
     return len(columns["offset"])
+
+
+def remove_entries(folder: Path, offsets: Any) -> None:
+    """Take entries, by the offsets of their payloads, out of the index of a shard: no build uses them any more."""
+    index = load_index(folder)
+    _write(folder, folder.name, index.columns_without(np.isin(index.offset, offsets)), rewritten="yes")
+
+
+def mend_index(folder: Path) -> bool:
+    """Write the index of a sealed shard again, with the entries that are there; False if there are none."""
+    columns = _index_columns([_indexed([])], [])
+    with suppress(CacheDamagedError, CorruptEntryError):
+        columns = collect_index(folder / "data.mdb")
+    with suppress(CacheDamagedError):
+        index = checked_index(folder)
+        columns = index.columns_without(index.is_beyond_end())
+    _write(folder, folder.name, columns, rewritten="yes")
+    return len(columns["offset"]) > 0
+
+
+def _write(folder: Path, name: str, columns: Mapping[str, Any], **more: str) -> None:
+    write_columns(folder / INDEX, columns, {"shard": name, "format": str(FORMAT_VERSION), **more})
 
 
 def load_index(folder: Path) -> ShardIndex:
@@ -264,7 +315,7 @@ def load_index(folder: Path) -> ShardIndex:
     if file.metadata.get("shard") != folder.name:
         why = f"it is the index of shard {file.metadata.get('shard')}"
         raise CacheDamagedError("a shard has the index of another one", where=str(folder), why=why)
-    return ShardIndex(folder, file)
+    return ShardIndex(folder, file, is_rewritten="rewritten" in file.metadata)
 
 
 def checked_index(folder: Path) -> ShardIndex:

@@ -17,7 +17,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,9 +31,10 @@ from latentcache.store.atomic_io import READ_ONLY, open_file, read_file, read_js
 _TRIES, _WAIT_S = 20, 0.01
 #: How long the workers of a dead build are waited for, in seconds; they end within 8.
 ORPHANS_S = 10.0
+#: How long a build of another host has to be silent before its open shards are taken over, in seconds.
+SILENCE_S = 60.0
 #: Error numbers of a file system without flock.
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
-_PROCESSES = Path("/proc")
 _UNKNOWN: dict[str, Any] = dict.fromkeys(("pid", "host", "since"), "unknown")
 #: Descriptors of the builder's locks that this process holds.
 _held: set[int] = set()
@@ -86,6 +87,23 @@ def check_owner(building: Path, owner: str) -> None:
         why="it names another owner of the open shards; never delete builder.lock",
         fix="wait until the other build ends, then run this command again: committed entries are kept",
     )
+
+
+def wait_for_silence(building: Path, lock: Path, *, is_stopped: Callable[[], bool]) -> None:
+    """Wait until a build of another host, which ``BUILDING`` names, has not written the file for 60 s.
+
+    Where locks do not reach across hosts, that build may still run, and the open shards are its own. The ``lock`` was
+    just written here: the times of both files are those of one file server. Raises CacheLockedError if it goes on.
+    """
+    try:
+        host, written = str(read_json(building)["host"]), building.stat().st_mtime
+    except (CacheDamagedError, FileNotFoundError, KeyError):
+        return
+    deadline = time.monotonic() + SILENCE_S - max(lock.stat().st_mtime - written, 0)
+    while host != os.uname().nodename and time.monotonic() < deadline and not is_stopped():
+        time.sleep(min(1.0, SILENCE_S))
+        if building.exists() and building.stat().st_mtime != written:
+            raise _held_by(_UNKNOWN | {"host": host}, building, f"the build on {host} goes on: it writes this file")
 
 
 def _let_go() -> None:
@@ -214,13 +232,3 @@ def unleased(manifest: Path) -> Iterator[bool]:
         yield free
     finally:
         os.close(descriptor)
-
-
-def holders(path: Path) -> list[dict[str, Any]]:
-    """``pid`` and ``host`` of local processes that have a path open, as far as the system says (Linux: /proc)."""
-    state, pids = path.stat(), set[int]()
-    for link in _PROCESSES.glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
-            if os.path.samestat(link.stat(), state):
-                pids.add(int(link.parts[2]))
-    return [{"pid": pid, "host": os.uname().nodename} for pid in sorted(pids)]

@@ -21,14 +21,13 @@ class CachePaths:
     """The paths of one cache.
 
     ``current`` names the snapshot that readers open; ``building`` is there while a build has not ended; ``lock`` is
-    never deleted. ``quarantine`` has damaged shards.
-    ``scratch`` has data that is being made or removed, worth nothing once the builder lock is free.
+    never deleted. ``scratch`` has data that is being made or removed, worth nothing once the builder lock is free.
     """
 
     def __init__(self, root: Path) -> None:
         self.root, self.current, self.building = root, root / "CURRENT", root / "BUILDING"
         self.lock, self.shards, self.snapshots_folder = root / "builder.lock", root / "shards", root / "snapshots"
-        self.quarantine, self.scratch = root / "quarantine", root / "scratch"
+        self.scratch = root / "scratch"
 
     def __repr__(self) -> str:
         return f"CachePaths({str(self.root)!r})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, field, fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -58,8 +58,6 @@ class NewSnapshot(Value):
     """Samples that the build will have, if it goes on; 0: it has ended."""
     replaces: int = 0
     """The snapshot whose entries are in other places now, or removed."""
-    removed: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """What no build may use: shard -> payload offsets of entries; none: the whole shard."""
     created: str = ""
     """When it was made, if not now."""
 
@@ -206,7 +204,6 @@ def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[d
         "fingerprint": prints[0],
         "source": dict(new.source),
         "shards": list(new.shards),
-        "removed": {name: list(offsets) for name, offsets in new.removed.items()},
         "counts": {
             "samples": len(new.samples),
             "entries": sum(len(rows.offset) for rows in new.fields),

@@ -10,7 +10,6 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
@@ -352,24 +351,6 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     if manifest.get("checksum") != own_checksum(manifest):
         raise CacheDamagedError("the manifest is damaged", where=str(path), why="checksum")
     return manifest
-
-
-def removed_entries(paths: CachePaths) -> dict[str, list[int]]:
-    """What repairs took out of the shards that are there, as every intact snapshot has it.
-
-    Shard -> payload offsets of entries; none: the whole shard. Builds use none of it, readers may.
-    """
-    lists = dict[str, list[list[int]]]()
-    for number in paths.snapshots():
-        with suppress(CacheDamagedError, CacheFormatError, ValueError, TypeError, LookupError, AttributeError):
-            for name, offsets in load_manifest(paths.snapshot(number))["removed"].items():
-                lists.setdefault(str(name), []).append([int(offset) for offset in offsets])
-    there = {folder.name for folder in paths.sealed_shards()}
-    return {
-        name: sorted({offset for offsets in every for offset in offsets}) if all(every) else []
-        for name, every in lists.items()
-        if name in there
-    }
 
 
 def own_checksum(value: Mapping[str, Any]) -> str:

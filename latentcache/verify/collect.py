@@ -7,6 +7,7 @@ command continues. Sources are not looked at. Cost: payloads are read only to co
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -22,7 +23,6 @@ from latentcache.errors import CacheDamagedError, CacheFormatError, CacheReadOnl
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import writing
 from latentcache.store.garbage import (
-    ShardUse,
     copy_entries,
     disk_bytes,
     intact_snapshots,
@@ -30,7 +30,7 @@ from latentcache.store.garbage import (
     shard_use,
     to_scratch,
 )
-from latentcache.store.lock import builder_lock, holders, unleased
+from latentcache.store.lock import builder_lock, unleased
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import load_manifest, open_snapshot
 from latentcache.value import Value
@@ -55,10 +55,9 @@ class Garbage(Value):
     file: str
     """Relative to the cache."""
     num_bytes: int
-    """On disk; of a shard to be copied, or in use, its unneeded part."""
+    """On disk; of a shard to be copied its unneeded part."""
     entries: int = 0
-    """Unreferenced entries in it, if it is a shard that is in use."""
-    holders: tuple[dict[str, Any], ...] = ()
+    """Unreferenced entries in a shard to be copied."""
     snapshot: int = 0
     """Number of the snapshot that keeps it; 0: none does."""
     until: str = ""
@@ -69,7 +68,6 @@ class Garbage(Value):
         item = {"category": self.state, "reason": self.reason, "path": "", "file": self.file, "bytes": self.num_bytes}
         item["hint"] = f"it stays {self.until}" if self.until else "no kept snapshot needs it"
         more = {"entries": self.entries, "snapshot": self.snapshot, "until": self.until}
-        more["holders"] = list(self.holders)
         return item | {name: value for name, value in more.items() if value}
 
 
@@ -101,9 +99,7 @@ class CollectReport(Value):
         }
 
 
-def collect(
-    cache: Path, *, apply: bool = False, keep: int = KEEP, grace_s: float = GRACE_S, damaged: bool = False
-) -> CollectReport:
+def collect(cache: Path, *, apply: bool = False, keep: int = KEEP, grace_s: float = GRACE_S) -> CollectReport:
     """Find data that no snapshot needs, and delete it if ``apply`` says so.
 
     Args:
@@ -111,7 +107,6 @@ def collect(
         apply: Delete it; otherwise only report it.
         keep: Snapshots that stay, the current one among them; one that a repair or a collection replaced is extra.
         grace_s: Data that stopped being needed less than so many seconds ago stays.
-        damaged: Delete the contents of ``quarantine/`` too.
     """
     if keep < 1 or not grace_s >= 0:
         raise UsageError("the current snapshot always stays", argument="keep", value=keep, fix="--keep 1 --grace 0")
@@ -124,7 +119,7 @@ def collect(
         except CacheReadOnlyError:
             if apply:
                 raise
-        return _Collector(paths, keep, grace_s, damaged, apply).run()
+        return _Collector(paths, keep, grace_s, apply).run()
 
 
 class _Old(Value):
@@ -136,21 +131,21 @@ class _Old(Value):
     reason: str
     """Empty: it goes, unless a reader holds it."""
     until: str = ""
-    holders: tuple[dict[str, Any], ...] = ()
 
 
 class _Collector:
     """One collection; the caller holds the builder lock."""
 
-    def __init__(self, paths: CachePaths, keep: int, grace_s: float, damaged: bool, apply: bool) -> None:
-        self.paths, self.keep, self.grace_s, self.damaged, self.apply = paths, keep, grace_s, damaged, apply
+    def __init__(self, paths: CachePaths, keep: int, grace_s: float, apply: bool) -> None:
+        self.paths, self.keep, self.grace_s, self.apply = paths, keep, grace_s, apply
         self.items: list[Garbage] = []
 
     def run(self) -> CollectReport:
         open_snapshot(self.paths.root).check()
         uses = shard_use(self.paths, intact_snapshots(self.paths))
-        self._rewrite({use.name: use for use in uses})
-        self._shards(list(self._snapshots(remove=True)))
+        if not self.paths.building.exists():
+            self._rewrite()
+        self._shards(self._snapshots(remove=True))
         self._leftovers()
         return CollectReport(
             applied=self.apply,
@@ -159,40 +154,35 @@ class _Collector:
             unreferenced=sum(max(use.entries - use.needed, 0) for use in uses),
         )
 
-    def _rewrite(self, everywhere: dict[str, ShardUse]) -> None:
+    def _rewrite(self) -> None:
         """Copy the needed entries of shards that are mostly unneeded into new ones, and publish the same samples.
 
-        Left as they are: shards of an unfinished build, or of snapshots that stay beside the current one.
+        Left as they are: shards with damaged entries, or of snapshots that stay beside the current one.
         """
         current, moved = open_snapshot(self.paths.root), dict[str, str]()
-        others = [old.shards for old in self._snapshots(remove=False) if old.number != current.number]
-        shared = frozenset[str]().union(*(shards for shards in others if shards))
+        others = [old.shards or frozenset() for old in self._snapshots(remove=False) if old.number != current.number]
+        shared = frozenset[str]().union(*others)
         for use in shard_use(self.paths, [current]):
-            if use.name not in current.shards:
+            if use.name in shared or not 0 < use.needed < MOST_NEEDED * use.entries:
                 continue
-            reason, until = "in-use", "until less than half of the entries of its shard are needed"
-            if self.paths.building.exists():
-                reason, until = "unfinished-build", _BUILDING
-            elif use.name in shared:
-                until = "until no other snapshot needs its shard"
-            elif 0 <= use.needed < MOST_NEEDED * use.entries:
-                if not self.apply:
-                    self._add_part("removable", "low-utilization", use)
-                    continue
-                with suppress(CacheDamagedError, CorruptEntryError):
-                    number, fields = current.shards.index(use.name), current.fields.values()
-                    spans = [rows.entry_spans(np.flatnonzero(np.asarray(rows.shard) == number)) for rows in fields]
-                    moved[use.name] = copy_entries(self.paths, self.paths.shard(use.name), np.concatenate(spans))
-                    continue
-                reason, until = "damaged", _DAMAGED
-            if everywhere[use.name].entries > everywhere[use.name].needed:
-                self._add_part("held", reason, everywhere[use.name], until)
+            folder, number = self.paths.shard(use.name), current.shards.index(use.name)
+            about = {"entries": use.entries - use.needed, "num_bytes": max(use.bytes - use.needed_bytes, 0)}
+            if not self.apply:
+                self._add("removable", "low-utilization", folder, **about)
+                continue
+            shards = [(rows, np.asarray(rows.shard)) for rows in current.fields.values()]
+            spans = [rows.entry_spans(np.flatnonzero(shard == number)) for rows, shard in shards]
+            try:
+                moved[use.name] = copy_entries(self.paths, folder, np.concatenate(spans))
+            except (CacheDamagedError, CorruptEntryError):
+                self._add("held", "damaged", folder, until=_DAMAGED, **about)
         if moved:
             failpoint("collect-delete")
             publish_moved(self.paths, current, moved)
 
-    def _snapshots(self, *, remove: bool) -> Iterator[_Old]:
+    def _snapshots(self, *, remove: bool) -> list[_Old]:
         """Snapshots that stay, upwards; ``remove`` the others, while readers are kept away from them."""
+        staying = list[_Old]()
         for old in self._on_disk():
             folder = self.paths.snapshot(old.number)
             if not old.reason:
@@ -201,11 +191,12 @@ class _Collector:
                         self._remove(folder, "superseded" if old.shards is not None else "damaged")
                 if free:
                     continue
-                by = tuple(holders(folder / "manifest.json"))
-                old = replace(old, reason="leased", until="until its readers close the cache", holders=by)
+                readers = f"`fuser {shlex.quote(str(folder / 'manifest.json'))}` names them on their machine"
+                old = replace(old, reason="leased", until=f"until its readers close the cache ({readers})")
             if remove and old.number != self.paths.current_snapshot():
                 self._keep_for(folder, old)
-            yield old
+            staying.append(old)
+        return staying
 
     def _on_disk(self) -> Iterator[_Old]:
         """The snapshots on disk, upwards, and why each stays."""
@@ -259,11 +250,6 @@ class _Collector:
         leftovers += [path for path in snapshots if not (path / "manifest.json").exists()]
         for path in (*sorted(paths.scratch.glob("*")), *leftovers):
             self._remove(path, "left-over")
-        for path in sorted(paths.quarantine.glob("*")):
-            if self.damaged:
-                self._remove(path, "damaged")
-            else:
-                self._add("held", "damaged", path, until="until `latentcache gc CACHE --damaged --apply`")
         if self.apply:
             shutil.rmtree(paths.scratch, ignore_errors=True)
 
@@ -276,7 +262,7 @@ class _Collector:
         return "grace", f"until {end}, for readers without a lease"
 
     def _keep_for(self, path: Path, old: _Old) -> None:
-        self._add("held", old.reason, path, until=old.until, holders=old.holders, snapshot=old.number)
+        self._add("held", old.reason, path, until=old.until, snapshot=old.number)
 
     def _remove(self, path: Path, reason: str) -> None:
         """Move a thing out of sight in one step, then delete it."""
@@ -292,12 +278,9 @@ class _Collector:
         else:
             path.unlink(missing_ok=True)
 
-    def _add_part(self, state: str, reason: str, use: ShardUse, until: str = "") -> None:
-        """Add the unneeded part of a shard."""
-        entries, size = max(use.entries - use.needed, 0), max(use.bytes - use.needed_bytes, 0)
-        about: dict[str, Any] = {"num_bytes": size, "entries": entries, "until": until}
-        self.items.append(Garbage(state=state, reason=reason, file=f"shards/{use.name}", **about))
-
-    def _add(self, state: str, reason: str, path: Path, **more: Any) -> None:
-        file = path.relative_to(self.paths.root).as_posix()
-        self.items.append(Garbage(state=state, reason=reason, file=file, num_bytes=disk_bytes(path), **more))
+    def _add(self, state: str, reason: str, path: Path, num_bytes: int | None = None, **more: Any) -> None:
+        file, size = (
+            path.relative_to(self.paths.root).as_posix(),
+            disk_bytes(path) if num_bytes is None else num_bytes,
+        )
+        self.items.append(Garbage(state=state, reason=reason, file=file, num_bytes=size, **more))

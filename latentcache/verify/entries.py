@@ -1,7 +1,7 @@
 """Choose what a check reads, and check entries without payloads: indexes and file sizes against a snapshot's columns.
 
 ``n/t`` takes the entries whose key falls into the n-th of t slices. Keys hold content hashes, so t runs read every
-entry once, and new entries move no other. ``x%`` and ``N`` draw samples at random by a seed.
+entry once, and new entries move no other.
 
 A damaged cache gives findings, never an exception: indexes are read and checked, never mapped. All comparisons are
 vectorized, about 1 us per entry; a damaged block is a finding for each of its samples.
@@ -9,7 +9,6 @@ vectorized, about 1 us per entry; a damaged block is a finding for each of its s
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -31,18 +30,6 @@ from latentcache.value import Value
 from latentcache.verify.findings import HINTS, Finding, Findings
 
 _CERTAINTY = 0.95
-_GRAMMAR = re.compile(r"([0-9]{1,9})/([0-9]{1,9})|([0-9]{1,3}(?:\.[0-9]{1,9})?)%|([0-9]{1,12})")
-_FORMS = "expected n/t (slice n of t), x%, or a number of samples"
-
-
-class Selection(Value):
-    """A part of a cache: slice ``amount`` (from 1) of ``slices``, or random samples up to ``amount`` of ``unit``."""
-
-    amount: float
-    unit: str = "samples"
-    """``slice``, ``samples``, or ``percent`` of the samples."""
-    slices: int = 0
-    seed: int = 0
 
 
 class Depth(Value):
@@ -50,8 +37,8 @@ class Depth(Value):
 
     full: bool = False
     """Read every payload and every source."""
-    selection: Selection | None = None
-    """Read payloads and sources of this part only."""
+    slice: tuple[int, int] | None = None
+    """Read payloads and sources of this slice only: its number, from 1, and how many there are."""
     untrusted: bool = False
     """The cache comes from elsewhere: links in it are errors, and the data that it names is not read."""
     reencode: int = 0
@@ -62,7 +49,7 @@ class Depth(Value):
     @property
     def mode(self) -> str:
         """``sample``, ``full`` or ``fast``."""
-        return "sample" if self.selection is not None else "full" if self.full else "fast"
+        return "sample" if self.slice is not None else "full" if self.full else "fast"
 
     @property
     def reads(self) -> bool:
@@ -79,39 +66,26 @@ class Chosen(NamedTuple):
     """(E,) for each field: entries that are read."""
 
 
-def parse_selection(text: str, seed: int = 0) -> Selection:
-    """Read ``3/10``, ``2%`` or ``500``."""
-    parts = _GRAMMAR.fullmatch(text)
-    if parts and parts[1] and 1 <= int(parts[1]) <= int(parts[2]):
-        return Selection(amount=int(parts[1]), unit="slice", slices=int(parts[2]), seed=seed)
-    if parts and parts[3] and 0 < float(parts[3]) <= 100:
-        return Selection(amount=float(parts[3]), unit="percent", seed=seed)
-    if parts and parts[4] and int(parts[4]):
-        return Selection(amount=int(parts[4]), seed=seed)
-    raise UsageError(
-        "names no part of the samples", argument="sample", value=text, why=_FORMS, fix="give 1/7, 2% or 300"
-    )
+def parse_slice(text: str) -> tuple[int, int]:
+    """Read ``3/10``: the third of ten slices."""
+    parts = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    number, count = (int(parts[1]), int(parts[2])) if parts else (0, 0)
+    if not 1 <= number <= count:
+        why = "expected n/t, slice n of t"
+        raise UsageError("names no part of the cache", argument="sample", value=text, why=why, fix="give 1/7")
+    return number, count
 
 
-def choose(snapshot: Snapshot, selection: Selection | None) -> Chosen:
-    """Select samples and entries of a snapshot; everything without a selection."""
-    total, fields = len(snapshot.samples), snapshot.fields
-    if selection is None:
-        every = {name: np.ones(len(rows.key), dtype=np.bool_) for name, rows in fields.items()}
-        return Chosen(np.ones(total, dtype=np.bool_), every)
-    samples, entries = np.zeros(total, dtype=np.bool_), dict[str, NDArray[np.bool_]]()
-    if selection.unit == "slice":
-        for name, rows in fields.items():  # the first half of the content hash keeps variants of one input together
-            half = np.ascontiguousarray(np.asarray(rows.key)[:, CONTENT_SLICE][:, :8]).view("<u8").ravel()
-            entries[name] = half % np.uint64(selection.slices) == np.uint64(selection.amount - 1)
-            samples[np.asarray(rows.sample)[entries[name][np.asarray(rows.entry)]]] = True
-        return Chosen(samples, entries)
-    order = np.random.default_rng(selection.seed).permutation(total)
-    count = math.ceil(selection.amount * total / 100 if selection.unit == "percent" else selection.amount)
-    samples[order[:count]] = True
-    for name, rows in fields.items():
-        entries[name] = np.zeros(len(rows.key), dtype=np.bool_)
-        entries[name][np.asarray(rows.entry)[samples[np.asarray(rows.sample)]]] = True
+def choose(snapshot: Snapshot, chosen: tuple[int, int] | None) -> Chosen:
+    """Select samples and entries of a snapshot: those of a slice, or all."""
+    samples, fields = np.full(len(snapshot.samples), chosen is None), snapshot.fields
+    if chosen is None:
+        return Chosen(samples, {name: np.ones(rows.entries, dtype=np.bool_) for name, rows in fields.items()})
+    entries, (number, count) = dict[str, NDArray[np.bool_]](), chosen
+    for name, rows in fields.items():  # the first half of the content hash keeps variants of one input together
+        half = np.ascontiguousarray(np.asarray(rows.key)[:, CONTENT_SLICE][:, :8]).view("<u8").ravel()
+        entries[name] = half % np.uint64(count) == np.uint64(number - 1)
+        samples[np.asarray(rows.sample)[entries[name][np.asarray(rows.entry)]]] = True
     return Chosen(samples, entries)
 
 

@@ -24,10 +24,7 @@ from latentcache.errors import CorruptEntryError, StoreError
 from latentcache.failpoint import failpoint
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import Described, Difference, Failure, Made
-from latentcache.identity.content import KEY_BYTES, checksum
 from latentcache.store.atomic_io import opened
-from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC
-from latentcache.store.gather import read_at
 from latentcache.store.index import read_entry
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
@@ -75,45 +72,22 @@ def _batches(view: View, entries: NDArray[np.intp], size: int) -> list[NDArray[n
 
 def _scan(view: View, descriptor: int, entries: NDArray[np.intp]) -> dict[int, Wrong]:
     """Find wrong entries of one field in one shard, in order of offset."""
-    first, size = view.offset[entries] - view.head[entries], view.head[entries] + view.bytes[entries]
-    room = memoryview(bytearray(int(size.max(initial=0))))
-    damage: dict[int, Wrong] = {}
-    for entry, begin, count in zip(entries.tolist(), first.tolist(), size.tolist(), strict=True):
-        try:
-            value = read_at(descriptor, begin, room[:count])
-            is_right = len(value) == count and _is_right(view, entry, value)
-        except OSError:
-            is_right = False
-        wrong = _wrong_values(view, value[int(view.head[entry]) :]) if is_right else _wrong(view, entry, descriptor)
-        if wrong is not None:
-            damage[entry] = wrong
-    return damage
-
-
-def _is_right(view: View, entry: int, value: memoryview) -> bool:
-    """True if an entry is as it was written: ``read_entry`` without parsing its head."""
-    head_bytes = int(view.head[entry])
-    head, payload = value[:head_bytes], value[head_bytes:]
-    if head_bytes <= FIXED_BYTES or head[: len(MAGIC)] != MAGIC:
-        return False
-    if head[KEY_AT : KEY_AT + KEY_BYTES] != view.key[entry].tobytes():
-        return False
-    stored = int.from_bytes(head[-CHECKSUM_BYTES:], "little")
-    return checksum(head[:-CHECKSUM_BYTES]) == stored and checksum(payload) == int(view.checksum[entry])
+    wrong = ((entry, _wrong(view, entry, descriptor)) for entry in entries.tolist())
+    return {entry: damage for entry, damage in wrong if damage is not None}
 
 
 def _wrong(view: View, entry: int, descriptor: int) -> Wrong | None:
-    """Return the damage of an entry, which is read again; None: there is none."""
+    """Read an entry, and return its damage; None: there is none."""
     head, size, key = int(view.head[entry]), int(view.bytes[entry]), view.key[entry].tobytes()
     try:
-        header, _ = read_entry(descriptor, int(view.offset[entry]) - head, head + size, key)
+        header, value = read_entry(descriptor, int(view.offset[entry]) - head, head + size, key)
     except OSError as error:
         return "unverifiable", unreadable(error), words(error)
     except StoreError as error:
         return "corrupt", error.reason if isinstance(error, CorruptEntryError) else "header", words(error)
     if (header.head_bytes, header.payload_checksum) != (head, int(view.checksum[entry])):
         return "corrupt", "header", "its length or checksum differs from the snapshot"
-    return None
+    return _wrong_values(view, value[head:])
 
 
 def _wrong_values(view: View, payload: memoryview) -> Wrong | None:

@@ -24,7 +24,7 @@ from latentcache.sources.causes import hint_for
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
 from latentcache.store.snapshot import Snapshot
-from latentcache.verify.compare import Compared, State, compare
+from latentcache.verify.compare import Compared, compare
 from latentcache.verify.entries import Check, Depth, View
 from latentcache.verify.findings import Findings, RecipeChange
 
@@ -78,32 +78,11 @@ def note_sources(check: Check, compared: Compared | None, chosen: NDArray[np.boo
         gone = "the data holds no samples now"
         check.findings.add("stale", "source-removed", np.flatnonzero(chosen), found=gone)
         return chosen
-    for state in map(State, np.flatnonzero(np.bincount(compared.state)).tolist()):
-        if state in (State.OK, State.NOT_CHECKED):
-            continue
-        rows = compared.rows(state)
-        # The reason of one of these is that of its file.
-        each = np.split(rows, len(rows)) if state in (State.UNREADABLE, State.INPUT_CHANGED) else [rows]
-        for some in each:
-            first = compared.finding(int(some[0]))
-            check.findings.add(
-                first.category,
-                first.reason,
-                some,
-                field=first.field,
-                expected=partial(_sides, compared, some, "expected"),
-                found=partial(_sides, compared, some, "found"),
-                hint=first.hint,
-            )
     new = Findings(compared.now.samples)
     new.add("missing", "not-built", compared.new)
-    check.findings.others += [*compared.others, *new.result(np.ones(len(new.table), dtype=np.bool_))]
-    looked: NDArray[np.bool_] = compared.state != State.NOT_CHECKED
-    return chosen & looked
-
-
-def _sides(compared: Compared, rows: NDArray[np.intp], side: str, position: int) -> str:
-    return str(getattr(compared.finding(int(rows[position])), side))
+    check.findings.take(compared.findings)
+    check.findings.others += new.result(np.ones(len(new.table), dtype=np.bool_))
+    return chosen & compared.looked
 
 
 def described_now(

@@ -1,7 +1,7 @@
 """``verify_cache``: check a cache against its sources and itself; ``repair_cache``: take out what fails its check.
 
 ``fast`` reads manifest, columns and shard indexes, stats every source, and hashes sources whose stat differs.
-``full`` also reads every payload and every source; ``sample`` does so for a part. Only encoding again needs a model,
+``full`` also reads every payload and every source; ``sample`` does so for a slice. Only encoding again needs a model,
 which the caller brings. The same checks run for every kind of field.
 
 Through an untrusted cache no file outside its folder is opened: links, special files and too large files are errors,
@@ -33,12 +33,12 @@ from latentcache.fields.protocol import Described
 from latentcache.fields.registry import load, settings_of
 from latentcache.fields.settings import checked
 from latentcache.plan.numbers import whole
-from latentcache.store.garbage import intact_snapshots, mend_index, shard_use
-from latentcache.store.index import load_index
+from latentcache.store.garbage import intact_snapshots, shard_use
+from latentcache.store.index import load_index, mend_index, remove_entries
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import kept_rows, publish_replacement
-from latentcache.store.snapshot import Snapshot, load_manifest, open_leased, removed_entries
+from latentcache.store.snapshot import Snapshot, load_manifest, open_leased
 from latentcache.value import Value
 from latentcache.verify.entries import (
     Check,
@@ -48,7 +48,7 @@ from latentcache.verify.entries import (
     check_entries,
     choose,
     confidence,
-    parse_selection,
+    parse_slice,
     positions,
 )
 from latentcache.verify.findings import PROBLEMS, Commands, VerifyReport
@@ -83,7 +83,7 @@ def verify_cache(
     data: Path | str | None = None,
     *,
     full: bool = False,
-    sample: str | int | None = None,
+    sample: str | None = None,
     seed: int = 0,
     fields: Mapping[str, Any] | None = None,
     reencode: int = 0,
@@ -95,8 +95,8 @@ def verify_cache(
         cache: The cache folder.
         data: The data, if it is not at the recorded place.
         full: Read every payload and every source.
-        sample: Read a part only: ``1/7`` (the first of seven), ``5%`` or ``300`` (samples).
-        seed: Seed of random choices.
+        sample: Read a part only: ``1/7`` is the first of seven.
+        seed: Seed that chooses the samples to encode again.
         fields: Field name -> settings, as of :class:`BuildSettings`: every sample is stale if its recipe differs.
         reencode: Number of samples to encode again and compare; this loads the encoder.
         device: Device of ``reencode``: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
@@ -112,8 +112,7 @@ def verify_cache(
     """
     arguments = checked(_TYPES, {"cache": cache, "data": data, "full": full, "fields": fields, "device": device})
     seed, reencode = whole("seed", seed, 0), whole("reencode", reencode, 0)
-    selection = None if sample is None else parse_selection(str(sample), seed)
-    depth = Depth(full=full, selection=selection, reencode=reencode, seed=seed)
+    depth = Depth(full=full, slice=None if sample is None else parse_slice(str(sample)), reencode=reencode, seed=seed)
     settings = {name: settings_of(name, value) for name, value in (arguments["fields"] or {}).items()}
     look: dict[str, Any] = {"data": arguments["data"]}
     look["requested"] = partial(described_now, settings=settings, depth=depth, device=device)
@@ -141,7 +140,7 @@ def check_cache(
     described = {} if requested is None else requested(snapshot)
     root = None if unnamed else find_data(cache, snapshot.source, data)
     check = Check(snapshot)
-    chosen = choose(snapshot, depth.selection)
+    chosen = choose(snapshot, depth.slice)
     compared = _look(check, depth, root, chosen)
     looked = chosen.samples if root is None else note_sources(check, compared, chosen.samples)
     changes = check_recipes(check, described)
@@ -206,7 +205,7 @@ def _report(
             "headers": check.headers,
             "payloads": check.payloads,
             "payload_bytes": check.payload_bytes,
-            "sources_stat": 0 if compared is None else compared.checked,
+            "sources_stat": 0 if compared is None else int(compared.looked.sum()),
             "sources_hashed": 0 if compared is None else compared.now.hashed,
         },
         not_looked_at=int((~categorized).sum()),
@@ -223,7 +222,7 @@ def _look(check: Check, depth: Depth, root: Path | None, chosen: Chosen) -> Comp
     """Look at entries and sources; payloads are read only if ``depth`` says so."""
 
     def look() -> Compared | None:
-        some = None if depth.selection is None else chosen.samples
+        some = None if depth.slice is None else chosen.samples
         return None if root is None else compare_sources(check, root, full=depth.reads, chosen=some)
 
     check_entries(check, chosen.entries)
@@ -257,12 +256,10 @@ def _unreferenced(check: Check) -> int:
 
 def _stated(check: Check, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_]) -> str:
     """Return the conclusion from samples that are all clean about the others; empty if nothing follows."""
-    if depth.selection is None or not looked.any() or (chosen.samples & ~looked).any():
+    if depth.slice is None or not looked.any() or (chosen.samples & ~looked).any():
         return ""
-    if depth.selection.unit == "slice" and not looked.all():
-        read = sum(int(entries.sum()) for entries in chosen.entries.values())
-        return confidence(read, sum(map(len, check.views.values())), "entries")
-    return confidence(int(looked.sum()), len(looked))
+    read = sum(int(entries.sum()) for entries in chosen.entries.values())
+    return confidence(read, sum(map(len, check.views.values())), "entries")
 
 
 def check_outside(root: Path) -> None:
@@ -348,8 +345,8 @@ def repair_cache(
     """Verify everything, then take out what is corrupt, and drifted samples that the check encodes again.
 
     Only these entries are removed, and those that a damaged index lacks when it is written again. No entry is changed
-    or copied. A snapshot without the removed ones is published, marked incomplete, with a list of them that no later
-    build uses. A killed repair leaves the old cache or the new one, and the same command continues.
+    or copied. The indexes of shards name the removed ones no more, so no later build uses them. A snapshot without
+    them is published, marked incomplete. The same command continues a killed repair.
 
     ``confirm`` is shown the plan if there is anything to do. ``look`` are arguments of :func:`check_cache`; entries
     of another recipe are reported and kept.
@@ -371,7 +368,7 @@ class _Work:
         self.drop = {name: np.zeros(len(view), dtype=np.bool_) for name, view in check.views.items()}
         """(E,) by field: entries that are taken out, and those that are lost already."""
         self.removed = dict[str, set[int]]()
-        """Payload offsets of entries that no build may use, by shard; none: the whole shard."""
+        """Payload offsets of entries to be removed, by shard."""
         self.removals = list[Removal]()
 
     def plan(self, report: VerifyReport) -> Repair:
@@ -422,18 +419,17 @@ class _Work:
             self.removed.setdefault(shard, set()).update(offsets.tolist())
 
     def carry_out(self, plan: Repair) -> Repair:
-        """Write damaged indexes again, then publish the snapshot without the removed entries."""
+        """Take entries out of the indexes, then publish the snapshot without them."""
         check, paths = self.check, self.check.paths
-        unusable = [shard for shard in sorted(check.damaged) if not self._mended(shard)]
-        removed = removed_entries(paths)
+        for shard in sorted(check.damaged):
+            self._mend(shard)
         for shard, offsets in self.removed.items():
-            if removed.get(shard) != []:  # else all of it is out already
-                removed[shard] = sorted({*removed.get(shard, ()), *offsets})
-        removed |= {shard: [] for shard in unusable}
+            if paths.shard(shard).exists():
+                remove_entries(paths.shard(shard), np.array(sorted(offsets), dtype=np.uint64))
         failpoint("repair-delete")
         fields = [kept_rows(view.rows, ~self.drop[name][view.entry]) for name, view in check.views.items()]
         complete = plan.complete and not any(mask.any() for mask in self.drop.values())
-        publish_replacement(paths, check.snapshot, fields, removed=removed, complete=complete)
+        publish_replacement(paths, check.snapshot, fields, complete=complete)
         return replace(
             plan,
             done=True,
@@ -442,13 +438,13 @@ class _Work:
             removals=tuple(self.removals),
         )
 
-    def _mended(self, shard: str) -> bool:
-        """Write the index of a shard again, and remove the entries that it lacks; False if that is not possible."""
+    def _mend(self, shard: str) -> None:
+        """Write the index of a shard again, and remove the entries that it lacks."""
         check, folder = self.check, self.check.paths.shard(shard)
-        index = load_index(folder) if mend_index(folder) else None
+        mend_index(folder)
+        index = load_index(folder)
         for view in check.views.values():
             entries = view.in_shard(check.snapshot.shards.index(shard))
-            if index is not None and index.entries:
+            if index.entries:
                 entries = entries[~positions(index, view, entries)[1]]
             self._remove(view, entries, "not-intact")
-        return index is not None

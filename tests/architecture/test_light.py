@@ -46,7 +46,7 @@ def test_help_imports_nothing_heavy():
         ["info"],
         ["verify"],
         ["verify", "--full"],
-        ["verify", "--sample", "2"],
+        ["verify", "--sample", "1/2"],
         ["verify", "--untrusted"],
         ["verify", "--reencode", "2"],  # only real models need torch
         ["gc"],

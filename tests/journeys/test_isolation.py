@@ -72,7 +72,8 @@ def test_a_reader_beside_build_repair_and_gc(tmp_path, prefetch):
         assert reader.is_right()
         found = collect(cache)
         (held,) = [item for item in found["items"] if item["file"] == "snapshots/000001"]
-        assert (held["reason"], held["holders"][0]["pid"]) == ("leased", reader.process.pid)
+        assert held["reason"] == "leased"
+        assert "fuser" in held["until"]
         assert reader.is_right()
         assert build(data, cache).json["counts"]["encoded"] == 1
         collect(cache)
@@ -80,7 +81,7 @@ def test_a_reader_beside_build_repair_and_gc(tmp_path, prefetch):
     finally:
         reader.end()
     left = {(item["category"], item["reason"]) for item in collect(cache)["items"] if item["category"] != "removed"}
-    assert left <= {("held", "in-use")}, "the bytes of the removed entry stay in its shard"
+    assert not left, "the bytes of the removed entry stay in its shard"
     assert len(CachePaths(cache).snapshots()) == 1
     assert look("verify", cache, "--full", "--json").status == 0
     assert len(CachePaths(cache).sealed_shards()) == len(open_snapshot(cache).shards)

@@ -9,15 +9,13 @@ from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_cac
 from latentcache.errors import StoreError
 from latentcache.identity.content import checksum
 from latentcache.store import index as index_module
-from latentcache.store import snapshot as snapshot_module
-from latentcache.store.atomic_io import make_folder, unreadable
+from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import load_catalog
 from latentcache.store.garbage import copy_entries, mend_shards, shard_use, stored_catalog, stored_entries
-from latentcache.store.index import INDEX
+from latentcache.store.index import INDEX, load_index, remove_entries
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import publish_replacement
 from latentcache.store.reader import EntryReader
-from latentcache.store.snapshot import open_snapshot, removed_entries
+from latentcache.store.snapshot import open_snapshot
 
 
 def all_items(numbers):
@@ -71,7 +69,7 @@ def test_a_shard_without_index_and_pages_is_left_out(paths):
         path.chmod(0o644)
         path.write_bytes(b"nothing")
     assert mend_shards(paths) == ([], ["shard-1"])
-    assert load_catalog(paths).removed == {"shard-1": []}
+    assert load_catalog(paths).damaged == ()
     assert found(paths, all_items(range(12))).sum() == 18
 
 
@@ -81,7 +79,6 @@ def test_a_dead_build_is_sealed_and_its_damaged_shards_are_set_aside(paths):
     os.truncate(data, data.stat().st_size - 5000)
     assert mend_shards(paths) == ([], ["bad.open"])
     assert paths.open_shards() == []
-    assert len(list(paths.quarantine.iterdir())) == 1
     assert found(paths, items_of("plane", range(20, 25))).all()
     assert mend_shards(paths) == ([], [])
 
@@ -99,25 +96,33 @@ def test_a_disk_that_fails_while_entries_are_copied_is_not_damage(paths, tmp_pat
     assert (type(caught.value), other.sealed_shards()) == (StoreError, [])
 
 
-def test_a_list_of_removed_entries_that_cannot_be_read_now_is_an_error(paths, monkeypatch):
-    def fail(path):
-        raise unreadable(path, OSError(errno.EIO, "Input/output error"))
-
-    monkeypatch.setattr(snapshot_module, "read_json", fail)
-    with pytest.raises(StoreError, match=r"manifest\.json cannot be read"):
-        load_catalog(paths)
-
-
 def test_removed_entries_are_used_by_readers_alone(paths):
-    snapshot = open_snapshot(paths.root)
-    words = snapshot.fields["words"]
-    offset = int(words.offset[int(words.entry[1])])
-    publish_replacement(paths, snapshot, snapshot.fields.values(), removed={"shard-0": [], "shard-1": [offset]})
-    assert removed_entries(paths) == {"shard-0": [], "shard-1": [offset]}
-    assert 0 < found(paths, all_items(range(12))).sum() < 18
+    words = open_snapshot(paths.root).fields["words"]
+    before = found(paths, all_items(range(12))).sum()
+    index = load_index(paths.shard("shard-1"))
+    own = {name: np.asarray(index.columns[name]) for name in index.columns if "/" in name}
+    remove_entries(index.folder, [int(words.offset[int(words.entry[1])])])
+    assert before - 12 < found(paths, all_items(range(12))).sum() < before
+    assert not load_catalog(paths).is_whole(["shard-1"])
+    assert load_catalog(paths).is_whole(["shard-0"])
+    after = load_index(index.folder)
+    assert after.entries == index.entries - 1
+    assert all(
+        len(after.columns[name]) < len(values) or "plane" in name for name, values in own.items() if len(values)
+    )
     read_everything(paths, range(12))
-    shutil.rmtree(paths.shard("shard-0"))
-    assert removed_entries(paths) == {"shard-1": [offset]}
+    remove_entries(index.folder, index.offset)
+    assert load_index(index.folder).items == 0
+
+
+def test_a_shard_that_is_cut_short_keeps_the_entries_that_are_there(paths):
+    index = load_index(paths.shard("shard-1"))
+    paths.data("shard-1").chmod(0o644)
+    os.truncate(paths.data("shard-1"), int(np.sort(np.asarray(index.offset))[-1]) + 1)
+    assert load_catalog(paths).damaged == ("shard-1",)
+    assert mend_shards(paths) == (["shard-1"], [])
+    assert load_index(paths.shard("shard-1")).entries == index.entries - 1
+    assert load_catalog(paths).damaged == ()
 
 
 def test_use_of_shards(paths):

@@ -137,3 +137,25 @@ def test_the_owner_of_open_shards(tmp_path, text, expected):
     with pytest.raises(StoreError, match="BUILDING cannot be read") as caught:
         check_owner(building, "ours")
     assert type(caught.value) is StoreError
+
+
+@pytest.mark.parametrize(("host", "age", "waits"), [("elsewhere", 0, True), ("elsewhere", 9, False), ("", 0, False)])
+def test_open_shards_of_another_host_are_taken_over_after_silence(path, monkeypatch, host, age, waits):
+    building = path.with_name("BUILDING")
+    building.write_text(json.dumps({"host": host or os.uname().nodename}))
+    path.write_text("")
+    os.utime(building, ns=(0, path.stat().st_mtime_ns - age * 10**9))
+    monkeypatch.setattr(lock_module, "SILENCE_S", 0.2)
+    start = time.monotonic()
+    lock_module.wait_for_silence(building, path, is_stopped=lambda: False)
+    assert (time.monotonic() - start >= 0.2) == waits
+
+
+def test_open_shards_of_another_host_that_goes_on_are_left_alone(path, monkeypatch):
+    building = path.with_name("BUILDING")
+    building.write_text('{"host": "elsewhere"}')
+    path.write_text("")
+    monkeypatch.setattr(lock_module.time, "sleep", lambda seconds: os.utime(building, (1, 1)))
+    with pytest.raises(CacheLockedError, match="on elsewhere") as caught:
+        lock_module.wait_for_silence(building, path, is_stopped=lambda: False)
+    assert caught.value.holder["host"] == "elsewhere"

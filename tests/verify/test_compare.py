@@ -12,14 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latentcache.fields.table import Rejected
+from latentcache.identity.content import content_hash
 from latentcache.sources import known
 from latentcache.sources.causes import fault
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
-from latentcache.verify.compare import State, compare
+from latentcache.verify.compare import compare
 
 IMAGES, RECORDS = SourceOptions(kind="images"), SourceOptions(kind="records")
-OK, TOUCHED, MOVED, CAPTION, CHANGED, REMOVED, UNREADABLE, NOT_CHECKED, *_ = State
+OK, TOUCHED, MOVED, NOT_CHECKED = "ok", "stat-changed", "line-changed", "not looked at"
+CAPTION, CHANGED, REMOVED = "caption-changed", "source-changed", "source-removed"
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +29,17 @@ def _trusting(monkeypatch):
     monkeypatch.setattr(known, "RACY_NS", 0)  # trust every file at once
 
 
+def findings(found):
+    """The findings on samples, by their names."""
+    others = {id(item) for item in found.findings.others}
+    items = [item for item in found.findings.result(found.looked) if id(item) not in others]
+    return {f"{item.path}:{item.line}" if item.line else item.path: item for item in items}
+
+
 def states(found):
-    return {name: State(int(one)) for name, one in zip(found.samples.names, found.state, strict=True)}
+    by_name, names = findings(found), list(found.findings.table.names)
+    reasons = {name: by_name[name].reason if name in by_name else OK for name in names}
+    return {name: reasons[name] if looked else NOT_CHECKED for name, looked in zip(names, found.looked, strict=True)}
 
 
 def new(found):
@@ -36,7 +47,7 @@ def new(found):
 
 
 def others(found):
-    return sorted((item.category, item.reason, item.path, item.line) for item in found.others)
+    return sorted((item.category, item.reason, item.path, item.line) for item in found.findings.others)
 
 
 # images
@@ -56,6 +67,25 @@ def images(root, before=None, *, full=False, **options):
     before = before or scan(root, IMAGES, hash_all=True)
     known = {"rejected": before.rejected, **options}
     return compare(before.samples, scan(root, IMAGES, before.samples, full=full, **known), **known)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_states_of_images(data, full):
+    before = scan(data, IMAGES, hash_all=True)
+    assert set(states(images(data, before, full=full)).values()) == {OK}
+    (data / "a.jpg").write_text("z")
+    os.utime(data / "b.jpg", (1, 1))
+    (data / "c.txt").write_text("another")
+    (data / "d.jpg").rename(data / "e.jpg")
+    found = images(data, before, full=full)
+    assert states(found) == {"a.jpg": CHANGED, "b.jpg": TOUCHED, "c.jpg": CAPTION, "d.jpg": REMOVED}
+    assert (new(found), found.findings.others, found.now.hashed) == (["e.jpg"], [], 3 if full else 2)
+    a, b, c, d = (findings(found)[f"{name}.jpg"] for name in "abcd")
+    assert (a.category, a.reason, a.path) == ("stale", "source-changed", "a.jpg")
+    assert (a.expected, a.found) == (content_hash(b"a").hex(), content_hash(b"z").hex())
+    assert (b.category, b.reason) == ("touched", "stat-changed")
+    assert (c.reason, c.expected, c.found) == ("caption-changed", "caption c", "another")
+    assert (d.reason, d.expected, d.found) == ("source-removed", "the sample", "its file is gone")
 
 
 TABLE = "file_name,text\nb.jpg,x\n"
@@ -78,7 +108,7 @@ def test_states_of_one_changed_file(data, change, state, reason):
     before = scan(data, IMAGES, hash_all=True)
     change(data / "a.jpg")
     found = images(data, before)
-    item = found.finding(0)
+    item = findings(found)["a.jpg"]
     assert (states(found)["a.jpg"], item.reason, item.category) == (state, reason, "stale")
     assert item.expected
     assert item.found
@@ -92,7 +122,7 @@ def test_a_read_error_is_unverifiable(data, monkeypatch):
         raise fault("io-error", "the disk is on fire", root)
 
     monkeypatch.setattr("latentcache.sources.known.read_image", fail)
-    item = images(data, before).finding(0)
+    item = findings(images(data, before))["a.jpg"]
     assert (item.category, item.reason, item.found) == ("unverifiable", "io-error", "the disk is on fire")
 
 
@@ -102,7 +132,6 @@ def test_only_chosen_samples(data):
     (data / "b.jpg").write_text("z")
     found = images(data, before, full=True, chosen=np.array([True, False, True, False]))
     assert list(states(found).values()) == [CHANGED, NOT_CHECKED, OK, NOT_CHECKED]
-    assert found.checked == 2
 
 
 def built(root: Path, *out: str, **more: object):
@@ -181,10 +210,10 @@ def test_states_of_records(tmp_path):
     of_a = {"a.jsonl:1": OK, "a.jsonl:2": CHANGED, "a.jsonl:3": REMOVED, "a.jsonl:4": MOVED}
     assert states(found) == of_a | {"b.jsonl:1": REMOVED, "c.jsonl:1": TOUCHED, "c.jsonl:2": TOUCHED}
     assert new(found) == ["bb.jsonl:1"]
-    changed, removed, moved = (found.finding(row) for row in (1, 2, 3))
+    changed, removed, moved = (findings(found)[f"a.jsonl:{line}"] for line in (2, 3, 4))
     assert (changed.path, changed.line, changed.reason) == ("a.jsonl", 2, "source-changed")
     assert (len(changed.expected), len(changed.found)) == (8, 8)
-    assert (removed.expected, removed.found) == ("the sample", "its record is gone")
+    assert removed.found == "its record is gone"
     of_moved = (moved.category, moved.reason, moved.expected, moved.found)
     assert of_moved == ("touched", "line-changed", "line 4", "line 3")
 
@@ -237,9 +266,9 @@ def test_every_record_is_counted_once(tmp_path_factory, old, now):
     after = scan(root)
     found = compare(before.samples, after, rejected=before.rejected)
     count = Counter(states(found).values())
-    fixed = sum(item.reason == "source-changed" and item.category == "stale" for item in found.others)
+    fixed = sum(item.reason == "source-changed" and item.category == "stale" for item in found.findings.others)
     assert len(after.samples) == count[OK] + count[MOVED] + count[CHANGED] + count[TOUCHED] + len(found.new) + fixed
-    only_quarantined = all(one.category == "quarantined" for one in found.others)
+    only_quarantined = all(one.category == "quarantined" for one in found.findings.others)
     clean = not len(found.new) and set(count) <= {OK, TOUCHED} and only_quarantined
     assert clean == (old == now) or any("{" in x for x in (*old, *now))
     multiset = [Counter((n, t) for n, x in enumerate(side) for t in x if t != "{") for side in (old, now)]

@@ -10,7 +10,7 @@ from latentcache.errors import UsageError
 from latentcache.store import gather
 from latentcache.store.reader import EntryReader
 from latentcache.verify import payloads
-from latentcache.verify.entries import Selection, choose, confidence, parse_selection
+from latentcache.verify.entries import choose, confidence, parse_slice
 from latentcache.verify.verify import check_cache, verify_cache
 
 
@@ -118,23 +118,10 @@ def test_a_damaged_head_is_found_by_a_full_check(case):
     assert {one.reason for one in report.findings} == {"header"}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("1/7", {"amount": 1, "unit": "slice", "slices": 7}),
-        ("0.5%", {"amount": 0.5, "unit": "percent"}),
-        ("100%", {"amount": 100, "unit": "percent"}),
-        ("300", {"amount": 300}),
-    ],
-)
-def test_selection_syntax(text, expected):
-    assert parse_selection(text, 3) == Selection(seed=3, **expected)
-
-
-@pytest.mark.parametrize("text", ["", "0", "0/7", "8/7", "1/0", "0%", "101%", "2G", "1.5", "-1", "1/", "x", "1e3"])
+@pytest.mark.parametrize("text", ["", "0", "0/7", "8/7", "1/0", "5%", "300", "-1", "1/", "x", "1/7 "])
 def test_anything_else_is_a_usage_error(text):
     with pytest.raises(UsageError, match="sample="):
-        parse_selection(text)
+        parse_slice(text)
 
 
 def test_new_inputs_keep_entries_in_their_part(tmp_path):
@@ -151,20 +138,8 @@ def _parts(case):
     return {
         keys[entry].tobytes(): part
         for part in range(1, 8)
-        for entry in np.flatnonzero(choose(case.snapshot, parse_selection(f"{part}/7")).entries["flat"])
+        for entry in np.flatnonzero(choose(case.snapshot, parse_slice(f"{part}/7")).entries["flat"])
     }
-
-
-@pytest.mark.parametrize(("text", "count"), [("3", 3), ("25%", 2), ("100%", 8), ("99", 8)])
-def test_samples_are_drawn_by_a_seed(case, text, count):
-    first, again = (choose(case.snapshot, parse_selection(text, 1)) for _ in range(2))
-    assert int(first.samples.sum()) == count
-    assert (first.samples == again.samples).all()
-    if count < 4:
-        assert any((choose(case.snapshot, parse_selection(text, s)).samples != first.samples).any() for s in range(9))
-    for name, rows in case.snapshot.fields.items():
-        held = first.entries[name][np.asarray(rows.entry)]
-        assert held[first.samples[np.asarray(rows.sample)]].all()
 
 
 def test_the_bound_follows_the_rule_of_three():

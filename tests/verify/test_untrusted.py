@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
-from latentcache.verify.entries import Depth, parse_selection
+from latentcache.verify.entries import Depth
 from latentcache.verify.verify import check_cache
 
 FULL = Depth(full=True, untrusted=True)
@@ -24,7 +24,7 @@ def test_data_is_read_only_when_named(case):
     assert report.counts["corrupt"] == case.sharing(2)
     assert report.counts["stale"] == 0
     assert check(case, data=case.data).counts["stale"] == 1
-    assert check(case, Depth(selection=parse_selection("3"), untrusted=True)).checked["samples"] == 3
+    assert check(case, Depth(slice=(1, 1), untrusted=True)).checked["samples"] == 8
 
 
 def test_links_pipes_and_huge_files_are_rejected(case):
