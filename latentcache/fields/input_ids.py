@@ -7,8 +7,6 @@ padding, truncation) belongs to a view of the loader. Engine, library versions, 
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import ModelNotFoundError, UsageError
+from latentcache.errors import UsageError
 from latentcache.fields.protocol import (
     Array,
     Difference,
@@ -29,20 +27,10 @@ from latentcache.fields.protocol import (
     WorkSize,
 )
 from latentcache.fields.settings import Settings, setting
-from latentcache.fields.tokenizer import (
-    differing_parts,
-    from_loaded,
-    pin_clock,
-    read_tokenizer,
-    template_hash,
-    tokenizer_fingerprint,
-    tokenizer_parts,
-)
+from latentcache.fields.tokenizer import differing_parts
 
 #: Increased if the same record and tokenizer give other ids or spans.
 TOKEN_RULE = 2
-#: Recipe setting -> the role whose id it needs: how a text begins and ends.
-_ENDS = (("add_bos", "bos_id", "bos_token"), ("add_eos", "eos_id", "eos_token"))
 #: Kinds of content that a chat template may leave out -> bit in the column ``not_rendered``.
 NOT_RENDERED = (
     *("system turn", "developer turn", "user turn", "assistant turn", "tool turn"),
@@ -176,35 +164,6 @@ class InputIds(FieldKind):
             differing_parts(*(one["parts"] for one in provenance)) if all("parts" in p for p in provenance) else []
         )
         return [row for one in found for row in (parts if parts and one[0] == "tokenizer" else [one])]
-
-    def model_differences(self, recipe: InputIdsRecipe, provenance: Mapping[str, Any], wanted: Any) -> Differences:
-        """(setting, cached, wanted) of everything that differs.
-
-        ``wanted`` is the fingerprint of a tokenizer (32 hex digits); a ``tokenizer.json`` or its folder; or a loaded
-        tokenizer of transformers. ``provenance`` of the cache has the ``parts`` of its tokenizer.
-        """
-        if isinstance(wanted, str) and re.fullmatch("[0-9a-f]{32}", wanted) and not Path(wanted).exists():
-            return [("tokenizer", recipe.tokenizer, wanted)] if wanted != recipe.tokenizer else []
-        path = Path(wanted).expanduser() if isinstance(wanted, str | os.PathLike) else None
-        if path is not None and not path.exists():
-            advice = "give its folder, its fingerprint (32 hex digits), or the tokenizer that you loaded"
-            raise ModelNotFoundError(f"there is no tokenizer at {path}", where=str(path.absolute()), fix=advice)
-        found = from_loaded(wanted) if path is None else read_tokenizer(path)
-        parts, now = dict(provenance.get("parts") or {}), tokenizer_parts(found.json, found.special)
-        fingerprint, different = tokenizer_fingerprint(now), list[tuple[str, Any, Any]]()
-        if fingerprint != recipe.tokenizer:
-            different += differing_parts(parts, now) if parts else [("tokenizer", recipe.tokenizer, fingerprint)]
-            if parts and path is None:
-                # A loaded tokenizer has roles that its class names and its files lack; they move no id, but for ends.
-                different = [one for one in different if one[0] != "special_tokens"]
-                used = [] if recipe.chat_template else [end for end in _ENDS if getattr(recipe, end[0])]
-                ends = [(name, getattr(recipe, name), found.id_of(role)) for _, name, role in used]
-                different += [end for end in ends if end[1] != end[2]]
-        if recipe.chat_template and not provenance.get("chat_template"):
-            now_hash = template_hash(pin_clock(found.chat_template, dict(recipe.template_options)))
-            if now_hash != recipe.chat_template:
-                different.append(("chat_template", recipe.chat_template, now_hash))
-        return different
 
     def describe(self, recipe: InputIdsRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Tokenizer, template and loss."""

@@ -10,15 +10,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
-from importlib import import_module
-from os import PathLike
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import RecipeError, UnsupportedModelError
+from latentcache.errors import RecipeError
 from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.dtypes import is_finite
 from latentcache.fields.table import Rejected, SampleTable
@@ -502,17 +500,6 @@ class FieldKind:
         mine, theirs = flat_settings(cached.as_json()), flat_settings(requested.as_json())
         pairs = [(name, mine.get(name), theirs.get(name)) for name in {**mine, **theirs}]
         return [pair for pair in pairs if pair[1] != pair[2]]
-
-    def model_differences(self, recipe: Recipe, provenance: Mapping[str, Any], wanted: Any) -> Differences:
-        """(setting, cached, wanted) in which a model differs from the one this recipe was made with."""
-        if not isinstance(wanted, str | PathLike) or not self.describer:
-            why = "its folder or hub id can be compared" if self.describer else "its kind has no model"
-            raise UnsupportedModelError(f"{self.name}: not a model to compare with", why=why, fix="give its folder")
-        settings = self.settings(**{self.encoder_setting: str(wanted)})
-        module, _, name = self.describer.partition(":")
-        describe = getattr(import_module(module), name)
-        described = describe(settings, DescribeContext(recipe=recipe, provenance=provenance, check=True))
-        return self.differences(recipe, described.recipe, (provenance, described.provenance))
 
     def describe(self, recipe: Recipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Return the lines of ``info`` about the field: label -> text, in order."""

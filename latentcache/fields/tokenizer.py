@@ -136,20 +136,6 @@ def _chosen(template: Any) -> str:
     return template if isinstance(template, str) else ""
 
 
-def from_loaded(tokenizer: Any) -> LoadedTokenizer:
-    """A tokenizer of ``transformers`` or ``tokenizers`` that is loaded already, as it is now."""
-    engine = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if not hasattr(engine, "to_str"):
-        raise UnsupportedModelError(
-            f"{type(tokenizer).__name__} cannot be written as {JSON_NAME}",
-            why="only what has a fast form can be compared",
-            fix="give the tokenizer's folder, or a tokenizer with is_fast",
-        )
-    named = {role: str(token) for role, token in getattr(tokenizer, "special_tokens_map", {}).items()}
-    roles = {role: token for role, token in named.items() if role in _ROLES}
-    return _loaded(json.loads(engine.to_str()), {}, roles, _chosen(getattr(tokenizer, "chat_template", None)))
-
-
 def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     """Token -> id, of the vocabulary and of added tokens."""
     vocab = tokenizer["model"].get("vocab") or {}

@@ -7,6 +7,7 @@ import shlex
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import fields as attributes
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 
 from latentcache.errors import (
     CacheIncompleteError,
+    ModelNotFoundError,
     StaleCacheError,
     UnsupportedModelError,
     UsageError,
 )
-from latentcache.fields.protocol import Differences, FieldRecipe
+from latentcache.fields.protocol import DescribeContext, Differences, FieldRecipe
 from latentcache.fields.registry import load
 from latentcache.loader.documents import Documents
 from latentcache.loader.samples import Part, ReadSettings, Selection
@@ -29,7 +31,7 @@ from latentcache.loader.view import View
 from latentcache.plan.documents import spread
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
 from latentcache.plan.numbers import choice, is_whole, whole
-from latentcache.plan.rows import LastChunk, NoLoss, Overflow
+from latentcache.plan.rows import LastChunk, Overflow
 from latentcache.plan.samples import SampleIndex, times_counted
 from latentcache.plan.shuffle import in_validation
 from latentcache.store.reader import Checksum
@@ -176,19 +178,20 @@ class Cache(View):
             raise UsageError(f"field={name!r}: its kind is not installed", fix="install the package that made it")
         return recipe
 
-    def check(self, model: Any, field: str | None = None) -> None:
-        """Raise unless this cache was made with a model. Nothing is loaded.
+    def check(self, model: str | os.PathLike[str], field: str | None = None) -> None:
+        """Raise unless this cache was made with a model. No weights are loaded.
 
         Args:
-            model: Folder of a VAE, a pipeline or a tokenizer. Of a tokenizer also its ``tokenizer.json``, its
-                fingerprint (32 hex digits), or the loaded one of transformers.
+            model: Folder of a VAE, a pipeline or a tokenizer, or a hub id.
             field: None: each field that the model makes.
 
         Raises:
             StaleCacheError: They differ; ``differences`` names the settings.
             ModelNotFoundError: There is nothing at this path.
-            UnsupportedModelError: It is not a tokenizer, or the field cannot be compared with a model.
+            UnsupportedModelError: It is no such model, or no path.
         """
+        if not isinstance(model, str | os.PathLike):
+            raise UnsupportedModelError(f"a {type(model).__name__} cannot be compared", fix="give its folder")
         names = [*self.snapshots[0].fields] if field is None else [self._field(field)]
         for snapshot in self.snapshots:
             if different := _model_differences(snapshot, names, model):
@@ -282,7 +285,6 @@ class Cache(View):
         pad: int | None = None,
         chunk: int | None = None,
         overflow: Overflow | None = None,
-        no_loss: NoLoss = "drop",
         last_chunk: LastChunk = "keep",
         cross_document: bool = True,
         field: str | None = None,
@@ -297,7 +299,6 @@ class Cache(View):
             overflow: Policy of ``pack`` and ``pad`` for longer documents: ``error``, ``drop``,
                 ``truncate_right``, ``truncate_left`` or ``split``. By default ``error`` if only parts of documents
                 carry loss (conversations), ``split`` for texts, which loses nothing.
-            no_loss: Policy for rows without a learned token: ``drop`` (noted and counted) or ``error``.
             last_chunk: With ``chunk``: ``keep`` the incomplete last chunk as a padded row, or ``drop`` and count it.
             cross_document: With ``chunk``: tokens attend to the documents before theirs in a row, as is usual in
                 pretraining; False keeps documents apart as ``pack`` does.
@@ -336,7 +337,6 @@ class Cache(View):
             length=length,
             pad_id=first.pad_id,
             overflow=overflow or ("error" if first.learns_parts else "split"),
-            no_loss=no_loss,
             last_chunk=last_chunk,
             cross_document=bool(cross_document),
         )
@@ -513,17 +513,23 @@ def open_cache(
     return Cache([Part(held)], ReadSettings(), checksum)
 
 
-def _model_differences(snapshot: Snapshot, names: Sequence[str], model: Any) -> Differences:
+def _model_differences(snapshot: Snapshot, names: Sequence[str], model: str | os.PathLike[str]) -> Differences:
     """(setting, cached, wanted) of the fields that a model makes; raises UnsupportedModelError if it makes none."""
     different, unsupported = Differences(), list[UnsupportedModelError]()
     for name in names:
-        rows = snapshot.fields[name]
-        if rows.kind is None or rows.recipe is None:
+        kind, recipe, provenance = (getattr(snapshot.fields[name], part) for part in ("kind", "recipe", "provenance"))
+        if kind is None or recipe is None:
             raise UnsupportedModelError(f"field {name}: its kind is not installed", fix="install its package")
+        settings = kind.settings(**{attributes(kind.settings)[0].name: os.fspath(model)})
+        context = DescribeContext(recipe=recipe, provenance=provenance, check=True)
         try:
-            different += rows.kind.model_differences(rows.recipe, rows.provenance, model)
+            described = load(kind.describer)(settings, context)
         except UnsupportedModelError as error:
             unsupported.append(error)
+            continue
+        if described.not_compared:
+            raise ModelNotFoundError(f"{name}: not compared", why=described.not_compared, fix="give its folder")
+        different += kind.differences(recipe, described.recipe, (provenance, described.provenance))
     if len(unsupported) == len(names):
         raise unsupported[0]
     return different

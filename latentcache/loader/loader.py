@@ -32,7 +32,7 @@ from latentcache.fields.registry import load
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.device import InFlight, Transfer
 from latentcache.loader.formats import Batch
-from latentcache.loader.prefetch import Readahead, read_ahead
+from latentcache.loader.prefetch import read_ahead, read_soon
 from latentcache.loader.ranks import check_double_sharding, check_ranks, find_ranks
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder
@@ -214,15 +214,8 @@ class Loader(IterableDataset[Batch]):
             PlanError: The checkpoint belongs to other samples or settings, is of a newer version, or is broken; or
                 its snapshot is gone.
         """
-        named = self.epoch if self._named else None
         self._open_snapshot(state)
         self._load(state)
-        if named not in (None, self.epoch) and self.epoch != state["epoch"]:
-            warnings.warn(
-                f"set_epoch({named}) was called before a checkpoint of the end of epoch {state['epoch']} was loaded:"
-                f" epoch {self.epoch} is served; call set_epoch({named}) again to serve that one",
-                stacklevel=2,
-            )
 
     def _open_snapshot(self, state: Mapping[str, Any]) -> None:
         """Read the snapshot of a checkpoint, if this one has other samples."""
@@ -247,7 +240,14 @@ class Loader(IterableDataset[Batch]):
             self._epochs = Epochs(reader.index, self.report.batches)
 
     def _load(self, state: Mapping[str, Any]) -> None:
+        named = self.epoch if self._named else None
         self._position, self._sampled, self._named = self._epochs.load(state), False, False
+        if named not in (None, self.epoch) and self.epoch != state["epoch"]:
+            warnings.warn(
+                f"the checkpoint was made at the end of epoch {state['epoch']}: epoch {self.epoch} is served, not"
+                f" {named} as set_epoch said before it was loaded",
+                stacklevel=3,
+            )
 
     def __iter__(self) -> Iterator[Batch]:
         """Serve the epoch, or the rest of it after ``load_state_dict``.
@@ -272,8 +272,7 @@ class Loader(IterableDataset[Batch]):
             )
         position, plan = self._epochs.begin(self._position)
         self._position, self._sampled, self._named, served = position, False, False, 0
-        readahead = Readahead()
-        works = (partial(self._step, plan, step, readahead) for step in range(len(plan)))
+        works = (partial(self._step, plan, step) for step in range(len(plan)))
         # A bad sample is said and counted once.
         batches = read_ahead(works, self._prefetch, in_order=self._substitutes.active)
         self._passes.add(batches)
@@ -318,18 +317,17 @@ class Loader(IterableDataset[Batch]):
     def _make(self, index: BatchIndex) -> Batch:
         return self._transfer.receive(self._in_flight(index))
 
-    def _step(self, plan: EpochPlan, step: int, readahead: Readahead) -> InFlight:
-        return self._in_flight(plan.batch(step, self.rank), readahead)
+    def _step(self, plan: EpochPlan, step: int) -> InFlight:
+        return self._in_flight(plan.batch(step, self.rank))
 
-    def _in_flight(self, index: BatchIndex, readahead: Readahead | None = None) -> InFlight:
+    def _in_flight(self, index: BatchIndex) -> InFlight:
         """A batch on its way to the device."""
         reader, is_pad, on_device = self._reader, index.is_pad, self._transfer.device.type != "cpu"
 
         def read(rows: Ints) -> Batch:
             again = index.again if len(rows) == len(index.rows) else None  # else a sample of its own
             work = reader.work(replace(index, rows=rows, again=again), self._pool, on_device=on_device)
-            if readahead is not None:
-                readahead.announce(work.places)
+            read_soon(work.places())
             return work.read()
 
         batch = self._substitutes.read(reader.index, index, read)
@@ -442,20 +440,9 @@ class SamplerIterator:
         return self._loader._epochs.state(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was saved. Raises PlanError as ``Loader.load_state_dict``.
-
-        A ``StatefulDataLoader`` loads late, so another epoch may have been named since: that one is served.
-        """
+        """Go on where a state was saved. Raises PlanError as ``Loader.load_state_dict``."""
         loader = self._loader
-        named = loader.epoch if loader._named else None
         loader._load(state)  # workers may have this snapshot already
-        if named not in (None, loader.epoch) and loader.epoch != state["epoch"]:
-            warnings.warn(
-                f"the checkpoint was made at the end of epoch {state['epoch']}, but set_epoch({named}) was called:"
-                f" epoch {named} is served, not {loader.epoch}",
-                stacklevel=2,
-            )
-            loader.set_epoch(named)
         self._position, self._next = loader._position, None
         loader._position, loader._sampled = Position(loader.seed, loader.epoch), True
 

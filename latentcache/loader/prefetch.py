@@ -21,8 +21,8 @@ from latentcache.store.reader import Place
 
 #: Threads that read: one moves 0.7 of what ``memcpy`` moves, because it copies out of the system's page cache.
 _THREADS = 2
-#: Places of a batch that are looked at; once so many batches in a row were found in memory, one batch of so many.
-_LOOKS, _CALM, _SELDOM = 4, 8, 32
+#: Places of a batch that are looked at.
+_LOOKS = 4
 #: Kernels fetch no more than this for one piece of advice where a disk has the usual setting of 128 KiB.
 _PIECE_BYTES = 128 << 10
 _HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
@@ -62,28 +62,15 @@ def read_ahead(works: Iterable[Callable[[], Made]], depth: int, *, in_order: boo
             pool.shutdown(wait=False, cancel_futures=True)  # no join here, which may be anywhere
 
 
-class Readahead:
-    """Has the kernel fetch the bytes of a batch that the page cache lacks, all at once, before they are read.
+def read_soon(places: Sequence[Place]) -> None:
+    """Have the kernel fetch the bytes of a batch, all at once, if one of some places is not in memory.
 
     Decides nothing about what is read; nothing here can fail a read.
     """
-
-    def __init__(self) -> None:
-        self._batches = self._calm = 0
-
-    def announce(self, places: Callable[[], Sequence[Place]]) -> None:
-        """Look at some of the places of a batch, and announce all if one is not in memory."""
-        self._batches += 1
-        if not _HAS_ADVICE or (self._calm >= _CALM and self._batches % _SELDOM):
-            return
-        with contextlib.suppress(OSError):  # the read says what is wrong, and of which entry
-            every = places()
-            looks = every[:: -(-len(every) // _LOOKS) or 1]
-            if all(is_cached(file, at + max(size - 1, 0)) for file, at, size in looks):
-                self._calm += 1
-            else:
-                self._calm = 0
-                announce(every)
+    looks = places[:: -(-len(places) // _LOOKS) or 1]
+    with contextlib.suppress(OSError):  # the read says what is wrong, and of which entry
+        if _HAS_ADVICE and not all(is_cached(file, at + max(size - 1, 0)) for file, at, size in looks):
+            announce(places)
 
 
 def announce(places: Sequence[Place]) -> None:

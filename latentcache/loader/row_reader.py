@@ -23,7 +23,7 @@ from latentcache.loader.samples import split
 from latentcache.plan.batching import Bucket
 from latentcache.plan.documents import Ints, begins, joined, loss_spans, spread
 from latentcache.plan.mixing import Mixture
-from latentcache.plan.rows import LastChunk, NoLoss, Overflow, plan_rows
+from latentcache.plan.rows import LastChunk, Overflow, plan_rows
 from latentcache.plan.samples import BatchIndex, SampleIndex
 from latentcache.store.reader import Located, Place
 from latentcache.value import Value
@@ -40,7 +40,6 @@ class RowSettings(Value):
     """Tokens in a row, padding included."""
     pad_id: int
     overflow: Overflow
-    no_loss: NoLoss
     last_chunk: LastChunk
     cross_document: bool
 
@@ -60,7 +59,6 @@ class RowPart:
             settings.kind,
             settings.length,
             overflow=settings.overflow,
-            no_loss=settings.no_loss,
             last_chunk=settings.last_chunk,
             cross_document=settings.cross_document,
         )

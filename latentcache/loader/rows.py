@@ -184,7 +184,7 @@ class Rows(View, Dataset[Batch]):
         if silent:
             warnings.warn(
                 f"{dropped['no_loss']} tokens of {len(silent)} documents are left out: nothing would be learned of"
-                f" them; the first is {silent[0][1]} (rows.dropped lists them, no_loss='error' raises an error)",
+                f" them; the first is {silent[0][1]} (rows.dropped lists them)",
                 stacklevel=3,
             )
 

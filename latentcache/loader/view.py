@@ -6,15 +6,14 @@ import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from latentcache.errors import UsageError
 from latentcache.fields.registry import load
 from latentcache.plan.batching import BatchPlan, PlanReport, Remainder
 from latentcache.plan.mixing import Mixture, Weight, mixture
-from latentcache.plan.numbers import choice, several
+from latentcache.plan.numbers import several
 from latentcache.plan.samples import plan_report
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 Returned = TypeVar("Returned")
-Unit = Literal["rows", "tokens"]
 Served = TypeVar("Served", bound="View")
 
 
@@ -193,7 +191,6 @@ def combine(
     *,
     weights: Sequence[Weight] | None = None,
     samples: int | None = None,
-    by: Unit = "rows",
 ) -> Served:
     """Several caches, or several views of rows, as one: a batch may hold samples of any of them.
 
@@ -203,14 +200,12 @@ def combine(
             once. Counts are exact in every epoch; over the epochs all samples of a source are served equally often.
         samples: Samples (or rows) of an epoch. By default the source with the most for its weight is served exactly
             once, and so every sample of the others at least once.
-        by: Unit of the weights of rows: ``rows`` or ``tokens``.
 
     Raises:
         UsageError: Nothing to combine, fields or settings that differ (they are named), a value that is not allowed,
             or a source that has weights itself.
     """
     found: list[Any] = several("sources", sources, fix="combine([one, other])")
-    choice("by", by, ("rows", "tokens"))
     if len({type(one) for one in found}) != 1 or not isinstance(found[0], View):
         raise UsageError(
             "combine: needs caches, or rows, and not both", fix="combine([open_cache(a), open_cache(b)])"
@@ -223,8 +218,7 @@ def combine(
         found[0]._check_alike(one)
     first, mix = found[0], None
     if weights is not None:
-        units = None if by == "rows" else [Fraction(len(one), one.tokens or len(one)) for one in found]
-        mix = mixture([one.name for one in found], list(map(len, found)), weights, samples=samples, units=units)
+        mix = mixture([one.name for one in found], list(map(len, found)), weights, samples=samples)
         pairs = zip(mix.sources, found, strict=True)
         mix = Mixture(sources=tuple(replace(source, parts=len(one.parts)) for source, one in pairs))
     made: Any = first._combined([part for one in found for part in one.parts], mix)

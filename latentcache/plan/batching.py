@@ -7,7 +7,7 @@ R1 (OneTrainer: 0 steps, nothing trains) and R2 (unknown length) cannot happen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import Literal, get_args
@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptyPlanError, PlanError, UsageError, count_of, keyword, option
+from latentcache.errors import EmptyPlanError, PlanError, UsageError, count_of
 from latentcache.fields.registry import load
 from latentcache.plan.mixing import MixedSource, Mixture, bucket_counts
 from latentcache.plan.numbers import choice, whole
@@ -223,28 +223,15 @@ def require_steps(report: PlanReport) -> PlanReport:
         return report
     batches = report.batches
     short = ", ".join(f"{one.bucket}: {one.samples}" for one in report.buckets[:8])
-    most = max((one.samples for one in report.buckets), default=0)
     raise EmptyPlanError(
         f"0 steps per epoch, no bucket fills a batch on {count_of(batches.world_size, 'ranks')}",
         argument="batch_size",
         value=batches.batch_size,
         where=f"buckets and samples: {short}" if short else "there are no samples",
         why=f"a step holds one bucket and needs {batches.global_batch_size} samples of it",
-        fix=_remedy(report, most, batches.world_size, option),
-        fix_python=_remedy(report, most, batches.world_size, keyword),
+        fix="--remainder=repeat, or more data" if short else "add data, then run `latentcache build` again",
+        fix_python="remainder='repeat', or more data" if short else "",
     )
-
-
-def _remedy(report: PlanReport, most: int, world_size: int, words: Callable[[str, object], str]) -> str:
-    """Settings that would give the epoch a step; no others are named."""
-    if not report.buckets:
-        return "add data, then run `latentcache build` again"
-    repeat = words("remainder", "repeat")
-    if not most:
-        return f"{repeat}, or a larger samples="
-    if most < world_size:
-        return f"{repeat}, or at most {count_of(most, 'ranks')}, or more data"
-    return f"{repeat}, or {words('batch_size', most // world_size)}, or more data"
 
 
 def _bucket_plan(bucket: Bucket, number: int, first: int, least: int, most: int, batches: BatchPlan) -> BucketPlan:

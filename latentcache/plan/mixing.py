@@ -74,20 +74,17 @@ def mixture(
     weights: Sequence[Weight],
     *,
     samples: int | None = None,
-    units: Sequence[Fraction] | None = None,
 ) -> Mixture:
     """Decide how many samples of each source an epoch serves; ``view.combine`` says what the arguments mean.
 
-    Equal names are numbered. A weight counts as it is written: 0.1 is a tenth. ``units``: samples of each source that
-    count as one for its weight. Counts are by largest remainder, or rounded to the nearest number.
+    Equal names are numbered. A weight counts as it is written: 0.1 is a tenth. Counts are by largest remainder, or
+    rounded to the nearest number.
     """
     fractions = [_exact(weight) for weight in several("weights", weights, fix="weights=[3, 1]: one for each source")]
     if len(fractions) != len(entries):
         raise UsageError(
             f"weights: {len(fractions)} values for {len(entries)} sources", fix="give one for each, in the same order"
         )
-    if units is not None:
-        fractions = [part * unit for part, unit in zip(fractions, units, strict=True)]
     uses: Counter[str] = Counter()
     called = []
     for name in names:

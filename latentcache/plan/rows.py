@@ -2,7 +2,7 @@
 
 Nothing is read. Guarantee: the same documents and settings give the same rows on any machine. Nothing is cut unless
 it was asked for. What is left out is counted in tokens and listed by document. A piece without a learned token is
-left out and counted, or is an error: alone it would make a loss of nan.
+left out and counted: alone it would make a loss of nan.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ Overflow = Literal["error", "drop", "truncate_right", "truncate_left", "split"]
 ``error``: raise an error. ``drop``: leave them out. ``truncate_right``: cut off the ends. ``truncate_left``: cut off
 the beginnings. ``split``: they become several pieces, and every token is in one.
 """
-NoLoss = Literal["drop", "error"]
-"""Rule for documents, pieces and rows without a learned token: left out and counted, or an error."""
 LastChunk = Literal["keep", "drop"]
 """Rule for an incomplete last chunk: a short row, or left out and counted."""
 
@@ -39,7 +37,6 @@ def plan_rows(
     length: int,
     *,
     overflow: Overflow = "error",
-    no_loss: NoLoss = "drop",
     last_chunk: LastChunk = "keep",
     cross_document: bool = True,
 ) -> RowPlan:
@@ -48,14 +45,13 @@ def plan_rows(
     ``pad``: one piece per row, in the order of the documents. ``pack``: as few rows as best-fit-decreasing finds,
     over all documents at once. ``chunk``: all documents in their order as one string, cut into rows.
     """
-    choice("no_loss", no_loss, get_args(NoLoss))
     plan = _documents(corpus, length)
     plan = _chunks(plan, last_chunk) if kind == "chunk" else _fitted(plan, corpus, overflow)
     if kind == "pack":
         order, ends = best_fit(plan.length, length)
         plan = replace(_some_rows(plan, order), ends=ends)
     plan = replace(plan, cross_document=cross_document and kind != "pack")
-    return _finished(plan, corpus, no_loss)
+    return _finished(plan, corpus)
 
 
 def _documents(corpus: Corpus, length: int) -> RowPlan:
@@ -135,17 +131,9 @@ def _split(plan: RowPlan) -> RowPlan:
     return replace(pieces, start=start.astype(np.uint32), length=(ends - start).astype(np.uint32))
 
 
-def _finished(plan: RowPlan, corpus: Corpus, no_loss: NoLoss) -> RowPlan:
+def _finished(plan: RowPlan, corpus: Corpus) -> RowPlan:
     """The rows with a learned token; the others would make a loss of nan."""
     plan = _without_loss(plan, loss_spans(corpus, plan).learned() == 0)
-    silent = plan.dropped["no_loss"].documents
-    if no_loss == "error" and len(silent):
-        raise PlanError(
-            f"no_loss='error': {count_of(len(silent), 'documents')} without a token to learn",
-            where=_named(silent, corpus),
-            why="none of their tokens has loss and a token before it, and a batch of such rows has a loss of nan",
-            fix="take them out of the data, or no_loss='drop'",
-        )
     placed, left = plan.tokens, plan.tokens_dropped
     assert placed + left == corpus.tokens, f"{placed} tokens placed and {left} left out of {corpus.tokens}"
     longest = int(plan.row_lengths().max(initial=0))

@@ -175,7 +175,7 @@ def _efficiency(documents: Documents) -> list[dict[str, Any]]:
     for length in _LENGTHS:
         parts = {}
         for kind in ("pad", "pack"):
-            plan = plan_rows(documents.corpus, kind=kind, length=length, overflow="truncate_right", no_loss="drop")
+            plan = plan_rows(documents.corpus, kind=kind, length=length, overflow="truncate_right")
             positions = len(plan) * length
             parts[kind] = plan.tokens / positions if positions else 0.0
         over = int((documents.lengths > length).sum())

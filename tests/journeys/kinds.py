@@ -82,7 +82,7 @@ class Kind:
 
     def opened(self, cache, **more):
         cache = open_cache(cache, **more)
-        return cache.rows(pad=16, overflow="truncate_right", no_loss="error") if self.suffix == ".jsonl" else cache
+        return cache.rows(pad=16, overflow="truncate_right") if self.suffix == ".jsonl" else cache
 
     def verify(self, cache, *more):
         return look("verify", cache, *more, *self.words, "--json")

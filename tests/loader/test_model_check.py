@@ -1,15 +1,14 @@
-"""Compare tokenizers, as files and loaded by transformers, with the cache they built."""
+"""Compare tokenizers with the cache they built."""
 
 import json
+import shutil
 
 import pytest
 from made_templates import CHATML, LLAMA3, untagged
 from made_tokenizers import LLAMA3_SPLIT, LLAMA3_TOKENS, byte_level, save, unigram
-from transformers import AutoTokenizer
 
 from latentcache import BuildSettings, build_cache, open_cache
 from latentcache.errors import ModelNotFoundError, StaleCacheError, UnsupportedModelError
-from latentcache.fields.input_ids import InputIds
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello you"}]}
 ROLES = {"eos_token": "<|im_end|>"}
@@ -46,10 +45,11 @@ def named(cache, tokenizer):
     ],
     ids=["byte level", "a class with roles of its own", "scores", "begins texts itself"],
 )
-def test_a_folder_its_file_and_the_loaded_tokenizer_open_the_cache(tmp_path, make, template, config):
+def test_a_folder_its_file_and_a_copy_open_the_cache(tmp_path, make, template, config):
     folder = save(make(), tmp_path / "model", template=untagged(template), **config)
     cache = built(tmp_path, folder)
-    for tokenizer in (folder, str(folder), folder / "tokenizer.json", AutoTokenizer.from_pretrained(str(folder))):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for tokenizer in (folder, str(folder), folder / "tokenizer.json", copy):
         open_cache(cache).check(tokenizer)
 
 
@@ -61,16 +61,12 @@ def test_a_template_with_a_clock_is_compared_as_it_was_pinned(tmp_path):
 def test_another_template_is_named_with_both_hashes(tmp_path):
     folder = save(byte_level(), tmp_path / "model", template=untagged(CHATML), roles=ROLES)
     cache = built(tmp_path, folder)
-    loaded = AutoTokenizer.from_pretrained(str(folder))
-    loaded.chat_template = "other"
+    (folder / "chat_template.jinja").write_text("other")
     with pytest.raises(StaleCacheError, match=r"chat_template: [0-9a-f]{8} -> [0-9a-f]{8}"):
-        open_cache(cache).check(loaded)
-    (folder / "chat_template.jinja").unlink()
-    with pytest.raises(StaleCacheError, match=r"chat_template: [0-9a-f]{8} -> none"):
         open_cache(cache).check(folder)
 
 
-def test_a_template_file_of_the_build_is_not_compared(tmp_path):
+def test_a_template_file_of_the_build_is_compared_in_place_of_the_tokenizers_own(tmp_path):
     folder = save(byte_level(), tmp_path / "model", template="another", roles=ROLES)
     (tmp_path / "mine.jinja").write_text(untagged(CHATML))
     cache = built(tmp_path, folder, chat_template=tmp_path / "mine.jinja")
@@ -81,30 +77,19 @@ def test_parts_that_differ_have_their_names(tmp_path):
     folder = save(byte_level(), tmp_path / "model", roles=ROLES)
     cache = built(tmp_path, folder, {"text": "some text"})
     open_cache(cache).check(folder)
-    loaded = AutoTokenizer.from_pretrained(str(folder))
-    loaded.add_tokens(["<new>"])
-    assert named(cache, loaded) == ["added_tokens"]
     other = save(byte_level(nfc=True, vocab_size=500), tmp_path / "other", roles=ROLES)
-    assert named(cache, other) == ["vocab", "merges", "normalizer"]
+    assert named(cache, other)[:3] == ["vocab", "merges", "normalizer"]
     ends = save(byte_level(), tmp_path / "ends", roles={"eos_token": "<|endoftext|>"})
-    assert named(cache, ends) == ["special_tokens"]
-    assert named(cache, AutoTokenizer.from_pretrained(str(ends))) == ["eos_id"]
+    assert named(cache, ends) == ["special_tokens", "eos_id"]
 
 
 def test_uncomparable_models_are_rejected_with_a_fix(tmp_path):
     cache = built(tmp_path, "stub", {"text": "some text"})
     for nowhere in ("org/model", tmp_path / "none"):
-        with pytest.raises(ModelNotFoundError, match="no tokenizer at") as caught:
+        with pytest.raises(ModelNotFoundError):
             open_cache(cache).check(nowhere)
-        assert "the tokenizer that you loaded" in caught.value.fix
+    with pytest.raises(UnsupportedModelError, match="a dict cannot be compared"):
+        open_cache(cache).check({})
     (tmp_path / "empty").mkdir()
     with pytest.raises(UnsupportedModelError, match=r"has no tokenizer\.json"):
         open_cache(cache).check(tmp_path / "empty")
-
-
-def test_without_recorded_parts_the_hash_is_named(tmp_path):
-    recipe = open_cache(built(tmp_path, "stub", {"text": "some text"})).recipe()
-    folder = save(byte_level(), tmp_path / "model")
-    ((name, was, now),) = InputIds().model_differences(recipe, {}, folder)
-    assert (name, was) == ("tokenizer", recipe.tokenizer)
-    assert now != was

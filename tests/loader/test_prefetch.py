@@ -11,7 +11,7 @@ import pytest
 
 from latentcache.errors import UsageError
 from latentcache.loader import prefetch
-from latentcache.loader.prefetch import Readahead, announce, read_ahead
+from latentcache.loader.prefetch import announce, read_ahead, read_soon
 
 
 def ahead(make, items, depth, **more):
@@ -153,9 +153,8 @@ def test_what_the_page_cache_lacks_is_announced(monkeypatch):
     announced = []
     monkeypatch.setattr(prefetch, "is_cached", lambda file, place: place != 5)
     monkeypatch.setattr(prefetch, "announce", announced.append)
-    readahead = Readahead()
     for step in range(3):
-        readahead.announce(partial(places, step))
+        read_soon(places(step))
     assert announced == [places(0)]
 
 

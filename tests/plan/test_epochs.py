@@ -136,8 +136,8 @@ def test_the_error_lists_buckets_and_counts():
     with pytest.raises(EmptyPlanError) as caught:
         require_steps(plan_report(index_of(bucket), BatchPlan(batch_size=8, remainder="drop")))
     assert caught.value.where == "buckets and samples: 64x64: 7, 64x72: 2, 64x80: 5"
-    assert caught.value.fix == "--remainder=repeat, or --batch-size=7, or more data"
-    assert caught.value.fix_python == "remainder='repeat', or batch_size=7, or more data"
+    assert caught.value.fix == "--remainder=repeat, or more data"
+    assert caught.value.fix_python == "remainder='repeat', or more data"
     assert (caught.value.slug, caught.value.exit_code) == ("plan-empty", 1)
 
 

@@ -55,7 +55,7 @@ def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
     before = context.recipe if isinstance(context.recipe, InputIdsRecipe) else None
     provenance = context.provenance
     given = settings
-    settings = _completed(settings, before, provenance)
+    settings = _completed(settings, before, provenance, check=context.check)
     word, template = settings.tokenizer or "", settings.chat_template
     revision = str(provenance.get("revision", "")) if word == provenance.get("tokenizer") else ""
     form = None if context.samples is None else context.samples.columns.get("form", np.zeros(0))
@@ -132,9 +132,9 @@ def _check_ends(recipe: InputIdsRecipe, word: str) -> None:
 
 
 def _completed(
-    settings: InputIdsSettings, before: InputIdsRecipe | None, made: Mapping[str, Any]
+    settings: InputIdsSettings, before: InputIdsRecipe | None, made: Mapping[str, Any], *, check: bool
 ) -> InputIdsSettings:
-    """The settings, with those of the cache in place of settings that were not given."""
+    """The settings, with those of the cache in place of settings that were not given; in a check all of them."""
     recorded = made.get("tokenizer")
     if settings.tokenizer is None and recorded is None:
         raise UsageError(
@@ -144,7 +144,7 @@ def _completed(
             fix_python="tokenizer='PATH': a tokenizer.json, or a folder with one (stub: bytes, for trying things)",
             slug="tokenizer-missing",
         )
-    same = settings.tokenizer in (None, recorded)
+    same = check or settings.tokenizer in (None, recorded)
     template = Path(made["chat_template"]) if made.get("chat_template") and same else None
     settings = followed(settings, tokenizer=recorded, chat_template=template)
     path = Path(str(settings.tokenizer))
