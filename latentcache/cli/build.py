@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 HELP = """Create or update the cache for DATA; only new or changed inputs are encoded.
 
-DATA is a folder of images (with captions beside them or in a metadata table), a configuration of a trainer that names
-such folders (dataset.toml, concepts.json, multidatabackend.json), or records to tokenize: JSONL,
-JSON, text, parquet or Arrow, one file or a folder of them. Settings that are not given follow the cache.
+DATA is a folder with images and their captions, a trainer's configuration that names such folders (dataset.toml,
+concepts.json, multidatabackend.json), or records to tokenize. Records are JSONL, JSON, text, parquet or Arrow: one
+file, or a folder of files. Settings that you do not give follow the cache.
 """
 EXAMPLES = """\
 latentcache build images/ --model ./sdxl --resolution 1024
@@ -33,7 +33,7 @@ latentcache build chats.jsonl --tokenizer ./llama --out chats.latentcache
 
 def build(
     data: Path = argument(
-        "DATA", "A folder of images, a configuration of a trainer, or records (JSONL, text, parquet)."
+        "DATA", "A folder with images, a trainer's configuration, or records (JSONL, text, parquet)."
     ),
     *,
     out_folder: flags.Out = None,

@@ -40,7 +40,7 @@ latentcache export texts.latentcache tokens --to megatron
 
 def export(
     cache: flags.Cache,
-    target: Path | None = argument("OUT", "The folder to create; or to bring up to date, of images.", None),
+    target: Path | None = argument("OUT", "The folder to create, or with images to update.", None),
     *,
     undo: bool = option(False, "--undo", "Take back an export: what it wrote and nothing else. export --undo OUT"),
     run: flags.Run,

@@ -55,17 +55,17 @@ def argument(metavar: str, text: str, default: Any = ...) -> Any:
 _shared = functools.partial(option, ...)
 _KINDS = "Load a field kind that is not installed. Repeatable."
 _OVERFLOW = "Policy for documents longer than a row: error, drop, truncate_right, truncate_left or split."
-_NAMES = "Fields to build. [default: as the cache; a new cache: by the content of DATA]"
-_CHECKED = "Compare the recipes of these fields. [default: those of the recipe flags]"
+_NAMES = "Fields to build. [default: as the cache; a new cache: by what DATA contains]"
+_CHECKED = "Fields to compare. [default: as the recipe flags]"
 Json = Annotated[bool, _shared("--json", "Write one JSON object to stdout.")]
 Quiet = Annotated[bool, _shared("--quiet -q", "Hide the plan and the progress.")]
 Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache folder.", readable=False)]
 Out = Annotated[Path | None, _shared("--out -o CACHE", "The cache folder. [default: DATA.latentcache]")]
-Seed = Annotated[int, _shared("--seed N", "Seed of random choices. [default: 0]", min=0)]
+Seed = Annotated[int, _shared("--seed N", "Seed for random choices. [default: 0]", min=0)]
 Kinds = Annotated[list[str] | None, _shared("--field MODULE:NAME", _KINDS)]
-Pad = Annotated[int | None, _shared("--pad N", "Rows of N tokens with one document each.", min=1)]
-Pack = Annotated[int | None, _shared("--pack N", "Rows of N tokens with several documents each.", min=1)]
-Chunk = Annotated[int | None, _shared("--chunk N", "Rows of N tokens cut from joined documents.", min=1)]
+Pad = Annotated[int | None, _shared("--pad N", "Make rows with N tokens and one document each.", min=1)]
+Pack = Annotated[int | None, _shared("--pack N", "Make rows with N tokens and several documents each.", min=1)]
+Chunk = Annotated[int | None, _shared("--chunk N", "Make rows with N tokens cut from joined documents.", min=1)]
 Overflow = Annotated[str | None, _shared("--overflow POLICY", _OVERFLOW)]
 
 

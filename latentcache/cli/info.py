@@ -11,7 +11,7 @@ from latentcache.cli.flags import option
 from latentcache.errors import count_of
 from latentcache.plan.numbers import human_bytes
 
-HELP = "Show the contents of a cache."
+HELP = "Show what a cache contains."
 EXAMPLES = """\
 latentcache info images.latentcache
 latentcache info images.latentcache --entries
@@ -25,7 +25,7 @@ def info(
     entries: bool = option(False, "--entries", "List every entry; reads every payload."),
     field: flags.Kinds = None,
 ) -> Result:
-    """Show the contents of a cache."""
+    """Show what a cache contains."""
     from latentcache.report.cache import describe_cache
 
     payload = describe_cache(cache, entries=entries)

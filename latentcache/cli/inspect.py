@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from latentcache.sources.scan import Listing
     from latentcache.verify.findings import Finding
 
-HELP = """Show what is understood of DATA, what build would do with it, and if this machine can.
+HELP = """Show how DATA is understood, what build would do, and if this machine can.
 
 Three samples are shown with their captions, splits, buckets and masks. Nothing is written. Exit status: 0 fine,
 1 inputs are rejected (or noticed and not used, with --strict), 2 build would reject DATA, 3 the machine cannot build.
@@ -35,11 +35,11 @@ latentcache inspect --machine
 
 
 def inspect(
-    data: Path | None = argument("[DATA]", "A folder of images, a table of images, or records.", None),
+    data: Path | None = argument("[DATA]", "A folder with images, a table with images, or records.", None),
     *,
     machine: bool = option(False, "--machine", "Check this machine only, without DATA."),
     estimate: bool = option(
-        False, "--estimate", "Encode a few samples in a temporary folder to estimate the time of the build."
+        False, "--estimate", "Encode a few samples in a temporary folder to estimate the build time."
     ),
     out_folder: flags.Out = None,
     requested: flags.Requested,

@@ -11,7 +11,7 @@ from latentcache.cli.console import Result
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import BuildProgress
 
-HELP = "Merge parts of a build into one cache."
+HELP = "Merge the parts of a build into one cache."
 EXAMPLES = """\
 latentcache build images/ --model ./sdxl --part 0/2 --out part0
 latentcache build images/ --model ./sdxl --part 1/2 --out part1
@@ -20,7 +20,7 @@ latentcache merge part0 part1 --out images.latentcache
 
 
 def merge(
-    parts: list[Path] = argument("PART...", "Caches of build --part, of the same data."),
+    parts: list[Path] = argument("PART...", "Caches that build --part made from the same data."),
     *,
     out_folder: Path = option(..., "--out -o CACHE", "The merged cache."),
     field: flags.Kinds = None,

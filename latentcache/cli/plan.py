@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from latentcache.geometry.sizes import Size
     from latentcache.plan.batching import BatchPlan, PlanReport
 
-HELP = "Count the steps of an epoch by bucket or row length."
+HELP = "Count the steps per epoch, by bucket or row length."
 EXAMPLES = """\
 latentcache plan images.latentcache --batch-size 4
 latentcache plan images/ --batch-size 4 --world-size 8 --remainder drop
@@ -35,7 +35,7 @@ def plan(
     batch_size: int | None = option(
         None, "--batch-size N", "Samples per rank and step. [default: of --trainer-config]", min=1
     ),
-    world_size: int = option(1, "--world-size N", "Number of ranks. [default: 1]", min=1),
+    world_size: int = option(1, "--world-size N", "Ranks that train together. [default: 1]", min=1),
     grad_accum: int = option(1, "--grad-accum N", "Batches per optimizer step. [default: 1]", min=1),
     remainder: str = option(
         "repeat",
@@ -46,8 +46,8 @@ def plan(
     pad: flags.Pad = None,
     chunk: flags.Chunk = None,
     overflow: flags.Overflow = None,
-    trainer: str | None = option(None, "--for NAME", "Show what this trainer makes of the images, beside ours."),
-    suggest: bool = option(False, "--suggest", "With --for: the change of its settings that loses least."),
+    trainer: str | None = option(None, "--for NAME", "Also show this trainer's buckets and steps."),
+    suggest: bool = option(False, "--suggest", "With --for: name the settings that lose least."),
     requested: flags.Requested,
     source: flags.Source,
 ) -> Result:

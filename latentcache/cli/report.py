@@ -30,7 +30,7 @@ def report(
     images: int = option(100, "--images N", "Samples shown as images, worst first. [default: 100]", min=1),
     no_images: bool = option(False, "--no-images", "Show no images, for a page to share."),
     decode: int = option(0, "--decode N", "Decode N latents with the model, which is loaded.", min=0),
-    no_verify: bool = option(False, "--no-verify", "Skip the quick check of the sources."),
+    no_verify: bool = option(False, "--no-verify", "Skip the quick check."),
     pack: flags.Pack = None,
     pad: flags.Pad = None,
     chunk: flags.Chunk = None,

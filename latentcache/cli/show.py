@@ -16,7 +16,7 @@ latentcache show chats.latentcache 0 --json
 
 def show(
     cache: flags.Cache,
-    name: str = argument("NAME", "The sample: a file below DATA, FILE:LINE of a record, or its number from 0."),
+    name: str = argument("NAME", "The sample: a file below DATA, FILE:LINE for a record, or its number from 0."),
     *,
     field: flags.Kinds = None,
 ) -> Result:

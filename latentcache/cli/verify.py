@@ -45,7 +45,7 @@ def verify(
     reencode: int | None = option(
         None, "--reencode N", "Encode N samples again and compare the results (loads the encoder).", min=1
     ),
-    device: str = option("auto", "--device DEVICE", "Device of --reencode: auto, cpu, cuda, cuda:N. [default: auto]"),
+    device: str = option("auto", "--device DEVICE", "Device for --reencode: cpu, cuda or cuda:N. [default: auto]"),
     repair: bool = option(False, "--repair", "Remove corrupt entries after a full check; a build makes them again."),
     yes: bool = option(False, "--yes", "Repair without confirmation."),
     untrusted: bool = option(

@@ -47,11 +47,11 @@ class ExportSettings(Value):
         metavar="FORMAT",
         default="hf-disk",
     )
-    pad: int | None = setting("Rows of N tokens with one document each.", metavar="N", min=1)
-    pack: int | None = setting("Rows of N tokens with several documents each.", metavar="N", min=1)
-    chunk: int | None = setting("Rows of N tokens cut from joined documents.", metavar="N", min=1)
+    pad: int | None = setting("Make rows with N tokens and one document each.", metavar="N", min=1)
+    pack: int | None = setting("Make rows with N tokens and several documents each.", metavar="N", min=1)
+    chunk: int | None = setting("Make rows with N tokens cut from joined documents.", metavar="N", min=1)
     trainer: str | None = setting(
-        "Trainer of hf-disk rows: plain, llama-factory, trl, unsloth or axolotl. [default: plain]",
+        "Trainer for hf-disk rows: plain, llama-factory, trl, unsloth or axolotl. [default: plain]",
         flag="--for",
         metavar="TRAINER",
     )
@@ -59,9 +59,7 @@ class ExportSettings(Value):
         "Policy for documents longer than a row: error, drop, truncate_right, truncate_left or split.",
         metavar="POLICY",
     )
-    validation: float = setting(
-        "Fraction of the documents for validation. [default: 0]", metavar="FRACTION", default=0.0
-    )
+    validation: float = setting("Fraction for validation. [default: 0]", metavar="FRACTION", default=0.0)
     fields: str | None = setting(
         "Of images: latents, text or all. [default: latents]", choices=("latents", "text", "all")
     )
@@ -75,7 +73,7 @@ class ExportSettings(Value):
         "The trainer's settings file: its sizes and flips are checked.", metavar="FILE"
     )
     data: Path | None = setting("The images, if they moved. [default: as recorded]", metavar="DATA")
-    as_path: str | None = setting("Path of OUT as the trainer sees it.", flag="--as", metavar="PATH")
+    as_path: str | None = setting("Path at which the trainer sees OUT.", flag="--as", metavar="PATH")
     copy: bool = setting("Copy images. [default: link them]", default=False)
     beside: bool = setting("Write beside the images: OUT is their folder.", default=False)
     force: bool = setting("Export a demo cache, too.", default=False)

@@ -102,7 +102,7 @@ class InputIdsSettings(Settings):
     tokenizer: str | None = setting(
         "Tokenizer: a tokenizer.json, a folder with one, a hub id, or stub (bytes).", metavar="PATH"
     )
-    chat_template: Path | None = setting("Jinja template [default: of the tokenizer]", metavar="FILE")
+    chat_template: Path | None = setting("Jinja template [default: the tokenizer's]", metavar="FILE")
     template_options: tuple[tuple[str, str], ...] | None = setting(
         "Give the template a value, such as enable_thinking=false; repeat for several.",
         flag="--template-option",

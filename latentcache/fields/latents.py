@@ -269,39 +269,39 @@ class LatentsSettings(Settings):
     )
     model_config: str | None = setting("config.json for a lone .safetensors file.", metavar="FILE")
     resolutions: tuple[int | Size, ...] | None = setting(
-        "Side of a square of equal area; repeat for several [default: as the model]",
+        "Side of a square with the bucket's area; repeat for several [default: as the model]",
         flag="--resolution",
         metavar="PIXELS",
     )
     buckets: tuple[Size, ...] | None = setting(
         "Use this bucket, HEIGHTxWIDTH; repeat for several.", flag="--bucket", metavar="HxW", parse=parse_size
     )
-    bucket_step: int | None = setting("Make sides multiples of this [default: 64]", metavar="PIXELS", min=1)
-    min_side: int | None = setting("Shortest side of a bucket.", metavar="PIXELS")
-    max_side: int | None = setting("Longest side of a bucket.", metavar="PIXELS")
+    bucket_step: int | None = setting("Round sides to this number [default: 64]", metavar="PIXELS", min=1)
+    min_side: int | None = setting("Shortest bucket side.", metavar="PIXELS")
+    max_side: int | None = setting("Longest bucket side.", metavar="PIXELS")
     upscale: bool | None = setting("Enlarge images that are smaller than their bucket, or use a smaller bucket.")
     min_pixels: int | None = setting("Reject images with fewer pixels (height times width).", metavar="N", min=0)
     like: str | None = setting(
         "Choose sizes and crops as a trainer does [default: none]", choices=("none", *TRAINERS)
     )
     trainer_config: Path | None = setting(
-        "Sizes, flips and captions of the trainer, and --like, from its settings file.", metavar="FILE"
+        "Take sizes, flips, captions and --like from a trainer's settings file.", metavar="FILE"
     )
-    crop: str | None = setting("Part of the resized image to keep [default: center]", choices=CROPS)
+    crop: str | None = setting(
+        "Part to keep when a resized image exceeds its bucket [default: center]", choices=CROPS
+    )
     crop_variants: int | None = setting(
-        "Random crops stored of every image, with --crop random [default: 4]", metavar="N", min=1, max=MAX_CROPS
+        "Random crops to store for every image, with --crop random [default: 4]", metavar="N", min=1, max=MAX_CROPS
     )
     frames: tuple[int, ...] | None = setting(
-        "Encode videos, as clips of this many frames; repeat for several lengths", metavar="N", min=1
+        "Encode videos as clips with N frames; repeat for several lengths", metavar="N", min=1
     )
-    fps: int | None = setting("Frames per second to take of a video [default: every frame]", metavar="N", min=1)
-    flip: bool | None = setting("Store a horizontal flip of every image as well.")
-    compute_dtype: str | None = setting(
-        "Precision of the encoders of all fields [default: auto]", choices=("auto", *FLOATS)
-    )
-    storage_dtype: str | None = setting("Type of stored values of all fields [default: float16]", choices=FLOATS)
+    fps: int | None = setting("Frames per second to take from a video [default: every frame]", metavar="N", min=1)
+    flip: bool | None = setting("Also store every image flipped horizontally.")
+    compute_dtype: str | None = setting("Precision of all encoders [default: auto]", choices=("auto", *FLOATS))
+    storage_dtype: str | None = setting("Type of all stored values [default: float16]", choices=FLOATS)
     latents: str | None = setting(
-        "Store the mean or the moments of the posterior [default: mode]", choices=("mode", "moments")
+        "Store the posterior's mean or its moments [default: mode]", choices=("mode", "moments")
     )
     tiling: bool | None = setting("Encode large images in tiles: less memory, other latents (another recipe).")
     resample: str | None = setting("Resize kernel [default: auto]", choices=("auto", "lanczos-u8", "lanczos-pil"))

@@ -130,29 +130,27 @@ class PromptSettings(Settings):
         "[default: --model, if it is a pipeline]",
         metavar="MODEL",
     )
-    text_length: int | None = setting("Tokens of a prompt [default: of the pipeline]", metavar="N", min=1)
+    text_length: int | None = setting("Tokens per prompt [default: the pipeline's]", metavar="N", min=1)
     text_compute_dtype: str | None = setting(
-        "Precision of text encoders [default: --compute-dtype]", choices=("auto", *FLOATS)
+        "Text encoder precision [default: --compute-dtype]", choices=("auto", *FLOATS)
     )
     text_storage_dtype: str | None = setting(
         "Type of stored embeddings [default: --storage-dtype, else float16 for CLIP alone, else bfloat16]",
         choices=FLOATS,
     )
     caption_variants: int | None = setting(
-        f"Texts stored of a caption at most [default: its captions; {DEFAULT_VARIANTS} with --shuffle-tags]",
+        f"Texts to store per image at most [default: its captions; {DEFAULT_VARIANTS} with --shuffle-tags]",
         metavar="N",
         min=1,
         max=MOST_VARIANTS,
     )
-    shuffle_tags: bool | None = setting("Store the tags of captions in other orders as well.")
+    shuffle_tags: bool | None = setting("Also store captions with their tags in other orders.")
     keep_tags: str | None = setting(
         "Tags at the start that keep their place: a number, or the text that ends them [default: 0]",
         metavar="N|TEXT",
     )
     tag_separator: str | None = setting("Text between two tags [default: ,]", metavar="TEXT")
-    prompt_ids: bool | None = setting(
-        "Store token ids and attention masks of captions as well [default: with --like]"
-    )
+    prompt_ids: bool | None = setting("Also store the captions' token ids and attention masks [default: with --like]")
     empty_prompt: bool | None = setting("Store the empty prompt, which read(caption_dropout=) serves.")
     negative_prompt: str | None = setting("Store this prompt as well, for cache.prompt().", metavar="TEXT")
     compute_dtype: str | None = setting("Precision [default: auto]", choices=("auto", *FLOATS), asks=False)

@@ -92,7 +92,7 @@ class View:
 
         Args:
             batch_size: Samples (or rows) per rank and step.
-            world_size: Number of ranks.
+            world_size: Ranks.
             remainder: Policy for samples that do not fill a batch.
             fields: Fields that samples must have; by default all.
 

@@ -41,7 +41,7 @@ class BuildSettings(Value):
     source: SourceOptions | None = None
     """Options of reading DATA: a mapping such as ``{"layout": "folder", "repeats": False}``."""
     part: str | None = setting(
-        "Build part I of N, I from 0: one machine of several. Join parts with latentcache merge.", metavar="I/N"
+        "Build only part I, from 0 to N-1, on one machine. Join parts with latentcache merge.", metavar="I/N"
     )
     device: str = setting(
         "auto, cpu, cuda, cuda:0,cuda:1 or cpu*2: one worker per device. [default: auto: all CUDA devices, else cpu]",
@@ -49,12 +49,12 @@ class BuildSettings(Value):
         default="auto",
     )
     engine: str = setting(
-        "Run workers on this machine, or on the nodes of a Ray cluster. [default: local]",
+        "Run workers on this machine, or on a Ray cluster. [default: local]",
         choices=("local", "ray"),
         default="local",
     )
     address: str | None = setting(
-        "Head node of the Ray cluster. [default: RAY_ADDRESS, else the cluster of this machine]", metavar="HOST:PORT"
+        "The Ray cluster's head node. [default: RAY_ADDRESS, else this machine's cluster]", metavar="HOST:PORT"
     )
     workers: int | None = setting(
         "Tokenizer worker processes, 0 runs in the main process; with --engine ray all workers of the cluster. "
@@ -65,7 +65,7 @@ class BuildSettings(Value):
     batch_size: int | None = setting("Items per encoder call. [default: a budget of pixels]", metavar="N", min=1)
     decode_threads: int | None = setting("Decode threads per worker. [default: by cores]", metavar="N", min=1)
     host_memory: int | None = setting(
-        "Memory for inputs in work, of all workers. [default: a quarter of RAM, at most 4 GiB]",
+        "Memory for inputs in work, for all workers together. [default: a quarter of RAM, at most 4 GiB]",
         metavar="BYTES",
         min=1,
     )
@@ -83,7 +83,7 @@ class BuildSettings(Value):
         metavar="N|X%",
     )
     retry_failed: bool = setting("Read rejected inputs again.", default=False)
-    strict: bool = setting("Make notes errors: reject data of which anything is not used.", default=False)
+    strict: bool = setting("Make notes errors: reject DATA if anything is not used.", default=False)
 
     def __repr__(self) -> str:
         """The values that differ from their defaults."""

@@ -67,33 +67,33 @@ class SourceOptions(Value):
     datasets: tuple[str, ...] = setting(
         "Source in a dataset_info.json. Repeatable. [default: all]", flag="--dataset", metavar="NAME", default=()
     )
-    text_lines: bool = setting("Treat each line of a text file as a document.", default=False)
+    text_lines: bool = setting("Read each line in a text file as a document.", default=False)
     part: Part | None = field(default=None, metadata=_NO_OPTION)
     layout: str = _text(
-        "Read DATA as folder, kohya, imagefolder, ... [default: by the content of DATA]", metavar="WORD"
+        "Read DATA as folder, kohya, imagefolder, ... [default: by what DATA contains]", metavar="WORD"
     )
-    caption_ext: str = _text("Extension of caption files. [default: .txt, then .caption, then .json]", metavar="EXT")
-    default_caption: str | None = setting("Caption of images without one; may be empty. [default: they have none]")
+    caption_ext: str = _text("Caption file extension. [default: .txt, then .caption, then .json]", metavar="EXT")
+    default_caption: str | None = setting("Caption for images without one; may be empty. [default: they have none]")
     caption_prefix: str = _text("Put TEXT before every caption.")
     caption_suffix: str = _text("Put TEXT behind every caption.")
     masks: str = _text(
-        "Folder of masks in DATA, 'alpha', or 'none' to leave masks out. [default: found]", metavar="FOLDER"
+        "Folder in DATA with masks, 'alpha', or 'none' to leave masks out. [default: found]", metavar="FOLDER"
     )
     controls: tuple[str, ...] = setting(
-        "Folder of control images in DATA, or 'none'. Repeatable. [default: found]", metavar="FOLDER", default=()
+        "Folder in DATA with control images, or 'none'. Repeatable. [default: found]", metavar="FOLDER", default=()
     )
     caption_lines: str = _text(
-        "Use the first line of a caption, or each line as a caption. [default: as the layout]", metavar="first|all"
+        "Use a caption's first line, or each line as a caption. [default: as the layout]", metavar="first|all"
     )
     repeats: bool | None = setting("Serve a sample as often per epoch as DATA says, or once. [default: repeats]")
     split: str = _text("Split to read, if DATA has several. [default: train]", metavar="NAME")
     image_column: str = _text(
-        "Column of images or file names, or in tars the end of names. [default: the only one]", metavar="NAME"
+        "Column with images or file names, or how names end in tars. [default: the only one]", metavar="NAME"
     )
     caption_column: str = _text(
-        "Column of captions, or their JSON key in tars. [default: the only one]", metavar="NAME"
+        "Column with captions, or their JSON key in tars. [default: the only one]", metavar="NAME"
     )
-    follow_links: bool = setting("Follow links that lead out of DATA, too.", default=False)
+    follow_links: bool = setting("Also follow links that lead outside DATA.", default=False)
     config: str = field(default="", metadata=_NO_OPTION)
     """Configuration of a trainer that names the sets in DATA, unless a layout is given; empty: DATA decides."""
     config_folder: str = field(default="", metadata=_NO_OPTION)
