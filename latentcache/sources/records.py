@@ -3,12 +3,11 @@
 The content hash covers the mapped values alone. Position, other columns and spelling of the JSON do not matter, so a
 line that moves is tokenized once.
 
-If a ``dataset_info.json`` names the columns, the rules are those of LLaMA-Factory's ``data/converter.py``. An
-instruction and an input are joined by a line end. Answers in a history are learned. Turns alternate strictly. Records
-that LLaMA-Factory skips with a warning are rejected with the field. Elsewhere roles may have any of the usual names
-and any order that the template accepts, as in TRL. ``prompt`` with ``completion`` carries loss in the completion
-(TRL's ``completion_only_loss``). ``weight`` 0 or 1 (OpenAI) and ``train`` true or false (axolotl) of a turn say if it
-carries loss. Tools and tool calls reach the template as OpenAI writes them. No torch, no tokenizer.
+Roles may have any of the usual names and any order that the template accepts, as in TRL. LLaMA-Factory's
+``dataset_info.json`` may name columns and roles. As in its ``data/converter.py``, an instruction and an input are
+joined by a line end, and answers in a history are learned. ``prompt`` with ``completion`` carries loss in the
+completion (TRL's ``completion_only_loss``). ``weight`` 0 or 1 (OpenAI) and ``train`` true or false (axolotl) say if a
+turn carries loss. Tools and tool calls reach the template as OpenAI writes them. No torch, no tokenizer.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from latentcache.sources.formats.text import parse_json
 from latentcache.value import Value
 
 #: Bumped when the same bytes, read alike, would make other records, or other rejections.
-RECORD_RULE = 5
+RECORD_RULE = 6
 #: Fields of a turn that are given to the template beside its role and content.
 PASSED = ("name", "tool_calls", "tool_call_id", "reasoning_content", "thinking", "reasoning")
 _FIRST_ROLES = ("system", "developer")
@@ -110,12 +109,11 @@ def record_size(record: Record) -> int:
 
 
 class RecordFormat(Value):
-    """Names of columns and tags; an empty name is a column that is not used."""
+    """Names of columns and roles; an empty name is a column that is not used."""
 
     form: str
-    """``text``: one field. ``completion``: prompt and completion. ``chat``: turns with roles of any usual name.
-    As LLaMA-Factory reads them, ``alpaca``: instruction, input, output; ``sharegpt`` and ``openai``: turns of two
-    sides that alternate, with the roles that the tags name."""
+    """``text``: one field. ``completion``: prompt and completion. ``chat``: turns. ``alpaca``: instruction, input,
+    output."""
     text: str = "text"
     prompt: str = "instruction"
     query: str = "input"
@@ -126,11 +124,8 @@ class RecordFormat(Value):
     tools: str = ""
     role_tag: str = "from"
     content_tag: str = "value"
-    user_tag: str = "human"
-    assistant_tag: str = "gpt"
-    observation_tag: str = "observation"
-    function_tag: str = "function_call"
-    system_tag: str = "system"
+    roles: tuple[tuple[str, str], ...] = ()
+    """(Name in the record, role); empty: the names in :data:`ROLES`."""
 
 
 #: Extension in lower case -> kind of file.
@@ -290,33 +285,9 @@ def _completion(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
     return [*(replace(message, learned=False) for message in prompt), *answer]
 
 
-def _two_sides(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
-    """Turns of two sides that alternate, with the roles that the tags name.
-
-    In the form ``openai``, results of tools in a row count as one turn.
-    """
-    names = {form.function_tag: "call", form.user_tag: "user", form.assistant_tag: "assistant"}
-    names |= {form.observation_tag: "tool", form.system_tag: "system"}
-    names.pop("", None)
-    messages = _messages(record, form, names)
-    rest = messages[1:] if messages[0].role == "system" else messages
-    place, before = 0, "none"
-    for number, message in enumerate(rest, start=len(messages) - len(rest)):
-        if form.form == "openai" and message.role == before == "tool":
-            continue
-        if message.role not in (("user", "tool"), ("assistant",))[place % 2]:
-            where = f"{form.messages}[{number}].{form.role_tag}"
-            raise fault("role-order", f"turns of two sides alternate, found one of {message.role}", where)
-        place, before = place + 1, message.role
-    if before != "assistant":
-        found = f"the last turn is of {before}"
-        raise fault("no-answer", f"expected a turn of the assistant at the end, {found}", form.messages)
-    return messages if len(rest) < len(messages) else [*_system(record, form), *messages]
-
-
 def _chat(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
     """Turns with roles of any usual name; the template decides which orders are allowed."""
-    messages = _messages(record, form, ROLES)
+    messages = _messages(record, form)
     if form.form == "chat" and not any(message.role == "assistant" for message in messages):
         raise fault("no-answer", "expected a turn of the assistant, found none", form.messages)
     return messages if messages[0].role in _FIRST_ROLES else [*_system(record, form), *messages]
@@ -328,8 +299,8 @@ def _system(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
         yield Message(role="system", content=text)
 
 
-def _messages(record: Mapping[str, Any], form: RecordFormat, names: Mapping[str, str]) -> list[Message]:
-    turns, messages = _part(record, form.messages, list), []
+def _messages(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
+    turns, messages, names = _part(record, form.messages, list), [], dict(form.roles) or ROLES
     if not turns:
         raise fault("record-empty", "the conversation has no turns", form.messages)
     for number, turn in enumerate(turns):
@@ -359,13 +330,13 @@ def _called(turn: Mapping[str, Any], form: RecordFormat, where: str) -> Message:
 
 
 def _message(turn: Mapping[str, Any], role: str, form: RecordFormat, where: str) -> Message:
-    fields, is_openai = [], form.form != "sharegpt"  # whose converter drops all other fields
-    for name in PASSED if is_openai else ():
+    fields = []
+    for name in PASSED:
         if turn.get(name) is not None:
             value = turn[name]
             spelled = _tool_calls(value, f"{where}.{name}") if name == "tool_calls" else _spelled(value, where)
             fields.append((name, spelled))
-    if is_openai and turn.get("function_call") is not None and not turn.get("tool_calls"):  # the older spelling
+    if turn.get("function_call") is not None and not turn.get("tool_calls"):  # the older spelling
         place = f"{where}.function_call"
         fields.append(("tool_calls", _tool_calls(_wrapped(turn["function_call"]), place, "")))
     has_calls = any(name == "tool_calls" for name, _ in fields)
@@ -456,7 +427,5 @@ def _spelled(value: Any, where: str) -> str:
 _MAPPERS: Mapping[str, Callable[[Mapping[str, Any], RecordFormat], Iterable[Message]]] = {
     "alpaca": _alpaca,
     "completion": _completion,
-    "sharegpt": _two_sides,
-    "openai": _two_sides,
     "chat": _chat,
 }

@@ -198,22 +198,18 @@ class _Archive:
         self._notes.count(cause, words, (f"{self._name}/{member.name}" for member in members))
 
     def _caption(self, descriptor: int, members: dict[str, Member]) -> str | None:
-        """The text of the first caption member that has one; a second one that differs is noted. None: JSON alone."""
-        caption, source, key = "", "", self._caption_column
-        for ending in _CAPTIONS:
-            if ending not in members or (caption and ending == "json"):
-                continue
-            member = members[ending]
+        """The text of the first caption member that has one. None: JSON alone that has none."""
+        several = [members[ending] for ending in _CAPTIONS if ending in members]
+        for member in several:
             path = f"{self._path}/{member.name}"
             if member.size > MAX_CAPTION_BYTES:
                 raise unusable_caption("caption-too-large", path, f"it has {member.size} bytes")
-            text = caption_of(os.pread(descriptor, member.size, member.offset), path, key)
-            if caption and text != caption:
-                detail = f"{source} is used; {member.name} says something else"
-                self._notes.add(rejected(f"{self._name}/{member.name}", "caption-conflict", detail))
-            elif text:
-                caption, source = text, member.name
-        return caption or (None if key or members.keys() == {"json"} else "")
+            text = caption_of(os.pread(descriptor, member.size, member.offset), path, self._caption_column)
+            if text:
+                if member is members.get("txt") and "caption" in members:
+                    self._count("caption-conflict", "caption members are beside one that is used", members["caption"])
+                return text
+        return None if self._caption_column or members.keys() == {"json"} else ""
 
     def _of_rows(self) -> Iterator[Entry]:
         with opened(self._path, self._kind) as table:

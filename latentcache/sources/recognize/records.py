@@ -7,9 +7,9 @@ The first of these that fits:
 - its text files, each one document, or each line one document if asked.
 
 ``dataset_info.json`` is read as LLaMA-Factory reads it (its ``data/parser.py``). If an entry has ``columns``, columns
-that it does not name are not used. If it has ``tags``, tags that it does not name do not exist. The defaults hold
-only without them. An entry whose columns name a prompt alone is text. Entries that need the network, a script or
-another kind of training are rejected by name.
+that it does not name are not used. If it has ``tags``, roles that these do not name do not exist. An entry whose
+columns name a prompt alone is text. Entries that need the network, a script or another kind of training are rejected
+by name.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from latentcache.sources.inventory import (
     Inventory,
     count_unused,
     extension_of,
+    is_inside,
 )
 from latentcache.sources.layout import RecordFiles
 from latentcache.sources.options import SourceOptions
@@ -50,7 +51,8 @@ STATE_NAME, DICT_NAME = "state.json", "dataset_dict.json"
 _FORMS = ("alpaca", "sharegpt", "openai")
 _SHARED_COLUMNS = ("system", "tools")
 _COLUMNS = {"alpaca": ("prompt", "query", "response", "history"), "sharegpt": ("messages",), "openai": ("messages",)}
-_TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag")
+_ROLE_TAGS = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool", "function_tag": "call",
+              "system_tag": "system"}  # fmt: skip
 _SERVERS = ("hf_hub_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
 _MEDIA = ("images", "videos", "audios")
 _PREFERENCE = ("chosen", "rejected", "kto_tag")
@@ -329,40 +331,39 @@ def _value(inventory: Inventory, name: str, key: str) -> list[Any]:
 
 def _not_usable(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     """Reason word and detail of an entry that is not used; two empty words for one that is."""
-    server = next((name for name in _SERVERS if name in entry), "")
-    if server:
-        return "hub-dataset", f"it is on a server ({server}: {shown(entry[server])}); only local files are read"
-    if "script_url" in entry:
-        return "script-dataset", f"it is made by a script ({shown(entry['script_url'])})"
-    if not isinstance(entry.get("file_name"), str):
-        return "record-field", f"expected file_name as text, found {shown(entry.get('file_name'))}"
-    if entry.get("formatting", "alpaca") not in _FORMS:
-        found = shown(entry["formatting"])
-        return "record-field", f"expected formatting as one of {', '.join(_FORMS)}, found {found}"
-    columns, tags = entry.get("columns", {}), entry.get("tags", {})
+    elsewhere = next((name for name in ("script_url", *_SERVERS) if name in entry), "")
+    if elsewhere:
+        cause = "script-dataset" if elsewhere == "script_url" else "hub-dataset"
+        return (
+            cause,
+            f"only local files are read, and its data are elsewhere ({elsewhere}: {shown(entry[elsewhere])})",
+        )
+    file, columns, tags = entry.get("file_name"), entry.get("columns", {}), entry.get("tags", {})
     named = [*columns.values(), *tags.values()] if isinstance(columns, dict) and isinstance(tags, dict) else [0]
-    if not all(name is None or isinstance(name, str) for name in named):
-        return "record-field", "expected columns and tags as objects of names"
+    are_names = all(name is None or isinstance(name, str) for name in named)
+    if not isinstance(file, str) or entry.get("formatting", "alpaca") not in _FORMS or not are_names:
+        expected = (
+            f"file_name as text, formatting as one of {', '.join(_FORMS)}, columns and tags as objects of names"
+        )
+        return "record-field", f"expected {expected}; found {shown(entry)}"
     special = [column for column in (*_MEDIA, *_PREFERENCE) if columns.get(column)]
     if entry.get("ranking") or special:
         return "not-for-sft", f"it holds {'preferences' if not special else ', '.join(special)}, not plain answers"
-    file = entry["file_name"]
-    if not os.path.realpath(folder / file).startswith(os.path.realpath(folder) + os.sep):
+    if not is_inside(str(folder / file), os.path.realpath(folder)):
         return "outside-root", f"{file} is outside the folder of {INFO_NAME}"
     return ("", "") if (folder / file).exists() else ("not-found", f"{file} is not there")
 
 
 def _format(entry: Mapping[str, Any]) -> RecordFormat:
-    form = str(entry.get("formatting", "alpaca"))
+    form, tags = str(entry.get("formatting", "alpaca")), entry.get("tags", {})
     used = {name: column for name, column in entry.get("columns", {}).items() if column}
     if form == "alpaca" and used.keys() == {"prompt"}:  # as its own c4_demo: there is no answer
         return RecordFormat(form="text", text=used["prompt"])
-    names: dict[str, str] = {}
+    names = {name: tags[name] for name in ("role_tag", "content_tag") if tags.get(name)}
     if "columns" in entry:
-        names |= {name: entry["columns"].get(name) or "" for name in (*_SHARED_COLUMNS, *_COLUMNS[form])}
-    if "tags" in entry:
-        names |= {name: entry["tags"].get(name) or "" for name in _TAGS}
-    return RecordFormat(form=form, **names)
+        names |= {name: used.get(name, "") for name in (*_SHARED_COLUMNS, *_COLUMNS[form])}
+    roles = tuple((tags[tag], role) for tag, role in _ROLE_TAGS.items() if tags.get(tag))
+    return RecordFormat(form="alpaca" if form == "alpaca" else "chat", roles=roles, **names)
 
 
 #: Members that are looked at to see if a tar holds images.

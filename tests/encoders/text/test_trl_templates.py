@@ -160,7 +160,7 @@ def test_bare_tools_are_rendered_as_in_llama_factory(name):
     )
     turns = [{"from": role, "value": text} for role, text in texts]
     record = {"conversations": turns, "tools": json.dumps(bare)}
-    mapped = map_record(record, RecordFormat(form="sharegpt", tools="tools"), source="a", line=1)
+    mapped = map_record(record, RecordFormat(form="chat", tools="tools"), source="a", line=1)
     assert hashlib.sha256(renderer(name).render(mapped).text.encode()).hexdigest() == LLAMA_FACTORY
 
 

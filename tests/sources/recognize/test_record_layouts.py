@@ -88,7 +88,7 @@ def test_dataset_info(tmp_path):
         assert reasons(listing.rejected) == [("far", "hub-dataset")]
         assert reasons(listing.notes) == [("loose.jsonl", "unused")]
     assert texts(tmp_path, datasets=("two",))[0] == ["o"]
-    with pytest.raises(UsageError, match="server"):
+    with pytest.raises(UsageError, match="elsewhere"):
         records_of(tmp_path, datasets=("far",))
 
 
@@ -177,7 +177,8 @@ def test_unnamed_columns_and_tags_are_none(folder):
     form = read_dataset_info(folder, ["named"])[0][0][1]
     assert (form.prompt, form.query, form.response, form.system) == ("q", "", "a", "")
     form = read_dataset_info(folder, ["talk"])[0][0][1]
-    assert (form.messages, form.role_tag, form.user_tag, form.system_tag) == ("messages", "role", "user", "")
+    assert (form.messages, form.role_tag) == ("messages", "role")
+    assert form.roles == (("user", "user"), ("assistant", "assistant"))
 
 
 @pytest.mark.parametrize(
