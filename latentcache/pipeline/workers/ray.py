@@ -14,14 +14,13 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
+from contextlib import AbstractContextManager, ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib import import_module
@@ -48,6 +47,8 @@ _LIBRARIES = ("torch", "pillow", "simplejpeg", "ray")
 _NODES_S, _TICK_S = 1.0, 0.1
 #: Seconds that one call of an actor waits for messages, and that an address may take to answer.
 _POLL_S, _ANSWER_S = 1.0, 5.0
+#: Seconds that connecting may take, and that the cluster may be silent: after 60 Ray ends the process of the build.
+_INIT_S, _SILENT_S = 60.0, 40.0
 #: Seconds that the process of a lost worker gets to seal its shard.
 _ORPHAN_S = LAST_S + 2.0
 #: Seconds before the next actor on a node that lost one, doubled after each, and at most.
@@ -184,18 +185,20 @@ class Supervisor:
 
 
 class RayWorker:
-    """A worker in an actor, see :class:`Worker`."""
+    """A worker in an actor, see :class:`Worker`; None: the actor was lost before."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     def send(self, message: Work | Stop) -> None:
         """See :class:`Worker`."""
-        self._actor.send.remote(message)
+        if self._actor is not None:
+            self._actor.send.remote(message)
 
     def kill(self) -> None:
         """See :class:`Worker`."""
-        self._actor.kill.remote()
+        if self._actor is not None:
+            self._actor.kill.remote()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -261,13 +264,13 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         """True if each CPU gets an actor."""
         self._on_gpu = self.device == "cuda"
         self._most = 0
-        self._check, self._cost, self._field = node_check(None), 0, 0
+        self._check, self._cost = node_check(None), 0
         self._actors: dict[int, _Actor] = {}
         self._number = 0
         self._nodes: dict[str, _Node] = {}
         self._notes: deque[str] = deque()
         self._error: BaseException | None = None
-        self._looked_at, self._without_since = -_NODES_S, time.monotonic()
+        self._looked_at = self._without_since = time.monotonic()
         self._closed, self._lock = threading.Event(), threading.RLock()
         self._thread = threading.Thread(target=self._serve, name="ray", daemon=True)
         self._thread.start()
@@ -299,6 +302,8 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         """See :class:`Engine`; raises what ends the build."""
         while self._notes:
             self._warn(self._notes.popleft())
+        if self._error is None and time.monotonic() - self._looked_at > _SILENT_S:
+            self._error = _silence(TimeoutError(f"it has been silent for {_SILENT_S:.0f} s"))
         if self._error is not None:
             raise self._error
         with self._lock:
@@ -310,7 +315,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             actor = self._actors.get(slot)
             if actor is None:  # lost since it was named
                 post(Ended(died=True, lost=True, how="was lost"))
-                return RayWorker(_Gone())
+                return RayWorker(None)
             actor.post, actor.shard = post, os.urandom(8).hex()
             actor.handle.start.remote(actor.shard)
             actor.call = self._polled(actor)
@@ -336,7 +341,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         if self._closed.is_set():
             return
         self._closed.set()
-        self._thread.join()
+        self._thread.join(_ANSWER_S)
         for number in list(self._actors):
             self._drop(number)
         if self._workers:
@@ -356,10 +361,11 @@ class RayEngine(AbstractContextManager["RayEngine"]):
     def _serve(self) -> None:
         try:
             while not self._closed.is_set():
+                nodes = self._alive() if time.monotonic() - self._looked_at >= _NODES_S else None
                 with self._lock:
-                    if time.monotonic() - self._looked_at >= _NODES_S:
+                    if nodes is not None:
                         self._looked_at = time.monotonic()
-                        self._look()
+                        self._look({node["NodeID"]: node for node in nodes})
                     calls = {actor.call: number for number, actor in self._actors.items() if actor.call is not None}
                 if not calls:
                     self._closed.wait(_TICK_S)
@@ -372,11 +378,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         except WorkerError as error:
             self._error = error
         except BaseException as error:  # noqa: BLE001 - raised by slots()
-            self._error = WorkerError(
-                "the Ray cluster does not answer any more",
-                why=_last_line(error),
-                fix="start the cluster again, then run the same command: committed entries are kept",
-            )
+            self._error = _silence(error)
 
     def _alive(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
@@ -389,18 +391,18 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         cpus = int(resources.get("CPU", 0))
         return cpus if self._per_cpu else min(cpus, 1)
 
-    def _look(self) -> None:
-        """Start the actors that are missing on nodes that are there, the first of each node first."""
-        nodes = {node["NodeID"]: node for node in self._alive()}
+    def _look(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Start the actors that are missing on these nodes, the first of each node first."""
         usable = {name: node for name, node in nodes.items() if not self._known(name).left_out}
         wanted = sorted((number, name) for name, node in usable.items() for number in range(self._size(node)))
-        missing = Counter(name for _, name in wanted[: self._most])
-        missing.subtract(actor.node for actor in self._actors.values())
-        for name, count in missing.items():
-            for _ in range(count if time.monotonic() >= self._known(name).paused_until else 0):
-                self._create(nodes[name])
+        counts = Counter(name for _, name in wanted[: self._most])
+        there = Counter(actor.node for actor in self._actors.values())
+        for name, count in counts.items():
+            if time.monotonic() >= self._known(name).paused_until:
+                for _ in range(count - there[name]):
+                    self._create(nodes[name], count)
         left_out = [self._nodes[name].left_out for name in nodes if self._known(name).left_out]
-        if left_out and not usable and not self._actors and not self._workers:
+        if left_out and not wanted:
             fix = "make the node like the build's machine, or take it out of the cluster, and run the command again"
             raise WorkerError("no node of the Ray cluster can be used", why=left_out[0], fix=fix)
         if any(actor.is_ready for actor in self._actors.values()) or not self._most:
@@ -412,11 +414,11 @@ class RayEngine(AbstractContextManager["RayEngine"]):
     def _known(self, name: str) -> _Node:
         return self._nodes.setdefault(name, _Node())
 
-    def _create(self, node: Mapping[str, Any]) -> None:
+    def _create(self, node: Mapping[str, Any], neighbors: int) -> None:
         """An actor on a node; it waits there until its device is free."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        name, size = node["NodeID"], max(self._size(node), 1)
+        name = node["NodeID"]
         variables = {key: value for key, value in os.environ.items() if key.startswith("LATENTCACHE_")}
         if self._known(name).losses:
             variables.pop(failpoint.VARIABLE, None)
@@ -424,7 +426,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             num_cpus=0 if self._on_gpu else 1,
             num_gpus=1 if self._on_gpu else 0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(name, soft=False),
-        ).remote(variables, "cuda" if self._on_gpu else "cpu", min(size, self._most))
+        ).remote(variables, "cuda" if self._on_gpu else "cpu", neighbors)
         actor = _Actor(handle=handle, node=name, label=f"node {node['NodeManagerAddress']} ({name[:6]})")
         actor.call = handle.prepare.remote(self._check, self._cost)
         self._number += 1
@@ -466,21 +468,22 @@ class RayEngine(AbstractContextManager["RayEngine"]):
     def _lost(self, number: int, error: BaseException) -> None:
         """An actor is gone, or cannot be reached."""
         actor = self._actors[number]
-        node, post = self._known(actor.node), actor.post
+        node = self._known(actor.node)
         self._drop(number)
         node.paused_until = time.monotonic() + min(_PAUSE_S * 2.0 ** min(node.losses, 10), _MOST_PAUSE_S)
         node.losses += 1
         node.failures += not actor.is_ready
         if not actor.is_ready and node.failures >= _MOST_FAILURES:
             self._leave_out(actor.node, f"{actor.label}: {_last_line(error)}")
-        if post is not None and self._check.task is not None:
-            task = replace(self._check.task, shard=actor.shard)
-            threading.Thread(target=_recover, args=(task, post), daemon=True).start()
 
     def _drop(self, number: int) -> None:
+        """End an actor; its worker, if it has one, is lost."""
+        actor = self._actors.pop(number)
         with suppress(Exception):  # it is gone
-            self._ray.kill(self._actors[number].handle)
-        del self._actors[number]
+            self._ray.kill(actor.handle)
+        if actor.post is not None and self._check.task is not None and not self._closed.is_set():
+            task = replace(self._check.task, shard=actor.shard)
+            threading.Thread(target=_recover, args=(task, actor.post), daemon=True).start()
 
     def _request(self, count: int) -> None:
         """Ask the autoscaler of the cluster, if there is one, for room for so many actors."""
@@ -488,16 +491,6 @@ class RayEngine(AbstractContextManager["RayEngine"]):
 
         with suppress(Exception):  # there is none
             request_resources(bundles=[{"GPU": 1} if self._on_gpu else {"CPU": 1}] * count)
-
-
-class _Gone:
-    """In place of an actor that was lost before its worker started: takes calls and does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self
-
-    def remote(self, *arguments: Any) -> None:
-        """Do nothing."""
 
 
 def _recover(task: Task, post: Post) -> None:
@@ -510,6 +503,11 @@ def _recover(task: Task, post: Post) -> None:
         post(end._replace(keys=recovered(task)))
     except BaseException as error:  # noqa: BLE001 - raised by the scheduler
         post(end._replace(error=error))
+
+
+def _silence(error: BaseException) -> WorkerError:
+    fix = "start the cluster again, then run the same command: committed entries are kept"
+    return WorkerError("the Ray cluster does not answer any more", why=_last_line(error), fix=fix)
 
 
 def _last_line(error: BaseException) -> str:
@@ -531,18 +529,37 @@ def connected(address: str | None) -> tuple[Any, bool]:
         return ray, False
     address = address or os.environ.get("RAY_ADDRESS") or "auto"
     _check_address(address)
-    start = "start a cluster with `ray start --head`, or name its head node with --address HOST:6379"
-    with _kept_signals():
+    failure = _connect(ray, address)
+    if failure is None:
+        return ray, True
+    what, why = f"the Ray cluster at {address} cannot be used", " ".join(str(failure).split())[:300]
+    fix = "start a cluster with `ray start --head`, or name its head node with --address HOST:6379"
+    if "ersion mismatch" in why:
+        fix = "install the same versions of Ray and Python on every node"
+    if isinstance(failure, ConnectionError):
+        what, why = "there is no Ray cluster", _last_line(failure)
+    raise WorkerError(what, why=why, fix=fix) from failure
+
+
+def _connect(ray: Any, address: str) -> BaseException | None:
+    """Connect to a cluster; gives what went wrong.
+
+    In a thread, because Ray takes SIGTERM in the main one, and tries for minutes to find a cluster that is gone.
+    """
+    outcome = list[BaseException | None]()
+
+    def init() -> None:
         try:
-            ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            raise WorkerError("there is no Ray cluster", why=_last_line(error), fix=start) from error
-        except (RuntimeError, ValueError, OSError) as error:
-            is_version = "ersion" in str(error)
-            why = " ".join(str(error).split())[:300]
-            fix = "install the same versions of Ray and Python on every node" if is_version else start
-            raise WorkerError(f"the Ray cluster at {address} cannot be used", why=why, fix=fix) from error
-    return ray, True
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+            outcome.append(None)
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            outcome.append(error)
+
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    thread = threading.Thread(target=init, name="ray-init", daemon=True)
+    thread.start()
+    thread.join(_INIT_S)
+    return outcome[0] if outcome else TimeoutError(f"it did not answer within {_INIT_S:.0f} s")
 
 
 def _check_address(address: str) -> None:
@@ -560,15 +577,3 @@ def _check_address(address: str) -> None:
     except (OSError, OverflowError) as error:
         fix = "check that the head node runs (`ray status`) and that this machine may reach the port"
         raise WorkerError(f"no Ray cluster answers at {address}", why=str(error), fix=fix) from error
-
-
-@contextmanager
-def _kept_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; the build has its own handler."""
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
