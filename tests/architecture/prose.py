@@ -2,7 +2,7 @@
 
 import re
 
-from page_blocks import ROOT
+from package_source import ROOT
 
 #: Pages that people read from top to bottom; generated pages, the format and quotations are not among them.
 READ = sorted(
