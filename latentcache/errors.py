@@ -234,7 +234,6 @@ class InterruptedBuildError(LatentcacheError, slug="interrupted"):
 #: Arguments of Python whose option has another name.
 _OPTIONS = {
     "buckets": "--bucket",
-    "datasets": "--dataset",
     "format": "--to",
     "resolutions": "--resolution",
     "template_options": "--template-option",

@@ -23,7 +23,7 @@ _SECTIONS = {
     "--text-storage-dtype --latents --text-length",
     "Sizes": "--resolution --crop --flip --frames --like | --bucket --bucket-step --min-side --max-side --upscale "
     "--min-pixels --trainer-config --crop-variants --fps --resample --max-pixels",
-    "Data": "--repeats --split | --layout --dataset --masks --controls --image-column --text-lines --follow-links",
+    "Data": "--repeats --split | --layout --masks --controls --image-column --text-lines --follow-links",
     "Captions": "--text-encoder --default-caption --shuffle-tags | --caption-ext --caption-lines --caption-column "
     "--caption-prefix --caption-suffix --caption-variants --keep-tags --tag-separator --empty-prompt "
     "--negative-prompt --prompt-ids",

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 #: Bytes left free on the disk beside what the plan needs.
 RESERVE_BYTES = 64 << 20
 #: Settings of a source that one kind of data has no use for.
-_OF_RECORDS = ("datasets", "text_lines")
+_OF_RECORDS = ("text_lines",)
 _OF_IMAGES = ("layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines",
               "image_column", "caption_column")  # fmt: skip
 #: Format of the build state.

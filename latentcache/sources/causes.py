@@ -57,7 +57,7 @@ wrong line or field: caption-json table-row duplicate-row no-json record-field r
     correct this line or field, or leave it out
 no data for training: not-records not-for-sft
     write one JSON object per line: text, messages, or a prompt with its completion
-data elsewhere: hub-dataset script-dataset shard-missing
+data elsewhere: shard-missing
     download it (`hf download --repo-type dataset NAME --local-dir FOLDER`), or save a script's output
 chat template that does not fit: template template-rewrites no-template not-rendered
     give another one with --chat-template FILE: trl.chat_template_utils.get_training_chat_template has one
@@ -87,7 +87,7 @@ mask or control image: mask control mask-scaled control-scaled
     give both images one name and one size, or leave them out with --masks none or --controls none
 not in exactly one set: outside-sets in-two-sets reg-unused
     move it into one of the sets, or give --layout folder; more repeats use more regularization images
-setting of a configuration: config config-ignored config-asks all-samples
+setting of a configuration: config config-ignored config-asks
     change it in the file, or give the option that is named; settings of training have no effect here
 texts beside records: text-unused
     give the text files a folder of their own to use them

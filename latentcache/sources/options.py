@@ -64,9 +64,6 @@ class SourceOptions(Value):
 
     kind: str = field(default="", metadata=_NO_OPTION)
     """``images`` or ``records``; empty: decided by DATA."""
-    datasets: tuple[str, ...] = setting(
-        "Source in a dataset_info.json. Repeatable. [default: all]", flag="--dataset", metavar="NAME", default=()
-    )
     text_lines: bool = setting("Read each line in a text file as a document.", default=False)
     part: Part | None = field(default=None, metadata=_NO_OPTION)
     layout: str = _text(

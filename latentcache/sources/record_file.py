@@ -38,7 +38,6 @@ class RecordReader:
 
     def __iter__(self) -> Iterator[Record]:
         """Every usable record; raises UnusableSampleError if it cannot be read to its end."""
-        self._form = self.way.form
         with open_source(self.path) as file:
             reader = LineReader(file, self.path)
             if self.way.kind in ("parquet", "arrow"):
@@ -72,8 +71,7 @@ class RecordReader:
                 self._has_objects |= isinstance(parsed, dict)
                 if self._form is None and isinstance(parsed, dict):
                     self._form = detect_format(parsed)
-                form, is_described = self._form or TEXT, self.way.form is not None
-                record = map_record(parsed, form, source=self.name, line=line, is_described=is_described)
+                record = map_record(parsed, self._form or TEXT, source=self.name, line=line)
             except UnusableSampleError as error:
                 self.rejected.add(as_rejected(self.name, error, line=line, field=error.where))
             else:

@@ -3,11 +3,11 @@
 The content hash covers the mapped values alone. Position, other columns and spelling of the JSON do not matter, so a
 line that moves is tokenized once.
 
-Roles may have any of the usual names and any order that the template accepts, as in TRL. LLaMA-Factory's
-``dataset_info.json`` may name columns and roles. As in its ``data/converter.py``, an instruction and an input are
-joined by a line end, and answers in a history are learned. ``prompt`` with ``completion`` carries loss in the
-completion (TRL's ``completion_only_loss``). ``weight`` 0 or 1 (OpenAI) and ``train`` true or false (axolotl) say if a
-turn carries loss. Tools and tool calls reach the template as OpenAI writes them. No torch, no tokenizer.
+Roles may have any of the usual names and any order that the template accepts, as in TRL. As in LLaMA-Factory's
+``data/converter.py``, an instruction and an input are joined by a line end, and answers in a history are learned.
+``prompt`` with ``completion`` carries loss in the completion (TRL's ``completion_only_loss``). ``weight`` 0 or 1
+(OpenAI) and ``train`` true or false (axolotl) say if a turn carries loss. Tools and tool calls reach the template as
+OpenAI writes them. No torch, no tokenizer.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def record_size(record: Record) -> int:
 
 
 class RecordFormat(Value):
-    """Names of columns and roles; an empty name is a column that is not used."""
+    """Names of columns; an empty name is a column that is not used."""
 
     form: str
     """``text``: one field. ``completion``: prompt and completion. ``chat``: turns. ``alpaca``: instruction, input,
@@ -124,8 +124,6 @@ class RecordFormat(Value):
     tools: str = ""
     role_tag: str = "from"
     content_tag: str = "value"
-    roles: tuple[tuple[str, str], ...] = ()
-    """(Name in the record, role); empty: the names in :data:`ROLES`."""
 
 
 #: Extension in lower case -> kind of file.
@@ -137,16 +135,12 @@ class Way(Value):
 
     kind: str
     """json, text, parquet or arrow."""
-    form: RecordFormat | None = None
-    """Known from a dataset_info.json; None: the first record decides."""
     text_lines: bool = False
     """True if each line of a text is a document, rather than the whole file."""
 
     def reading(self, part: str) -> bytes:
         """16 bytes: equal file bytes that are read alike, for one part, make equal records."""
-        form = None if self.form is None else asdict(self.form)
-        parts = {"kind": self.kind, "form": form, "text_lines": self.text_lines, "rule": RECORD_RULE, "part": part}
-        return json_hash(parts)
+        return json_hash(asdict(self) | {"rule": RECORD_RULE, "part": part})
 
 
 TEXT = RecordFormat(form="text")
@@ -158,7 +152,7 @@ COMPLETION = RecordFormat(
     role_tag="role",
     content_tag="content",
 )
-#: Without a dataset_info.json, the optional columns are used if they are there.
+#: The optional columns are used if they are there.
 ALPACA = RecordFormat(form="alpaca", history="history", system="system", tools="tools")
 CHAT = RecordFormat(
     form="chat", messages="messages", role_tag="role", content_tag="content", system="system", tools="tools"
@@ -172,7 +166,7 @@ _TELLING: tuple[tuple[tuple[str, ...], RecordFormat], ...] = (
     (("prompt", "completion"), COMPLETION),
     (("text",), TEXT),
 )
-#: Names of roles where no tags name them, those of Unsloth's ``standardize_data_formats`` included -> the template's.
+#: Names of roles, those of Unsloth's ``standardize_data_formats`` included -> the template's.
 ROLES: Mapping[str, str] = {
     **dict.fromkeys(("user", "human", "input"), "user"),
     **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "bot", "model", "output"), "assistant"),
@@ -211,8 +205,8 @@ def detect_format(record: Mapping[str, Any]) -> RecordFormat:
     return replace(other, messages=form.messages) if other.role_tag in first else form
 
 
-def map_record(record: Any, form: RecordFormat, *, source: str, line: int, is_described: bool = False) -> Record:
-    """One parsed line as a record; ``is_described``: a dataset_info.json names the only columns that are used.
+def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Record:
+    """One parsed line as a record.
 
     Raises:
         UnusableSampleError: ``slug`` is the reason, ``where`` the field: ``record-field``, ``record-empty``,
@@ -222,7 +216,7 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int, is_de
         raise fault("record-field", f"expected an object, found {shown(record)}")
     try:
         media = [name for name in MEDIA.intersection(record) if record[name]]
-        if media and not (is_described and form.form == "text"):
+        if media:
             raise fault("not-for-sft", f"it holds {min(media)}", min(media))
         if form.form == "text":
             text = record.get(form.text)
@@ -265,7 +259,7 @@ def _alpaca(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
             raise fault("record-field", f"expected a question and an answer, found {shown(pair)}", where)
         yield Message(role="user", content=pair[0])
         yield Message(role="assistant", content=pair[1], learned=True)
-    is_null = not form.prompt or (form.prompt in record and record[form.prompt] is None)
+    is_null = form.prompt in record and record[form.prompt] is None
     query = ["" if is_null else _part(record, form.prompt, str), _part(record, form.query, str, "")]
     yield Message(role="user", content="\n".join(filter(None, query)))
     yield Message(role="assistant", content=_answer(record, form), learned=True)
@@ -300,7 +294,7 @@ def _system(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
 
 
 def _messages(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
-    turns, messages, names = _part(record, form.messages, list), [], dict(form.roles) or ROLES
+    turns, messages = _part(record, form.messages, list), []
     if not turns:
         raise fault("record-empty", "the conversation has no turns", form.messages)
     for number, turn in enumerate(turns):
@@ -308,9 +302,9 @@ def _messages(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
         if not isinstance(turn, dict):
             raise fault("record-field", f"expected an object, found {shown(turn)}", where)
         written = _part(turn, form.role_tag, str, where=f"{where}.{form.role_tag}")
-        role = names.get(written, "")
+        role = ROLES.get(written, "")
         if not role:
-            expected = f"expected one of {listed(list(names))}, found {shown(written)}"
+            expected = f"expected one of {listed(list(ROLES))}, found {shown(written)}"
             raise fault("role-order", expected, f"{where}.{form.role_tag}")
         if role == "call" and not turn.get("tool_calls"):
             messages.append(_called(turn, form, where))

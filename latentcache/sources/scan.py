@@ -24,7 +24,7 @@ from latentcache.sources.places import places
 from latentcache.sources.readers.folder import NO_CAPTION, read_images
 from latentcache.sources.readers.records import read_records, scan_records
 from latentcache.sources.recognize.find import IMAGES, RECORDS, check_folder, find_kind, find_layout
-from latentcache.sources.recognize.records import INFO_NAME, find_records, ways_of
+from latentcache.sources.recognize.records import find_records, ways_of
 from latentcache.sources.records import Way
 from latentcache.sources.units import Scan, ScanResult
 
@@ -134,8 +134,6 @@ def scan(
     """
     options = options or SourceOptions()
     is_file = os.path.isfile(data)  # noqa: PTH113 - ``Path.is_file`` raises in a folder that is closed to this user
-    if is_file and data.name == INFO_NAME:
-        data, is_file = data.parent, False
     if not is_file:
         check_folder(data)
     inventory = None if is_file else Inventory(data, follow_links=options.follow_links)
@@ -176,5 +174,5 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
     if "record" not in samples.inputs:
         return Listing(data_kind=IMAGES, **held)
     readings = [reading.tobytes() for reading in np.asarray(samples.files.reading)]
-    ways = ways_of(root, readings, str(options.part or ""), text_lines=options.text_lines)
+    ways = ways_of(readings, str(options.part or ""), text_lines=options.text_lines)
     return Listing(data_kind=RECORDS, _ways=ways, **held)

@@ -237,7 +237,7 @@ def _rejected(
 ) -> None:
     """Add findings on files and records that are rejected now, and (R,) on those that the snapshot rejected."""
     of_records, by_label = now.data_kind == "records", dict[str, Rejected]()
-    for item in now.rejected:  # two entries of dataset_info.json may reject one record: as a build counts
+    for item in now.rejected:
         by_label.setdefault(item.label, item)
     is_sample = match_names(Strings.of(by_label), findings.table.names) >= 0
     others = [

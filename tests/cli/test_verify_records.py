@@ -105,21 +105,3 @@ def test_a_rejected_line_that_moved_is_no_finding(run, tmp_path):
     write_texts(made, ["", "one", "two"])
     status, counts, _ = found_by(run, tmp_path / "a.jsonl.latentcache")
     assert (status, counts) == (1, {"quarantined": 1, "stale": 1, "touched": 1, "ok": 1})
-
-
-@pytest.mark.parametrize("other", [5, ["x"]])
-def test_a_record_that_two_data_sets_reject_counts_once(run, tmp_path, monkeypatch, other):
-    """In every command, whether or not the file is read again."""
-    data, columns = tmp_path / "data", {"prompt": "q", "response": "r"}
-    data.mkdir()
-    whole = {"instruction": "a", "output": "b", "q": "a", "r": "b"}
-    (data / "a.json").write_text(json.dumps([whole, whole | {"output": 5, "r": other}, whole]))
-    info = {"one": {"file_name": "a.json"}, "two": {"file_name": "a.json", "columns": columns}}
-    (data / "dataset_info.json").write_text(json.dumps(info))
-    for racy in (1 << 62, 0):
-        monkeypatch.setattr("latentcache.sources.known.RACY_NS", racy)
-        built = run("build", data, "--tokenizer", "stub", "--json").json["counts"]
-        looked = run("inspect", data, "--json").json["counts"]
-        checked = run("verify", f"{data}.latentcache", "--json").json
-        assert (built["quarantined"], looked["quarantined"], checked["counts"]["quarantined"]) == (1, 1, 1)
-        assert (built["samples"], looked["samples"], checked["samples"]) == (5, 5, 5)

@@ -11,19 +11,12 @@ from latentcache.sources.records import (
     SHAREGPT,
     TEXT,
     Message,
-    RecordFormat,
     chat_record,
     detect_format,
     map_record,
     record_size,
     text_record,
 )
-
-# Names as in a dataset_info.json.
-OPENAI = RecordFormat(
-    form="chat", messages="messages", tools="tools", role_tag="role", content_tag="content",
-    roles=(("user", "user"), ("assistant", "assistant"), ("tool", "tool"), ("function", "call")),
-)  # fmt: skip
 
 
 def question(**changes):
@@ -121,8 +114,7 @@ def test_alpaca_with_history_joins_instruction_and_input_and_learns_old_answers(
 def test_an_instruction_that_is_empty_adds_no_line(empty):
     assert turns({"instruction": empty, "input": "this", "output": "x"}, ALPACA)[0] == ("user", "this", False)
     assert turns({"instruction": "do", "input": empty, "output": "x"}, ALPACA)[0] == ("user", "do", False)
-    form = RecordFormat(form="alpaca", prompt="q")
-    assert cause({"input": "this", "output": "x"}, form) == ("record-field", "q")
+    assert cause({"input": "this", "output": "x"}, ALPACA) == ("record-field", "instruction")
 
 
 def test_sharegpt_with_all_tags():
@@ -171,21 +163,17 @@ def test_openai_messages():
     assert messages[6].fields == ()
 
 
-def test_openai_turns_by_the_tag_of_functions():
-    form = OPENAI
+def test_calls_as_json_in_the_content():
     call = {"name": "look", "arguments": {"x": 1}}
     calls = [{"type": "function", "function": call}]
-    spellings = {"content": json.dumps(call)}, {"content": json.dumps([call])}, {"content": "", "tool_calls": calls}
-    for turn in spellings:
-        record = openai(("user", "weather?"), ("function", ""), ("tool", "rain"), ("assistant", "rain"))
+    for turn in {"content": json.dumps(call)}, {"content": json.dumps([call])}, {"content": "", "tool_calls": calls}:
+        record = openai(("user", "weather?"), ("function_call", ""), ("tool", "rain"), ("assistant", "rain"))
         record["messages"][1] |= turn
         answers = [("assistant", "", True), ("tool", "rain", False), ("assistant", "rain", True)]
-        assert turns(record, form)[1:] == answers
-        ((name, spelled),) = mapped(record, form).messages[1].fields
+        assert turns(record, CHAT)[1:] == answers
+        ((name, spelled),) = mapped(record, CHAT).messages[1].fields
         assert (name, json.loads(spelled)) == ("tool_calls", calls)
-    assert cause(openai(("user", "a"), ("function", "{")), form) == ("record-field", "messages[1].content")
-    other = replace(OPENAI, roles=OPENAI.roles[:-1])
-    assert cause(openai(("user", "a"), ("function", "{")), other) == ("role-order", "messages[1].role")
+    assert cause(openai(("user", "a"), ("function_call", "{")), CHAT) == ("record-field", "messages[1].content")
 
 
 TWO, HUMAN = (("user", "a"), ("assistant", "b")), ("human", "a")
@@ -226,13 +214,11 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\udf
         ({"instruction": ["a"], "output": "b"}, ALPACA, "record-field", "instruction"),
         ({"instruction": "a", "output": "b", "history": [["q"]]}, ALPACA, "record-field", "history[0]"),
         ({"instruction": "a", "output": "b", "history": "q"}, ALPACA, "record-field", "history"),
-        ({"messages": []}, OPENAI, "record-empty", "messages"),
-        ({"messages": "a"}, OPENAI, "record-field", "messages"),
-        ({"messages": ["a"]}, OPENAI, "record-field", "messages[0]"),
-        ({"messages": [{"content": "a"}]}, OPENAI, "record-field", "messages[0].role"),
-        (openai(("user", "a")), OPENAI, "no-answer", "messages"),
+        ({"messages": []}, CHAT, "record-empty", "messages"),
+        ({"messages": "a"}, CHAT, "record-field", "messages"),
+        ({"messages": ["a"]}, CHAT, "record-field", "messages[0]"),
+        ({"messages": [{"content": "a"}]}, CHAT, "record-field", "messages[0].role"),
         (openai(("user", "a")), CHAT, "no-answer", "messages"),
-        (openai(("robot", "a"), ("assistant", "c")), OPENAI, "role-order", "messages[0].role"),
         (openai(("robot", "a"), ("assistant", "c")), CHAT, "role-order", "messages[0].role"),
         (openai(*TWO, images=["a.png"]), CHAT, "not-for-sft", "images"),
         ({"text": "<image> a", "image": "a.png"}, TEXT, "not-for-sft", "image"),
@@ -241,33 +227,33 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\udf
         ({"prompt": "a", "completion": None}, COMPLETION, "no-answer", "completion"),
         ({"prompt": ASKED, "completion": "b"}, COMPLETION, "record-field", "completion"),
         ({"prompt": ASKED, "completion": ASKED}, COMPLETION, "no-answer", "completion"),
-        (openai(("user", None), ("assistant", "c")), OPENAI, "record-field", "messages[0].content"),
-        (openai(("user", "a"), ("assistant", None)), OPENAI, "record-field", "messages[1].content"),
-        (openai(("user", IMAGE), ("assistant", "c")), OPENAI, "record-field", "messages[0].content[0]"),
-        (openai(*TWO, tools={"a": 1}), OPENAI, "record-field", "tools"),
-        (openai(*TWO, tools="["), OPENAI, "record-field", "tools"),
+        (openai(("user", None), ("assistant", "c")), CHAT, "record-field", "messages[0].content"),
+        (openai(("user", "a"), ("assistant", None)), CHAT, "record-field", "messages[1].content"),
+        (openai(("user", IMAGE), ("assistant", "c")), CHAT, "record-field", "messages[0].content[0]"),
+        (openai(*TWO, tools={"a": 1}), CHAT, "record-field", "tools"),
+        (openai(*TWO, tools="["), CHAT, "record-field", "tools"),
         (shared(HUMAN), SHAREGPT, "no-answer", "conversations"),
-        (answered(role="user", train=True), OPENAI, "record-field", "messages[1]"),
-        (answered(weight=0.5), OPENAI, "record-field", "messages[1].weight"),
-        (answered(train="no"), OPENAI, "record-field", "messages[1].train"),
-        (answered(loss=False), OPENAI, "record-field", "messages[1].loss"),
-        (answered(train_detail=[{"train": False}]), OPENAI, "record-field", "messages[1].train_detail"),
-        (answered(tool_calls={}), OPENAI, "record-field", "messages[1].tool_calls"),
-        (answered(tool_calls=[{"function": {}}]), OPENAI, "record-field", FIRST_CALL),
+        (answered(role="user", train=True), CHAT, "record-field", "messages[1]"),
+        (answered(weight=0.5), CHAT, "record-field", "messages[1].weight"),
+        (answered(train="no"), CHAT, "record-field", "messages[1].train"),
+        (answered(loss=False), CHAT, "record-field", "messages[1].loss"),
+        (answered(train_detail=[{"train": False}]), CHAT, "record-field", "messages[1].train_detail"),
+        (answered(tool_calls={}), CHAT, "record-field", "messages[1].tool_calls"),
+        (answered(tool_calls=[{"function": {}}]), CHAT, "record-field", FIRST_CALL),
         *(
-            (answered(tool_calls=[{"function": {"name": "f", "arguments": arguments}}]), OPENAI, "record-field",
+            (answered(tool_calls=[{"function": {"name": "f", "arguments": arguments}}]), CHAT, "record-field",
              f"{FIRST_CALL}.function.arguments")
             for arguments in ("[]", "{bad")
         ),
-        (answered(reasoning_content=float("inf")), OPENAI, "record-field", "messages[1]"),
+        (answered(reasoning_content=float("inf")), CHAT, "record-field", "messages[1]"),
         (called("not json"), SHAREGPT, "record-field", "conversations[1].value"),
         (called('{"name": "f", "arguments": "{bad"}'), SHAREGPT, "record-field",
          "conversations[1].value[0].arguments"),
         (called('[{"name": "f"}, {"name": 5}]'), SHAREGPT, "record-field", "conversations[1].value[1]"),
-        (openai(("user", "\\ud is fine"), ("assistant", HALF)), OPENAI, "record-unicode", ""),
-        (openai(*TWO, tools=[{"name": "f", HALF: 1}]), OPENAI, "record-unicode", ""),
-        (openai(*TWO, tools='[{"name": "\\ud800"}]'), OPENAI, "record-unicode", ""),
-        (answered(content=None, tool_calls=[CALL]), OPENAI, "record-unicode", ""),
+        (openai(("user", "\\ud is fine"), ("assistant", HALF)), CHAT, "record-unicode", ""),
+        (openai(*TWO, tools=[{"name": "f", HALF: 1}]), CHAT, "record-unicode", ""),
+        (openai(*TWO, tools='[{"name": "\\ud800"}]'), CHAT, "record-unicode", ""),
+        (answered(content=None, tool_calls=[CALL]), CHAT, "record-unicode", ""),
         ({"id": HALF, "instruction": "a", "output": "b", "history": [["q", HALF]]}, ALPACA, "record-unicode", ""),
     ],
 )  # fmt: skip

@@ -29,7 +29,7 @@ from latentcache.sources.layout import FOLDER, ImageSet, Layout, above, unfit
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize import hub, kohya
 from latentcache.sources.recognize.config import MAX_BYTES, Config, Trainer, read_config
-from latentcache.sources.recognize.records import INFO_NAME, holds_records
+from latentcache.sources.recognize.records import holds_records
 from latentcache.sources.recognize.trainers import ONETRAINER, SIMPLETUNER
 from latentcache.sources.records import KINDS
 from latentcache.sources.splits import choose_split, unread_folders
@@ -69,7 +69,7 @@ def find_kind(data: Path, inventory: Inventory | None, options: SourceOptions, i
     if inventory is None:
         if is_config(data) or hub.is_of_images(data):
             return IMAGES
-        if data.name == INFO_NAME or extension_of(data.name) in KINDS:
+        if extension_of(data.name) in KINDS:
             return RECORDS
         raise _no_folder(data)
     has_images = _holds_images(inventory, options)

@@ -2,20 +2,13 @@
 
 The first of these that fits:
 - a folder that Hugging Face ``datasets`` saved (of a dict of data sets, ``train``);
-- a folder with LLaMA-Factory's ``dataset_info.json``;
 - all files of records below the folder, in the byte order of their names;
 - its text files, each one document, or each line one document if asked.
-
-``dataset_info.json`` is read as LLaMA-Factory reads it (its ``data/parser.py``). If an entry has ``columns``, columns
-that it does not name are not used. If it has ``tags``, roles that these do not name do not exist. An entry whose
-columns name a prompt alone is text. Entries that need the network, a script or another kind of training are rejected
-by name.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -24,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, UsageError
-from latentcache.fields.table import Rejected
 from latentcache.sources.causes import Notes, hint_for, rejected
 from latentcache.sources.formats import TAR, kind_of_archive
-from latentcache.sources.formats.files import listed, open_source, shown
+from latentcache.sources.formats.files import open_source
 from latentcache.sources.formats.rows import opened
 from latentcache.sources.formats.tar import tar_members
 from latentcache.sources.formats.text import read_document
@@ -38,29 +30,20 @@ from latentcache.sources.inventory import (
     Inventory,
     count_unused,
     extension_of,
-    is_inside,
 )
 from latentcache.sources.layout import RecordFiles
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.record_file import RecordReader
-from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
+from latentcache.sources.records import KINDS, Way
 from latentcache.sources.splits import for_training, missing_shards, read_as_train, splits_of, which_split
 
 INFO_NAME = "dataset_info.json"
 STATE_NAME, DICT_NAME = "state.json", "dataset_dict.json"
-_FORMS = ("alpaca", "sharegpt", "openai")
-_SHARED_COLUMNS = ("system", "tools")
-_COLUMNS = {"alpaca": ("prompt", "query", "response", "history"), "sharegpt": ("messages",), "openai": ("messages",)}
-_ROLE_TAGS = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool", "function_tag": "call",
-              "system_tag": "system"}  # fmt: skip
-_SERVERS = ("hf_hub_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
-_MEDIA = ("images", "videos", "audios")
-_PREFERENCE = ("chosen", "rejected", "kto_tag")
 #: Formats of records that are not read where they are loose.
 _UNREAD = (".csv", ".tsv", ".arrow")
 _WANTED = frozenset((*KINDS, *_UNREAD, *PACKED_EXTENSIONS))
 #: Any of these is in an entry of LLaMA-Factory's ``dataset_info.json``.
-_ENTRY = frozenset(("file_name", "script_url", *_SERVERS))
+_ENTRY = ("file_name", "script_url", "hf_hub_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
 
 
 def find_records(
@@ -71,18 +54,18 @@ def find_records(
     Only ``.json`` files are opened, to see if they hold records; not those that are ``known`` to do so.
     """
     splits = saved_splits(inventory) if inventory is not None else {}
-    is_info = inventory is not None and not splits and is_dataset_info(inventory)
-    if options.datasets and not is_info:
-        fix = f"name no data set, or put {INFO_NAME} there"
-        raise UsageError(f"{data} has no {INFO_NAME}", where=str(data), fix=fix)
-    if inventory is None or is_info:
-        which_split(data, [""], options.split)
     if inventory is None:
+        which_split(data, [""], options.split)
         records = _alone(data, options)
     elif splits:
-        records = _by_state(inventory, splits, options.split)
-    elif is_info:
-        records = _by_info(inventory, options.datasets)
+        records = _by_state(inventory, splits, options)
+    elif is_dataset_info(inventory):
+        raise SourceError(
+            f"{INFO_NAME} of LLaMA-Factory is not followed",
+            where=str(data / INFO_NAME),
+            why="a file of records is read by the names of its columns",
+            fix="give one file of records as DATA, or move this one elsewhere to read all files in the folder",
+        )
     else:
         records = _by_names(inventory, options, known)
     if inventory is not None and not records.names and not records.rejected:
@@ -122,16 +105,9 @@ def _alone(data: Path, options: SourceOptions) -> RecordFiles:
     return records
 
 
-def ways_of(root: Path, readings: Sequence[bytes], part: str, *, text_lines: bool) -> list[Way | None]:
+def ways_of(readings: Sequence[bytes], part: str, *, text_lines: bool) -> list[Way | None]:
     """Find the way of each file that a snapshot read with these options; None: no way that is known now."""
-    try:
-        forms = [form for _, form in read_dataset_info(root)[0]] if (root / INFO_NAME).is_file() else []
-    except (SourceError, OSError):
-        forms = []
-    ways = [Way(kind="arrow")]
-    for kind in {*KINDS.values()}:
-        ways.append(Way(kind=kind, text_lines=text_lines))
-        ways += [Way(kind=kind, form=form, text_lines=True) for form in forms]
+    ways = [Way(kind=kind, text_lines=text_lines) for kind in {"arrow", *KINDS.values()}]
     by_reading = {way.reading(part): way for way in ways}
     return [by_reading.get(reading) for reading in readings]
 
@@ -142,7 +118,7 @@ def holds_records(inventory: Inventory) -> bool:
         return not hold_images(inventory.root, next(iter(splits.values()))[:1])
     if is_dataset_info(inventory):
         return True
-    return any(shows_records(inventory.root, name) for name in _apart(inventory))
+    return any(begins_with(inventory.root, name) == "record" for name in _apart(inventory))
 
 
 def _apart(inventory: Inventory) -> Iterator[str]:
@@ -169,9 +145,9 @@ def _with_others(records: RecordFiles, inventory: Inventory, known: Collection[s
     return records
 
 
-def _by_state(inventory: Inventory, splits: Mapping[str, list[str]], split: str) -> RecordFiles:
+def _by_state(inventory: Inventory, splits: Mapping[str, list[str]], options: SourceOptions) -> RecordFiles:
     """A data set that ``datasets`` saved."""
-    chosen, used = which_split(inventory.root, list(splits), split), set(saved_states(splits))
+    chosen, used = which_split(inventory.root, list(splits), options.split), set(saved_states(splits))
     if not splits[chosen]:
         state = f"{chosen}/{STATE_NAME}"
         fix = "save the data set again with save_to_disk"
@@ -179,35 +155,13 @@ def _by_state(inventory: Inventory, splits: Mapping[str, list[str]], split: str)
             f"{state} lists no files", where=str(inventory.root / state), why=f"{DICT_NAME} names it", fix=fix
         )
     records, notes = RecordFiles(inventory.root), Notes()
-    records.take(splits[chosen], Way(kind="arrow"))
+    records.take(splits[chosen], Way(kind="arrow", text_lines=options.text_lines))
     for its in filter(chosen.__ne__, splits):
         names = [folder.prefix + name for folder in inventory.below(its) for name in folder.names]
         notes.count("split-unused", f"files of the split {its}; {chosen} is read", names)
         used.update(names)
     records.notes += notes.all()
     return _with_others(records, inventory, used)
-
-
-def _by_info(inventory: Inventory, datasets: tuple[str, ...]) -> RecordFiles:
-    entries, bad, notes = read_dataset_info(inventory.root, datasets)
-    records = RecordFiles(inventory.root, rejected=bad, notes=notes)
-    for file, form in entries:
-        path = os.path.normpath(file)
-        is_folder = (inventory.root / path).is_dir()
-        names = [folder.prefix + name for folder in inventory.below(path) for name in folder.names]
-        for name in sorted(names, key=os.fsencode) if is_folder else [path]:
-            kind = KINDS.get(extension_of(name))
-            if extension_of(name) in PACKED_EXTENSIONS:
-                records.rejected.append(rejected(name, "compressed", f"{name} is packed"))
-            elif kind is not None and (kind != "text" or (form.form, form.text) == (TEXT.form, TEXT.text)):
-                records.take([name], Way(kind=kind, form=form, text_lines=True))  # to LLaMA-Factory, a line is a row
-            elif kind is not None or not is_folder:
-                why = f"expected one of {', '.join(KINDS)}; found {extension_of(name) or 'no extension'}"
-                if kind is not None:
-                    why = f"it holds texts, whose one column is text, and its entry in {INFO_NAME} names others"
-                item = rejected(name, "table-unused" if is_folder else "unread-form", f"{name}: {why}")
-                (records.notes if is_folder else records.rejected).append(item)
-    return _with_others(records, inventory, {INFO_NAME})
 
 
 def _by_names(inventory: Inventory, options: SourceOptions, known: Collection[str]) -> RecordFiles:
@@ -222,7 +176,8 @@ def _by_names(inventory: Inventory, options: SourceOptions, known: Collection[st
     tables = [
         name
         for name in readable
-        if KINDS[extension_of(name)] != "text" and (name in known or not shows_settings(inventory.root, name))
+        if KINDS[extension_of(name)] != "text"
+        and (name in known or extension_of(name) != ".json" or begins_with(inventory.root, name) != "settings")
     ]
     for name in names:
         extension = extension_of(name)
@@ -244,51 +199,10 @@ def _by_names(inventory: Inventory, options: SourceOptions, known: Collection[st
     return _with_others(records, inventory, readable)
 
 
-def read_dataset_info(
-    folder: Path, names: Sequence[str] = ()
-) -> tuple[list[tuple[str, RecordFormat]], list[Rejected], list[Rejected]]:
-    """(File or folder below the folder, form) of usable entries, rejected ones and notes, in the order of ``names``.
-
-    Raises UsageError for an entry that was asked for and is absent or cannot be used.
-    """
-    path = folder / INFO_NAME
-    fix = f"look at {shlex.quote(str(path))}, and compare it with LLaMA-Factory's data/README.md"
-    info = read_document(path, fix)
-    if not isinstance(info, dict) or not all(isinstance(entry, dict) for entry in info.values()):
-        why = f"expected a name and an object for each data set, found {shown(info)}"
-        raise SourceError(f"{INFO_NAME} cannot be read", where=str(path), why=why, fix=fix)
-    datasets, bad, notes = list[tuple[str, RecordFormat]](), list[Rejected](), list[Rejected]()
-    for name in names or info:
-        if name not in info:
-            why, fix = f"it has {listed(list(info)) or 'none'}", "give one of its names"
-            raise UsageError(f"{INFO_NAME} has no data set called {name}", where=str(path), why=why, fix=fix)
-        entry = info[name]
-        cause, detail = _not_usable(entry, folder)
-        if cause:
-            bad.append(rejected(name, cause, f"{INFO_NAME}: {name}: {detail}"))
-            if names:
-                raise UsageError(f"{name} cannot be used: {detail}", where=str(path), fix=bad[-1].hint)
-            continue
-        datasets.append((entry["file_name"], _format(entry)))
-        if entry.get("num_samples"):
-            detail = f"{INFO_NAME}: {name}: num_samples is {shown(entry['num_samples'])}"
-            notes.append(rejected(name, "all-samples", detail))
-    return datasets, bad, notes
-
-
 def is_dataset_info(inventory: Inventory) -> bool:
-    """True if a folder has a ``dataset_info.json`` as LLaMA-Factory has it; ``datasets`` writes another one.
-
-    A file that cannot be read counts, unless there is something else in the folder that it could belong to.
-    """
-    if INFO_NAME not in inventory.top.others or saved_splits(inventory):
-        return False
-    try:
-        info = read_document(inventory.root / INFO_NAME, "")
-    except SourceError:
-        return not any(folder.images for folder in inventory.below())
-    entries = list(info.values()) if isinstance(info, dict) else []
-    return any(isinstance(entry, dict) and not _ENTRY.isdisjoint(entry) for entry in entries)
+    """True if a folder has a ``dataset_info.json`` as LLaMA-Factory has it; ``datasets`` writes another one."""
+    entries = [entry for entry in _document(inventory, INFO_NAME).values() if isinstance(entry, dict)]
+    return any(isinstance(entry.get(name), str) for entry in entries for name in _ENTRY)
 
 
 def saved_splits(inventory: Inventory) -> dict[str, list[str]]:
@@ -298,7 +212,8 @@ def saved_splits(inventory: Inventory) -> dict[str, list[str]]:
     """
     if files := _data_files(inventory, ""):
         return {"": files}
-    splits = {str(split): _data_files(inventory, f"{split}/") for split in _value(inventory, DICT_NAME, "splits")}
+    names = _document(inventory, DICT_NAME).get("splits")
+    splits = {str(name): _data_files(inventory, f"{name}/") for name in (names if isinstance(names, list) else ())}
     return splits if any(splits.values()) else {}
 
 
@@ -310,60 +225,24 @@ def saved_states(splits: Iterable[str]) -> frozenset[str]:
 
 def _data_files(inventory: Inventory, prefix: str) -> list[str]:
     """Files that a ``state.json`` lists; none: it is the file of another program, or not there."""
-    entries = _value(inventory, prefix + STATE_NAME, "_data_files")
-    if not all(isinstance(entry, dict) and isinstance(entry.get("filename"), str) for entry in entries):
+    entries = _document(inventory, prefix + STATE_NAME).get("_data_files")
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("filename"), str) for entry in entries
+    ):
         return []
     return [prefix + Path(entry["filename"]).name for entry in entries]
 
 
-def _value(inventory: Inventory, name: str, key: str) -> list[Any]:
-    """A list in a JSON file below the root; empty if there is none."""
+def _document(inventory: Inventory, name: str) -> dict[str, Any]:
+    """The object in a JSON file below the root; an empty one if there is none."""
     folder, _, base = name.rpartition("/")
     if base not in inventory.folder(folder).others:
-        return []
+        return {}
     try:
         document = read_document(inventory.root / name, "")
     except SourceError:
-        return []
-    value = document.get(key) if isinstance(document, dict) else None
-    return value if isinstance(value, list) else []
-
-
-def _not_usable(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
-    """Reason word and detail of an entry that is not used; two empty words for one that is."""
-    elsewhere = next((name for name in ("script_url", *_SERVERS) if name in entry), "")
-    if elsewhere:
-        cause = "script-dataset" if elsewhere == "script_url" else "hub-dataset"
-        return (
-            cause,
-            f"only local files are read, and its data are elsewhere ({elsewhere}: {shown(entry[elsewhere])})",
-        )
-    file, columns, tags = entry.get("file_name"), entry.get("columns", {}), entry.get("tags", {})
-    named = [*columns.values(), *tags.values()] if isinstance(columns, dict) and isinstance(tags, dict) else [0]
-    are_names = all(name is None or isinstance(name, str) for name in named)
-    if not isinstance(file, str) or entry.get("formatting", "alpaca") not in _FORMS or not are_names:
-        expected = (
-            f"file_name as text, formatting as one of {', '.join(_FORMS)}, columns and tags as objects of names"
-        )
-        return "record-field", f"expected {expected}; found {shown(entry)}"
-    special = [column for column in (*_MEDIA, *_PREFERENCE) if columns.get(column)]
-    if entry.get("ranking") or special:
-        return "not-for-sft", f"it holds {'preferences' if not special else ', '.join(special)}, not plain answers"
-    if not is_inside(str(folder / file), os.path.realpath(folder)):
-        return "outside-root", f"{file} is outside the folder of {INFO_NAME}"
-    return ("", "") if (folder / file).exists() else ("not-found", f"{file} is not there")
-
-
-def _format(entry: Mapping[str, Any]) -> RecordFormat:
-    form, tags = str(entry.get("formatting", "alpaca")), entry.get("tags", {})
-    used = {name: column for name, column in entry.get("columns", {}).items() if column}
-    if form == "alpaca" and used.keys() == {"prompt"}:  # as its own c4_demo: there is no answer
-        return RecordFormat(form="text", text=used["prompt"])
-    names = {name: tags[name] for name in ("role_tag", "content_tag") if tags.get(name)}
-    if "columns" in entry:
-        names |= {name: used.get(name, "") for name in (*_SHARED_COLUMNS, *_COLUMNS[form])}
-    roles = tuple((tags[tag], role) for tag, role in _ROLE_TAGS.items() if tags.get(tag))
-    return RecordFormat(form="alpaca" if form == "alpaca" else "chat", roles=roles, **names)
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 #: Members that are looked at to see if a tar holds images.
@@ -396,23 +275,14 @@ def _holds_images(path: Path) -> bool:
         return any(extension_of(member.name) in IMAGE_EXTENSIONS for member in islice(tar_members(file), _LOOKED_AT))
 
 
-def shows_records(root: Path, name: str) -> bool:
-    """True if a file has a usable record."""
+def begins_with(root: Path, name: str) -> str:
+    """``record``, or ``settings`` for a ``.json`` file that is one object, or a list, and no record; else empty."""
     kind = KINDS[extension_of(name)]
     if kind == "parquet" and hold_images(root, [name]):
-        return False
+        return ""
     try:
-        return next(iter(RecordReader(root / name, name, Way(kind=kind))), None) is not None
-    except (UnusableSampleError, ImportError):
-        return False
-
-
-def shows_settings(root: Path, name: str) -> bool:
-    """True if a ``.json`` file is one object, or a list, that is no record."""
-    if extension_of(name) != ".json":
-        return False
-    try:
-        next(iter(RecordReader(root / name, name, Way(kind="json"))), None)
+        return "record" if next(iter(RecordReader(root / name, name, Way(kind=kind))), None) is not None else ""
     except UnusableSampleError as error:
-        return error.slug == "not-records"
-    return False
+        return "settings" if error.slug == "not-records" else ""
+    except ImportError:
+        return ""
