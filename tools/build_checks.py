@@ -105,10 +105,9 @@ def stored_as_referred(folder: Path) -> dict[str, float]:
 def _stored(cache: Path) -> dict[str, Any]:
     """Map each sample name to its latent."""
     found = {}
-    with open_cache(cache) as found_cache:
-        for batch in found_cache.read(scaled=False).loader(batch_size=8, seed=0, remainder="partial"):
-            for name, latent in zip(batch["names"], batch["latents"], strict=True):
-                found[name] = latent.float().numpy().copy()
+    for batch in open_cache(cache).read(scaled=False).loader(batch_size=8, seed=0, remainder="partial"):
+        for name, latent in zip(batch["names"], batch["latents"], strict=True):
+            found[name] = latent.float().numpy().copy()
     return found
 
 

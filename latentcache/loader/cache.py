@@ -55,7 +55,7 @@ class Cache(View):
     """Samples of a finished cache. Builds that end later do not change what it serves. Picklable.
 
     It has a lease on its snapshot until it is forgotten, so ``latentcache gc`` cannot delete it. Its loaders keep
-    files open until they are closed or forgotten; ``with`` closes them all.
+    files open until they are closed or forgotten.
     """
 
     def __init__(
@@ -69,7 +69,6 @@ class Cache(View):
         self.parts, self.settings, self.checksum, self.mixture = tuple(parts), settings, checksum, mixture
         """Counts of each source in an epoch, if ``combine`` was given weights."""
         self._note = note
-        super().__init__()
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:

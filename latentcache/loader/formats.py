@@ -174,15 +174,14 @@ def check_embeddings(name: str, columns: Sequence[str], snapshot: Snapshot) -> N
     missing = [column for column in wanted.embeddings if column not in columns]
     if missing:
         model = Path(str(snapshot.fields["latents"].provenance.get("model", "")))
-        pipelines = [str(folder) for folder in (model, model.parent) if (folder / "model_index.json").is_file()]
-        words = ("latentcache", "build", str(snapshot.source["root"]), "--out", str(snapshot.paths.root))
-        command = shlex.join([*words, "--text-encoder", *(pipelines or ["PIPELINE"])[:1]])
+        pipelines = [folder for folder in (model, model.parent) if (folder / "model_index.json").is_file()]
+        words = ("latentcache", "build", snapshot.source["root"], "--out", snapshot.paths.root, "--text-encoder")
+        command = shlex.join(map(str, (*words, *(pipelines or [Path("PIPELINE")])[:1])))
         raise UsageError(
             f"format={name!r}: the cache has no {' and no '.join(missing)}",
             where=str(snapshot.paths.root),
             why="the model's forward takes them",
-            fix=f"`{command}` adds them{'' if pipelines else ' (PIPELINE: your pipeline)'}; or, to encode captions"
-            f" while you train, fields={list(columns)}",
+            fix=f"`{command}` adds them; or, to encode captions while you train, fields={list(columns)}",
         )
 
 

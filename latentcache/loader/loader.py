@@ -357,10 +357,6 @@ class Loader(IterableDataset[Batch]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getitem__(self, index: Any) -> Batch:
-        """The batch of a :class:`BatchIndex`. Raises UsageError if another sampler asks by number."""
-        return self.dataset[index]
-
     def __getstate__(self) -> dict[str, Any]:
         """A few KiB: another process reads the columns by itself."""
         return {**vars(self), "_epochs": self.report.batches, "_passes": None, "_of_snapshot": None, "_pool": None}

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from latentcache.errors import PlanError, UsageError
-from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.documents import Documents
 from latentcache.loader.formats import Batch, check_row_format, collated
@@ -46,7 +45,6 @@ class Rows(View, Dataset[Batch]):
     """
 
     def __init__(self, parts: Sequence[RowPart], settings: RowSettings, mixture: Mixture | None = None) -> None:
-        super().__init__()
         self.parts, self.settings, self.mixture = tuple(parts), settings, mixture
         self._reader = RowReader(self.parts, settings, mixture)
         self._pool = BufferPool(4 * self._reader.buffers)
@@ -84,11 +82,6 @@ class Rows(View, Dataset[Batch]):
     def pad_id(self) -> int:
         """Id that rows are padded with."""
         return self.settings.pad_id
-
-    @property
-    def recipe(self) -> FieldRecipe | None:
-        """Recipe of the documents."""
-        return self.parts[0].documents.recipe
 
     @property
     def row_plans(self) -> tuple[RowPlan, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -41,7 +40,7 @@ _OF_DATA_LOADER = {
 
 
 class ArgumentError(UsageError, TypeError):
-    """An argument that a function does not have, or one that is missing."""
+    """An argument that a function does not have."""
 
 
 def named_arguments(function: Callable[P, Returned]) -> Callable[P, Returned]:
@@ -50,15 +49,9 @@ def named_arguments(function: Callable[P, Returned]) -> Callable[P, Returned]:
 
     @wraps(function)
     def call(*values: P.args, **named: P.kwargs) -> Returned:
-        unknown = [name for name in named if name not in known]
-        if len(values) > 1:
-            what = f"{function.__name__}({values[1]!r}): arguments are named"
-            raise ArgumentError(what, fix=f"{function.__name__}({known[0]}={values[1]!r})")
-        if unknown:
-            fix = _OF_DATA_LOADER.get(unknown[0], f"use some of {', '.join(known)}")
-            raise ArgumentError(f"{unknown[0]}={named[unknown[0]]!r}: unknown argument", fix=fix)
-        if known[0] not in named:
-            raise ArgumentError(f"{known[0]}: is missing", fix=f"{function.__name__}({known[0]}=4)")
+        for name in [name for name in named if name not in known]:
+            fix = _OF_DATA_LOADER.get(name, f"use some of {', '.join(known)}")
+            raise ArgumentError(f"{name}={named[name]!r}: unknown argument", fix=fix)
         return function(*values, **named)
 
     return call
@@ -66,9 +59,6 @@ def named_arguments(function: Callable[P, Returned]) -> Callable[P, Returned]:
 
 class View:
     """Samples, or rows of tokens, that loaders serve."""
-
-    def __init__(self) -> None:
-        self._loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
 
     if TYPE_CHECKING:  # what both kinds have
         name: Any
@@ -167,23 +157,11 @@ class View:
             meta="meta" in (fields or ()), title=self.name, of_snapshot=of_snapshot,
         )  # fmt: skip
         check_carried(loader.format, fields or ())
-        self._loaders.add(loader)
         return loader
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return str(load("latentcache.report.page:html_of")(self))
-
-    def close(self) -> None:
-        """Close every loader made from this object. Twice is once; all of it stays usable."""
-        for loader in list(self._loaders):
-            loader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def combine(

@@ -35,11 +35,6 @@ class Corpus(Value, eq=False):
     """File and line of a document, for messages."""
 
     @property
-    def tokens(self) -> int:
-        """Tokens of all documents."""
-        return int(self.length.sum(dtype=np.int64))
-
-    @property
     def all_learned(self) -> bool:
         """True if every token of every document is in a loss span."""
         count = len(self.length)
@@ -100,11 +95,6 @@ class RowPlan(Value, eq=False):
     def tokens(self) -> int:
         """Tokens of documents that are in rows."""
         return int(self.length.sum(dtype=np.int64))
-
-    @property
-    def tokens_dropped(self) -> int:
-        """Tokens of documents that are in no row, for any reason."""
-        return sum(part.tokens for part in self.dropped.values())
 
     def row_lengths(self) -> NDArray[np.int64]:
         """(R,) tokens of documents in each row."""

@@ -42,16 +42,6 @@ class MixedSource(Value):
     parts: int = 1
     """Caches, or parts of them, that it is made of."""
 
-    @property
-    def least(self) -> int:
-        """Occurrences of each entry in an epoch at least."""
-        return self.samples // self.entries
-
-    @property
-    def most(self) -> int:
-        """Occurrences of each entry in an epoch at most."""
-        return -(-self.samples // self.entries)
-
 
 class Mixture(Value):
     """Several sources in one epoch. The entries of each are together, in this order."""

@@ -51,7 +51,7 @@ def plan_rows(
         order, ends = best_fit(plan.length, length)
         plan = replace(_some_rows(plan, order), ends=ends)
     plan = replace(plan, cross_document=cross_document and kind != "pack")
-    return _finished(plan, corpus)
+    return _without_loss(plan, loss_spans(corpus, plan).learned() == 0)  # they would make a loss of nan
 
 
 def _documents(corpus: Corpus, length: int) -> RowPlan:
@@ -129,16 +129,6 @@ def _split(plan: RowPlan) -> RowPlan:
     ends[last] = length
     pieces = _some_rows(plan, np.repeat(np.arange(len(counts)), counts))
     return replace(pieces, start=start.astype(np.uint32), length=(ends - start).astype(np.uint32))
-
-
-def _finished(plan: RowPlan, corpus: Corpus) -> RowPlan:
-    """The rows with a learned token; the others would make a loss of nan."""
-    plan = _without_loss(plan, loss_spans(corpus, plan).learned() == 0)
-    placed, left = plan.tokens, plan.tokens_dropped
-    assert placed + left == corpus.tokens, f"{placed} tokens placed and {left} left out of {corpus.tokens}"
-    longest = int(plan.row_lengths().max(initial=0))
-    assert longest <= plan.length_of_row, f"a row of {longest} tokens in rows of {plan.length_of_row}"
-    return plan
 
 
 def _without_loss(plan: RowPlan, silent: NDArray[np.bool_]) -> RowPlan:

@@ -62,7 +62,7 @@ def test_every_token_is_in_one_row_or_counted_and_labels_are_those_of_the_spans(
     corpus = corpus_of(made)
     for plan in views(corpus, length, overflow):
         rows = rows_of(plan)
-        assert plan.tokens + plan.tokens_dropped == sum(size for size, _ in made)
+        assert plan.tokens + sum(part.tokens for part in plan.dropped.values()) == sum(size for size, _ in made)
         assert all(sum(piece[2] for piece in row) <= length for row in rows)
         places = [(d, token) for row in rows for d, start, size in row for token in range(start, start + size)]
         if overflow != "split":  # a rest of one token may follow the previous token
