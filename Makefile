@@ -13,7 +13,7 @@ DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/archite
 # Benchmarks of a GPU and of millions of entries have targets of their own.
 BENCHES := $(filter-out tools/bench_gpu.py tools/bench_scale.py tools/bench_versions.py,$(wildcard tools/bench_*.py))
 
-.PHONY: help setup format lint types imports docs site static check test test-browser test-peers test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo native reader clean
+.PHONY: help setup format lint types imports docs site static check test test-browser test-peers test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo native reader dist clean
 
 help:  ## print this list
 	@echo "latentcache: make <target>"
@@ -118,6 +118,10 @@ $(NATIVE): latentcache/store/gather/gather.c
 reader:
 	@$(MAKE) -s native 2>/dev/null || \
 	  echo "setup: the fast reader is not compiled, loaders read at a third of the speed; install gcc, then run: make native"
+
+dist: .venv/.stamp  ## pack a wheel with the compiled reader, and the sources, into dist/
+	@$(BIN)/hatchling build -d dist >/dev/null
+	@ls dist/*
 
 clean:  ## delete generated files except .venv
 	@rm -rf demo dist site .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
