@@ -201,6 +201,10 @@ class CacheLockedError(StoreError, slug="locked"):
         return {**super().as_json(), "holder": self.holder}
 
 
+class RemoteError(StoreError, slug="remote"):
+    """Object storage cannot be used, or holds another cache."""
+
+
 class DiskFullError(StoreError, OSError, slug="disk-full"):
     """The disk is full. Committed work is safe."""
 

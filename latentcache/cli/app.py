@@ -33,7 +33,7 @@ Start with:  latentcache build DATA
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: In the order of the help. The module of a command has its function, under the same name, ``HELP`` and ``EXAMPLES``.
-COMMANDS = ("build", "merge", "verify", "inspect", "info", "show", "report", "gc", "export", "plan")
+COMMANDS = ("build", "merge", "verify", "inspect", "info", "show", "report", "gc", "export", "plan", "push", "pull")
 
 
 def _show_version(value: bool) -> None:

@@ -60,6 +60,10 @@ class ProgressDisplay:
             rate = done / max(time.monotonic() - self._started, 1e-6)
             self._show(noun, done, total, f"{_left(total - done, rate)}, {rate:.0f} {noun}/s")
 
+    def moved(self, done: int, total: int) -> None:
+        """Show bytes that are moved, in megabytes."""
+        self.counted_up(done // 1_000_000, total // 1_000_000, "MB")
+
     def _due(self) -> bool:
         now, interval = time.monotonic(), _DRAW_S if sys.stderr.isatty() else _LINE_S
         if self._quiet or now - self._shown < interval:

@@ -35,6 +35,7 @@ from latentcache.plan.rows import LastChunk, Overflow
 from latentcache.plan.samples import SampleIndex, times_counted
 from latentcache.plan.shuffle import in_validation
 from latentcache.store.reader import Checksum
+from latentcache.store.remote import is_url, local_copy
 from latentcache.store.snapshot import Snapshot, open_leased
 
 if TYPE_CHECKING:
@@ -465,17 +466,21 @@ def open_cache(
     checksum: Literal["first", "always"] = "first",
     allow_partial: bool = False,
     snapshot: int | None = None,
+    disk_cache: str | os.PathLike[str] | None = None,
 ) -> Cache:
     """Open a snapshot of a cache and take a lease on it.
 
     Args:
-        path: The cache folder.
+        path: The cache folder, or the URL that a cache was pushed to.
         checksum: ``first``: each entry is proven when a process first reads it. ``always``: on every read.
         allow_partial: Serve the rest of a cache that a repair removed entries from.
         snapshot: Number of the snapshot, so that all ranks open the same one; by default the current one.
+        disk_cache: Folder on a local disk where the cache of a URL is copied to before it is opened. The ranks and
+            jobs of a node share it, and later runs copy only what is new.
 
     Raises:
         UsageError: An argument is not allowed.
+        RemoteError: The store of a URL cannot be used.
         CacheNotFoundError: There is no cache, no finished build in it, or the snapshot is gone.
         CacheFormatError: Written by a newer version.
         CacheDamagedError: Its manifest or a column is damaged.
@@ -485,6 +490,13 @@ def open_cache(
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UsageError(f"path={path!r}: must be a cache folder", fix="open_cache('images.latentcache')")
     root = Path(path)
+    if is_url(os.fspath(path)):
+        if disk_cache is None:
+            fix = f"open_cache({os.fspath(path)!r}, disk_cache='/nvme/images.latentcache')"
+            raise UsageError("the cache of a URL is copied before it is read", fix=fix)
+        root = local_copy(os.fspath(path), Path(disk_cache))
+    elif disk_cache is not None:
+        raise UsageError("disk_cache: only for the URL of a cache", fix="leave disk_cache out")
     held = open_leased(root, None if snapshot is None else whole("snapshot", snapshot, 1))
     if not (held.complete or allow_partial):
         build = f"latentcache build {shlex.quote(str(held.source['root']))} --out {shlex.quote(str(root))}"

@@ -59,6 +59,8 @@ class CachePaths:
     def _instead(self) -> str:
         """Return the advice for a path without a cache: people often give DATA, whose cache is beside it."""
         path = shlex.quote(str(self.root))
+        if match := re.match(r"(s3|gs|az):/+(.*)", str(self.root)):
+            return f"copy it first: latentcache pull {shlex.quote(f'{match[1]}://{match[2]}')} CACHE"
         if (beside := self.root.with_name(f"{self.root.name}.latentcache")).is_dir():
             return f"give the cache of this data: {shlex.quote(str(beside))}"
         if self.root.is_dir() and any(_listed(self.root)):

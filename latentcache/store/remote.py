@@ -1,0 +1,441 @@
+"""Caches in object storage (S3, Google Cloud Storage, Azure): ``push`` and ``pull`` move whole files.
+
+Below a URL are ``shards/`` as in the cache's folder, a folder ``snapshots/NUMBER-CHECKSUM`` for each manifest, and
+``CURRENT``, JSON that names the snapshot and the cache. Guarantee: CURRENT is written last, and only if nobody wrote
+it since it was read, so a reader sees a whole snapshot or the one before. Every other object is written once: shards
+have random names, so a file of the same name and size is the same file, and a transfer that was cut goes on.
+obstore moves the bytes and tries again for five minutes if a store does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from latentcache.errors import CacheLockedError, CacheNotFoundError, RemoteError, StoreError, UsageError
+from latentcache.store.atomic_io import (
+    as_store_error,
+    make_folder,
+    read_json,
+    sync_file,
+    write_atomically,
+    write_json,
+)
+from latentcache.store.lock import builder_lock
+from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import MANIFEST, load_manifest
+from latentcache.value import Value
+
+_SCHEMES = ("s3", "gs", "az")
+#: File of a cache folder: the random name of the cache, and the snapshot that was pushed or pulled last.
+_REMOTE = "REMOTE"
+_CURRENT = "CURRENT"
+#: Bytes of a part of a file that goes up or comes down.
+_PART = 8 << 20
+_RETRY_S = 300
+#: Seconds between two looks at a folder that another process fills.
+_WAIT_S = 1.0
+#: Words in an error of obstore -> what it means, and the fix.
+_CAUSES = (
+    ("NoSuchBucket", "the bucket does not exist", "make the bucket, or check the URL"),
+    ("169.254.169.254", "no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    ("metadata.google", "no credentials", "set GOOGLE_APPLICATION_CREDENTIALS"),
+    ("error sending request", "the store does not answer", "check the network and AWS_ENDPOINT_URL"),
+)
+
+Progress = Callable[[int, int], None]
+"""Called with bytes that are moved, and all bytes."""
+
+
+class Transfer(Value):
+    """What a push or a pull does, or did."""
+
+    url: str
+    cache: Path
+    snapshot: int
+    files: int
+    """Files that are moved; those that are there already are not counted."""
+    num_bytes: int
+    kept: int
+    """Files that are there already."""
+
+
+class Head(Value):
+    """The snapshot that a URL or a folder has."""
+
+    snapshot: int
+    manifest: str
+    """Checksum of its manifest."""
+    cache: str
+    """Random name of the cache."""
+    etag: str = field(default="", compare=False)
+
+    @property
+    def folder(self) -> str:
+        """Where its files are below a URL."""
+        return f"snapshots/{self.snapshot:06d}-{self.manifest}"
+
+
+class Bucket:
+    """The objects below one URL. Every error of the store is a RemoteError."""
+
+    def __init__(self, url: str, *, retry_s: float = _RETRY_S) -> None:
+        self.url = _checked(url)
+        try:
+            import obstore
+            from obstore.store import from_url
+        except ImportError as error:
+            what = "object storage needs obstore"
+            raise UsageError(what, why=str(error), fix="pip install 'latentcache[s3]'") from error
+        self._obstore: Any = obstore
+        open_store: Any = from_url
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+        options: dict[str, Any] = {
+            "client_options": {"allow_http": endpoint.startswith("http://")},
+            "retry_config": {"max_retries": 100, "retry_timeout": timedelta(seconds=retry_s)},
+        }
+        if self.url.startswith("s3:") and "AWS_PROFILE" in os.environ and "AWS_ACCESS_KEY_ID" not in os.environ:
+            options["credential_provider"] = _of_profile()
+        with self._named():
+            self._store = open_store(self.url, **options)
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        """An object and its etag; FileNotFoundError if there is none."""
+        with self._named():
+            result = self._obstore.get(self._store, key)
+            return bytes(result.bytes()), str(result.meta["e_tag"])
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of each object in a folder."""
+        with self._named():
+            pages = self._obstore.list(self._store, folder)
+            return {str(item["path"]): int(item["size"]) for page in pages for item in page}
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write an object that must not be there yet; False: it is."""
+        return self._put_if(key, data, "create")
+
+    def replace(self, key: str, data: bytes, etag: str) -> bool:
+        """Write an object in the place of the one with this etag; False: somebody wrote another."""
+        return self._put_if(key, data, {"e_tag": etag})
+
+    def send(self, path: Path, key: str) -> None:
+        """Write a file, in parts; the object appears whole."""
+        with self._named():
+            self._obstore.put(self._store, key, path, chunk_size=_PART)
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Write an object to a file, durably."""
+        with self._named():
+            try:
+                with path.open("wb") as file:
+                    for part in self._obstore.get(self._store, key).stream(min_chunk_size=_PART):
+                        file.write(part)
+                sync_file(path)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise as_store_error(error, path) from error
+
+    def remove(self, key: str) -> None:
+        """Remove an object, if it is there."""
+        with self._named(), contextlib.suppress(FileNotFoundError):
+            self._obstore.delete(self._store, key)
+
+    def _put_if(self, key: str, data: bytes, mode: Any) -> bool:
+        exceptions = self._obstore.exceptions
+        with self._named():
+            try:
+                self._obstore.put(self._store, key, data, mode=mode, use_multipart=False)
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                return False
+        return True
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors of the store with their cause and fix; what a store says never holds credentials."""
+        exceptions = self._obstore.exceptions
+        try:
+            yield
+        except FileNotFoundError as error:
+            if "NoSuchBucket" not in str(error):
+                raise
+            raise self._error("the bucket does not exist", error, "make the bucket, or check the URL") from None
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+            fix = "give credentials that may list, read and write below this URL"
+            raise self._error("access is denied", error, fix) from None
+        except exceptions.BaseError as error:
+            causes = (cause[1:] for cause in _CAUSES if cause[0] in str(error))
+            what, fix = next(causes, ("the store reports an error", "run the same command again"))
+            raise self._error(what, error, fix) from None
+
+    def _error(self, what: str, error: Exception, fix: str) -> RemoteError:
+        why = str(error).splitlines()[0].partition(": <?xml")[0]
+        return RemoteError(f"{self.url}: {what}", where=self.url, why=why, fix=fix)
+
+
+def is_url(path: str) -> bool:
+    """True for the URL of a store."""
+    return "://" in path
+
+
+def push(
+    cache: Path,
+    url: str,
+    *,
+    dry_run: bool = False,
+    single_writer: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> Transfer:
+    """Copy the current snapshot of a cache and its shards to a URL.
+
+    Args:
+        cache: The cache folder.
+        url: ``s3://bucket/prefix``, or of ``gs`` and ``az``.
+        dry_run: Say what would be sent, and send nothing.
+        single_writer: Nobody else pushes to this URL: a store that ignores conditions is used all the same.
+        progress: Called with the bytes that are sent and those that are to send.
+
+    Raises:
+        CacheNotFoundError: There is no finished cache.
+        RemoteError: The store cannot be used, holds another cache, or has a newer snapshot of this one.
+    """
+    paths, bucket = CachePaths(cache), Bucket(url)
+    number = paths.current_snapshot()
+    if not number:
+        raise CacheNotFoundError(f"no finished build in {cache}", where=str(cache), fix="build it, then push")
+    manifest, head = load_manifest(paths.snapshot(number)), _head(bucket)
+    before = _remembered(paths)
+    new = Head(snapshot=number, manifest=str(manifest["checksum"]), cache=before["cache"] or secrets.token_hex(8))
+    if head is not None:
+        _check_successor(bucket, paths, head, new)
+    shards = [path for name in manifest["shards"] for path in sorted(paths.shard(name).iterdir())]
+    keys = {path: path.relative_to(paths.root).as_posix() for path in shards}
+    keys |= {path: f"{new.folder}/{path.name}" for path in sorted(paths.snapshot(number).iterdir())}
+    there = bucket.sizes("shards") | bucket.sizes(new.folder)
+    missing = [path for path, key in keys.items() if there.get(key) != path.stat().st_size]
+    total = sum(path.stat().st_size for path in missing)
+    transfer = Transfer(
+        url=bucket.url,
+        cache=cache,
+        snapshot=number,
+        files=len(missing),
+        num_bytes=total,
+        kept=len(keys) - len(missing),
+    )
+    if dry_run or (head == new and not missing):
+        return transfer
+    if not single_writer:
+        _probe(bucket)
+    sent = 0
+    for path in missing:
+        bucket.send(path, keys[path])
+        sent += path.stat().st_size
+        progress(sent, total)
+    write_json(paths.root / _REMOTE, before | {"cache": new.cache})  # known if this process is killed below
+    etag = "" if head is None else head.etag
+    data = json.dumps({"snapshot": new.snapshot, "manifest": new.manifest, "cache": new.cache}).encode("ascii")
+    if head != new and not (bucket.replace(_CURRENT, data, etag) if etag else bucket.create(_CURRENT, data)):
+        raise _somebody_else(bucket)
+    _remember(paths, new)
+    return transfer
+
+
+def pull(url: str, cache: Path, *, progress: Progress = lambda done, total: None) -> Transfer:
+    """Copy the current snapshot at a URL and its shards to a cache folder, new or of the same cache.
+
+    Raises:
+        RemoteError: The store cannot be used, or holds another cache than the folder.
+        CacheNotFoundError: There is no cache at the URL.
+        StoreError: The disk is full.
+    """
+    paths, bucket = CachePaths(cache), Bucket(url)
+    head = _head(bucket)
+    if head is None:
+        raise CacheNotFoundError(
+            f"no cache at {bucket.url}",
+            where=bucket.url,
+            why="there is no CURRENT below this URL",
+            fix=f"latentcache push CACHE {shlex.quote(bucket.url)}, or check the URL",
+        )
+    make_folder(cache)
+    with builder_lock(paths.lock):
+        return _pulled(bucket, paths, head, progress)
+
+
+def local_copy(url: str, folder: Path) -> Path:
+    """Pull a cache into a folder that the processes of a node share: one of them copies, the others wait for it."""
+    while True:
+        try:
+            pull(url, folder)
+        except CacheLockedError:
+            time.sleep(_WAIT_S)
+            continue
+        return folder
+
+
+def _pulled(bucket: Bucket, paths: CachePaths, head: Head, progress: Progress) -> Transfer:
+    """Copy what is missing; the snapshot appears by a rename, then CURRENT names it."""
+    have = paths.current_snapshot() if paths.current.exists() else 0
+    if have:
+        mine = Head(
+            snapshot=have,
+            manifest=str(load_manifest(paths.snapshot(have))["checksum"]),
+            cache=_remembered(paths)["cache"],
+        )
+        _check_predecessor(bucket, paths, mine, head)
+    staged = paths.scratch / head.folder
+    make_folder(staged)
+    of_snapshot = bucket.sizes(head.folder)
+    for key in of_snapshot:
+        bucket.fetch(key, staged / Path(key).name)
+    shards = set(load_manifest(staged)["shards"])
+    sizes = {key: size for key, size in bucket.sizes("shards").items() if key.split("/")[1] in shards}
+    missing = {key: size for key, size in sizes.items() if not _is_there(paths.root / key, size)}
+    total = sum(missing.values())
+    if total > (free := shutil.disk_usage(paths.root).free):
+        raise StoreError(
+            f"the disk is too small for {bucket.url}",
+            where=str(paths.root),
+            why=f"{total} bytes to write, {free} bytes free",
+            fix="free some space, or pull to a larger disk",
+        )
+    done = 0
+    for key, size in missing.items():
+        bucket.fetch(key, staged.with_name("part"))
+        make_folder((paths.root / key).parent)
+        staged.with_name("part").replace(paths.root / key)
+        sync_file((paths.root / key).parent)
+        done += size
+        progress(done, total)
+    if have != head.snapshot:
+        make_folder(paths.snapshots_folder)
+        shutil.rmtree(paths.snapshot(head.snapshot), ignore_errors=True)  # of a pull that was cut before CURRENT
+        staged.replace(paths.snapshot(head.snapshot))
+        sync_file(paths.snapshots_folder)
+        write_atomically(paths.current, f"{head.snapshot:06d}\n".encode("ascii"))
+    _remember(paths, head)
+    shutil.rmtree(paths.scratch, ignore_errors=True)
+    return Transfer(
+        url=bucket.url,
+        cache=paths.root,
+        snapshot=head.snapshot,
+        files=len(missing),
+        num_bytes=total,
+        kept=len(sizes) - len(missing),
+    )
+
+
+def _is_there(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
+def _head(bucket: Bucket) -> Head | None:
+    """What CURRENT at a URL says; None: there is no cache."""
+    try:
+        data, etag = bucket.read(_CURRENT)
+    except FileNotFoundError:
+        return None
+    try:
+        return Head(**json.loads(data), etag=etag)
+    except (ValueError, TypeError) as error:
+        fix = "use another URL"
+        raise RemoteError(
+            f"{bucket.url}/CURRENT is not of a cache", where=bucket.url, why=str(error), fix=fix
+        ) from error
+
+
+def _remembered(paths: CachePaths) -> dict[str, str]:
+    """``cache``: the random name of a cache; ``seen``: the snapshot that was pushed or pulled last."""
+    path = paths.root / _REMOTE
+    return {"cache": "", "seen": "", **(read_json(path) if path.exists() else {})}
+
+
+def _remember(paths: CachePaths, head: Head) -> None:
+    write_json(paths.root / _REMOTE, {"cache": head.cache, "seen": head.folder})
+
+
+def _check_successor(bucket: Bucket, paths: CachePaths, head: Head, new: Head) -> None:
+    """Raise RemoteError if a push would take the place of work that the folder does not have."""
+    if head.cache != new.cache:
+        raise _other(bucket, paths)
+    known = paths.snapshot(head.snapshot)
+    is_known = (known / MANIFEST).exists() and load_manifest(known)["checksum"] == head.manifest
+    if head.snapshot > new.snapshot or not (is_known or head.folder == _remembered(paths)["seen"]):
+        raise _somebody_else(bucket)
+
+
+def _check_predecessor(bucket: Bucket, paths: CachePaths, mine: Head, head: Head) -> None:
+    """Raise RemoteError if a pull would take the place of work that the URL does not have."""
+    if head.cache != mine.cache:
+        raise _other(bucket, paths)
+    if mine.snapshot > head.snapshot or (mine.snapshot == head.snapshot and mine.manifest != head.manifest):
+        raise RemoteError(
+            f"{paths.root} has a snapshot that {bucket.url} does not have",
+            where=str(paths.root),
+            fix=f"latentcache push {shlex.quote(str(paths.root))} {bucket.url}, or pull into another folder",
+        )
+
+
+def _other(bucket: Bucket, paths: CachePaths) -> RemoteError:
+    what = f"{bucket.url} holds another cache than {paths.root}"
+    return RemoteError(what, where=bucket.url, fix="use another URL, or another folder")
+
+
+def _somebody_else(bucket: Bucket) -> RemoteError:
+    return RemoteError(
+        f"{bucket.url} got a snapshot from somebody else",
+        where=bucket.url,
+        why="this folder does not have it, and nothing was changed",
+        fix=f"latentcache pull {bucket.url} NEW, build there, then push NEW",
+    )
+
+
+def _probe(bucket: Bucket) -> None:
+    """Raise RemoteError if the store writes an object although the condition does not hold."""
+    key = f"probe-{secrets.token_hex(8)}"
+    bucket.create(key, b"1")
+    try:
+        is_kept = not bucket.create(key, b"2") and not bucket.replace(key, b"3", '"0"')
+    finally:
+        bucket.remove(key)
+    if not is_kept:
+        raise RemoteError(
+            f"{bucket.url}: this store ignores conditions, so two that push would lose a snapshot in silence",
+            where=bucket.url,
+            fix="use a store with conditional writes; or --single-writer if you alone push to this URL",
+        )
+
+
+def _checked(url: str) -> str:
+    """A URL without a slash at its end; raises UsageError, and never shows a password."""
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        shown = f"{parts.scheme}://..." if parts.password else url
+        fix = "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+        raise UsageError(f"{shown}: not the URL of a bucket", fix=fix)
+    if parts.username or parts.password or parts.query:
+        fix = "put credentials into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and the URL without them"
+        raise UsageError(f"{parts.scheme}://...: a URL with credentials or a query", fix=fix)
+    return url.rstrip("/")
+
+
+def _of_profile() -> Any:
+    """The credentials of AWS_PROFILE, which obstore does not read."""
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError as error:
+        fix = "pip install boto3, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        raise UsageError("AWS_PROFILE needs boto3", why=str(error), fix=fix) from error
+    return Boto3CredentialProvider()

