@@ -8,19 +8,6 @@ def build(run, data, *more):
     return run("build", data, *SMALL, "--out", data.with_name("cache"), *more)
 
 
-def test_json_output(run, data):
-    done = build(run, data, "--json")
-    value = done.json
-    assert value["counts"] == counts(4, 4, 0, 0)
-    field = value["fields"]["latents"]
-    assert (field["encoded"], field["cached"], field["encoder"]) == (4, 0, "stub")
-    assert field["bytes"] == value["written_bytes"] > 0
-    assert (value["command"], value["exit_code"], value["error"]) == ("build", 0, None)
-    assert [(item["path"], item["reason"]) for item in value["items"]] == [("p3.png", "no-caption")]
-    assert set(value["plan"]) == {"entries_to_make", "entries_cached", "bytes_to_write", "free_bytes", "fields"}
-    assert value["plan"]["fields"]["latents"]["groups"] == {"64x64": 1, "80x48": 1, "48x80": 2}
-
-
 def test_the_end_says_that_the_demo_encoder_is_not_for_training(run, data):
     words = run("build", data, "--resolution", "64").out.splitlines()[-1]
     assert words.startswith("these latents are of the demo encoder, not for training: `latentcache build ")

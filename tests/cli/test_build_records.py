@@ -8,19 +8,6 @@ def data(tmp_path):
     return write_texts(tmp_path / "a.jsonl", ["one", "two", ("bad",)])
 
 
-def test_counts_of_a_records_build(run, data):
-    found = run("build", data, "--tokenizer", "stub", "--json")
-    assert found.status == 1
-    assert found.json["counts"] == counts(3, 2, 0, 1, no_caption=0)
-    field = found.json["fields"]["input_ids"]
-    assert (field["encoded"], field["cached"], field["numbers"]["tokens"]) == (2, 0, 8)
-    (item,) = found.json["items"]
-    assert (item["category"], item["path"], item["line"]) == ("quarantined", "a.jsonl", 3)
-    assert found.json["data_kind"] == "records"
-    again = run("build", data, "--allow-failed", "1", "--json")
-    assert (again.status, again.json["counts"]["encoded"], again.json["counts"]["cached"]) == (0, 0, 2)
-
-
 def test_a_record_too_large_for_memory_is_quarantined_and_retried(run, tmp_path):
     """4 000 000 characters at 320 bytes each are more than 1 GB."""
     data = tmp_path / "a.jsonl"

@@ -1,25 +1,10 @@
 from small_cache import build, draw
 
-STATES = {"removable", "removed", "held", "unreferenced"}
-
 
 def rebuild(cache, data):
     for number in range(4):
         draw(data / f"p{number}.png", seed=40 + number)
     build(data, cache)
-
-
-def test_json_output(run, cache, data):
-    rebuild(cache, data)
-    value = run("gc", cache, "--keep", 1, "--grace", 0, "--json").json
-    assert set(value["counts"]) == STATES
-    assert (value["exit_code"], value["applied"], value["snapshot"]) == (0, False, 2)
-    assert (value["counts"]["removable"], value["freed_bytes"], value["held_bytes"]) == (2, 0, 0)
-    for item in value["items"]:
-        assert set(item) >= {"category", "reason", "path", "file", "hint", "bytes"}
-        assert item["category"] == "removable"
-        assert item["hint"]
-    assert value["removable_bytes"] == sum(item["bytes"] for item in value["items"]) > 0
 
 
 def test_text_output(run, cache, data):

@@ -4,14 +4,6 @@ import pytest
 from small_cache import SMALL, draw
 
 
-def test_json_output(run, shared):
-    cache = shared[1]
-    value = run("plan", cache, "--batch-size", "2", "--json").json
-    for bucket in value["buckets"]:
-        assert set(bucket) == {"height", "width", "samples", "batches", "repeated", "copies", "dropped", "efficiency"}
-    assert (value["steps_per_epoch"], value["samples_used"], value["samples_repeated"]) == (3, 4, 2)
-
-
 @pytest.mark.parametrize("policy", ["repeat", "drop", "partial"])
 @pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (2, 1), (1, 2), (3, 2)])
 def test_folder_and_cache_give_the_same_plan(run, shared, policy, batch_size, world_size):

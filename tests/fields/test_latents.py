@@ -166,13 +166,6 @@ def keyed_plan(samples, recipe):
     return plan, KIND.plan_keys(plan, KIND.content(samples), recipe)
 
 
-def test_random_crops_and_flips_are_variants():
-    recipe = replace(RECIPE, geometry=GeometrySettings(crop="random", crops=3, flip=True))
-    plan, keys = keyed_plan(table([(600, 700)]), recipe)
-    assert plan.variant.tolist() == list(range(6))
-    assert len(np.unique(keys, axis=0)) == 6
-
-
 @pytest.mark.parametrize(
     ("settings", "cached", "expected"),
     [

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from commands import look
-from damaged import damage_payload
 from in_threads import in_threads
 from PIL import Image
 from tiny_vae import tiny_vae
@@ -108,14 +107,6 @@ def test_image_mask_and_control_are_encoded_separately(data, monkeypatch):
     build(data, "--resolution", 32)
     labels = {name: {one.label for one in field.groups} for name, field in fields_of(data).items()}
     assert labels == {"latents": {"32x32"}, "mask": {"32x32"}, "control": {"32x32"}}, "they follow latents"
-
-
-def test_one_size_of_a_sample_that_lost_its_control_image_is_counted(data):
-    build(data, *STUB, "--resolution", 128)
-    damage_payload(data.parent / "cache", row=3, field="control")
-    look("verify", data.parent / "cache", "--full", "--repair", "--yes")
-    cache = open_cache(data.parent / "cache", allow_partial=True)
-    assert (len(cache), cache.excluded) == (11, 1)
 
 
 def fields_of(data):

@@ -227,12 +227,6 @@ def test_prompts_survive_parts_merge_and_gc(data, tmp_path):
     assert (batches[0]["prompt_embeds"] == batches[1]["prompt_embeds"]).all()
 
 
-def test_text_encoder_none_builds_latents_alone(pipeline, data, tmp_path):
-    words = ("inspect", data, "--model", pipeline[1], *SMALL, "--resample", "lanczos-pil", "--json")
-    assert set(look(*words).json["plan"]["fields"]) == set(FIELDS)
-    assert set(look(*words, "--text-encoder", "none").json["plan"]["fields"]) == {"latents"}
-
-
 def test_info_reports_stored_and_shared_texts(stub, data):
     shared = look("info", stub, "--json").json["fields"]
     assert shared["prompt_embeds"]["shared"] == {"items": 1, "bytes": 4 * 8 * 2}, "start and three words of 8 float16"

@@ -1,6 +1,5 @@
 """Delivery to a device that copies late: only when the receiver waits for the event."""
 
-import pickle
 import threading
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from latentcache.errors import DeviceError, UsageError
-from latentcache.loader.device import CudaStream, Transfer
+from latentcache.loader.device import Transfer
 
 
 class LateEvent:
@@ -112,8 +111,3 @@ def test_a_device_that_is_not_there_is_reported_before_anything_is_read(many):
     with pytest.raises(DeviceError, match="device='cuda': torch cannot use it") as caught:
         many.loader(batch_size=1, device="cuda")
     assert "device='cpu'" in caught.value.fix
-
-
-def test_a_transfer_is_pickled_without_its_stream():
-    assert pickle.loads(pickle.dumps(Transfer("cpu", stream=LateStream())))._stream is None
-    assert {"copy", "join"} <= set(vars(CudaStream))  # tested on a GPU: tests/gpu

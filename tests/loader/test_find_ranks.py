@@ -57,15 +57,3 @@ def test_a_loader_made_before_torch_distributed_is_not_served_on_every_rank(many
         with pytest.raises(UsageError, match=r"rank 0 of 1 .one process., this is rank 1 of 2"):
             next(iter(source))
     assert len(list(given)) == len(given)
-
-
-def test_ranks_default_to_the_environment(many, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    served = []
-    for rank in "01":
-        monkeypatch.setenv("RANK", rank)
-        loader = many.loader(batch_size=2, remainder="drop")
-        assert f"rank {rank} of 2 (environment)" in repr(loader)
-        served.append({name for batch in loader for name in batch["names"]})
-    assert served[0]
-    assert not served[0] & served[1]

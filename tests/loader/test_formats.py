@@ -22,11 +22,6 @@ SIZES = ["original_size", "crop_top_left", "target_size"]
 FLUX = {"kind": "scale-shift", "scale": 0.3611, "shift": 0.1159}
 
 
-@pytest.fixture(scope="module")
-def flux(tmp_path_factory):
-    return opened(images(tmp_path_factory.mktemp("flux") / "c", [(64, 96)] * 4, channels=16, **FLUX))
-
-
 def test_sdxl_has_time_ids(many):
     batch = next(iter(many.loader(batch_size=2, format="diffusers-sdxl", fields=[*CARRIED, *SIZES])))
     expected = torch.cat([batch[name] for name in SIZES], dim=1)
@@ -81,13 +76,6 @@ def test_columns_that_a_format_of_rows_leaves_out_are_an_error(tmp_path, form):
     else:
         with pytest.raises(UsageError, match="have no names, meta"):
             rows.loader(batch_size=1, format=form, fields=["names", "meta"])
-
-
-def test_flux_has_positions_of_patches(flux):
-    batch = next(iter(flux.loader(batch_size=2, format="diffusers-flux", fields=CARRIED)))
-    assert batch["latents"].shape == (2, 16, 8, 12)
-    assert batch["img_ids"].shape == (4 * 6, 3)
-    assert batch["img_ids"][7].tolist() == [0, 1, 1]
 
 
 SPACES = {

@@ -494,13 +494,6 @@ def test_a_list_is_read_up_to_a_broken_item(build, data, tmp_path, text, line, c
     assert (samples_of(mended), mended["counts"]["encoded"]) == ((4, 0, 0), 1)
 
 
-def test_a_well_formed_list_loses_only_an_item_that_is_no_record(build, data, tmp_path):
-    put(data / "a.json", [{"text": "one"}, 5, {"text": "three"}])
-    report = build(*TOKENS)
-    assert (samples_of(report), len(report["items"])) == ((3, 1, 1), 1)
-    assert list(open_snapshot(tmp_path / "cache").samples.names) == ["a.json:1", "a.json:3"]
-
-
 # names and words in errors
 
 

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 from damaged import flip
@@ -9,7 +7,7 @@ from made_entries import KINDS, entries_of, items_of, keys_of, make_shard
 
 from latentcache.errors import StoreError
 from latentcache.store.atomic_io import make_folder
-from latentcache.store.catalog import load_catalog, open_lookup
+from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
 
 
@@ -52,20 +50,6 @@ def test_equal_pixels_are_found_within_their_group_only(paths):
         other[:, byte] ^= 0x40
         assert (catalog.find_same(same, other) == -1).all()
     assert (catalog.find_same(same ^ 1, keys) == -1).all()
-
-
-def test_workers_open_the_columns_of_the_build(paths):
-    catalog, items = load_catalog(paths), items_of("plane", range(12))
-    before = catalog.find(keys_of(items))
-    with catalog.shared_lookup(paths) as path:
-        other = open_lookup(Path(path))
-        np.testing.assert_array_equal(other.find(keys_of(items)), before)
-        same = np.frombuffer(items[3].same, dtype=np.uint8)[None]
-        assert other.find_same(same, keys_of(items[3:4])) == before[3]
-        assert other.item(int(before[3])).array.tobytes() == items[3].array.tobytes()
-        assert not any(column.flags.writeable for table in other._tables.values() for column in table)
-    np.testing.assert_array_equal(catalog.find(keys_of(items)), before)
-    assert not paths.scratch.exists()
 
 
 def test_a_read_error_of_a_shard_is_not_damage(paths):

@@ -4,14 +4,14 @@ import shutil
 
 import numpy as np
 import pytest
-from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_cache, make_shard, open_shard, publish
+from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_cache, make_shard, open_shard
 
 from latentcache.errors import StoreError
 from latentcache.identity.content import checksum
 from latentcache.store import index as index_module
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import load_catalog
-from latentcache.store.garbage import copy_entries, mend_shards, shard_use, stored_catalog, stored_entries
+from latentcache.store.garbage import copy_entries, mend_shards, stored_catalog, stored_entries
 from latentcache.store.index import INDEX, load_index, remove_entries
 from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
@@ -123,14 +123,6 @@ def test_a_shard_that_is_cut_short_keeps_the_entries_that_are_there(paths):
     assert mend_shards(paths) == (["shard-1"], [])
     assert load_index(paths.shard("shard-1")).entries == index.entries - 1
     assert load_catalog(paths).damaged == ()
-
-
-def test_use_of_shards(paths):
-    publish(paths, range(0, 12, 4))
-    (paths.shard("shard-0") / INDEX).write_bytes(b"x")
-    found = {use.name: use for use in shard_use(paths, [open_snapshot(paths.root)])}
-    assert found["shard-0"].entries == -1
-    assert found["shard-0"].needed > found["shard-1"].needed == found["shard-1"].needed_bytes == 0
 
 
 def test_every_item_is_listed_once(paths):

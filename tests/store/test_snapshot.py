@@ -1,6 +1,5 @@
 import json
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,14 +20,13 @@ from made_entries import (
     samples_of,
 )
 
-from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError
+from latentcache.errors import CacheDamagedError, CacheFormatError
 from latentcache.store import snapshot as snapshot_module
-from latentcache.store.atomic_io import make_folder, write_json
+from latentcache.store.atomic_io import write_json
 from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import ColumnFile
-from latentcache.store.paths import CachePaths
-from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
-from latentcache.store.snapshot import current_or_none, load_manifest, open_snapshot, own_checksum
+from latentcache.store.publish import new_field
+from latentcache.store.snapshot import load_manifest, open_snapshot, own_checksum
 
 
 def check_rows(snapshot, numbers):
@@ -144,22 +142,3 @@ def test_a_newer_cache_is_not_called_damaged(paths):
     write_json(path, {"something": "else"})
     with pytest.raises(CacheFormatError, match="not a latentcache manifest"):
         load_manifest(paths.snapshot(1))
-
-
-def test_a_build_that_has_not_ended_has_no_snapshot(tmp_path):
-    paths = CachePaths(tmp_path)
-    with pytest.raises(CacheNotFoundError):
-        current_or_none(tmp_path)
-    make_folder(paths.shards)
-    assert current_or_none(tmp_path) is None
-    with pytest.raises(CacheNotFoundError, match="no finished build") as caught:
-        open_snapshot(tmp_path)
-    assert caught.value.slug == "cache-unfinished"
-
-
-def test_a_cache_without_fields_or_samples_can_be_published(tmp_path):
-    paths = CachePaths(tmp_path)
-    new = NewSnapshot(samples=samples_of([]), fields=(), shards=(), source={"root": "/x", "part": "1/3"})
-    publish_snapshot(paths, replace(new, allow_failed="2%"))
-    snapshot = open_snapshot(tmp_path)
-    assert (len(snapshot.samples), snapshot.part, snapshot.allow_failed) == (0, "1/3", "2%")

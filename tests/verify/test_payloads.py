@@ -100,13 +100,6 @@ def test_inputs_that_cannot_be_encoded_again(case, reason, category, found):
     assert report.reencoded.samples == 7
 
 
-def test_damage_found_during_re_encoding_is_corrupt(tmp_path):
-    case = make(tmp_path, "flat")
-    case.damage(2)
-    report = check(case, ReEncoder())
-    assert (report.counts["corrupt"], report.counts["ok"]) == (1, 7)
-
-
 def test_all_fields_of_a_sample_are_encoded_one_field_after_the_other(tmp_path):
     case = make(tmp_path, "flat", "lines")
     again = ReEncoder()

@@ -64,29 +64,6 @@ def test_the_first_in_the_queue_is_served_first():
     assert len(answers) == 3
 
 
-def test_starving_means_no_running_thread_and_no_room():
-    budget = ByteBudget(10)
-    budget.acquire(8)
-    assert not budget.starving(8)
-    thread, _ = start_acquire(budget, 5)
-    assert budget.starving(8)
-    assert not budget.starving(4)
-    budget.release(8)
-    thread.join(5)
-    assert not budget.starving(5)
-
-
-def test_closing_rejects_every_request():
-    budget = ByteBudget(10)
-    budget.acquire(10)
-    threads = [start_acquire(budget, 1) for _ in range(2)]
-    budget.close()
-    for thread, answers in threads:
-        thread.join(5)
-        assert answers == [(1, False)]
-    assert not budget.acquire(1)
-
-
 @given(st.integers(1, 50), st.lists(st.integers(1, 80), min_size=1, max_size=30), st.integers(1, 4))
 def test_concurrent_requests_stay_within_the_limit(limit, sizes, num_threads):
     budget, work, lock, peaks = ByteBudget(limit), list(sizes), threading.Lock(), []

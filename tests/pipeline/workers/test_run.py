@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
-import signal
 import time
 
 import pytest
 
 from latentcache import failpoint
-from latentcache.errors import DeviceError, EncoderError, InterruptedBuildError, WorkerError
+from latentcache.errors import DeviceError, EncoderError, WorkerError
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.workers import resources
 from latentcache.pipeline.workers.engine import EventLog
 from latentcache.pipeline.workers.local import LocalEngine, worker_count
 from latentcache.pipeline.workers.resources import BASE_BYTES
-from latentcache.pipeline.workers.scheduler import Run, StopSignal
+from latentcache.pipeline.workers.scheduler import Run
 from latentcache.store.catalog import load_catalog
 from latentcache.store.index import load_index
 from tests.pipeline.workers import toy_kinds
@@ -263,16 +261,3 @@ def test_values_that_the_kind_rejects_are_not_stored(squares, monkeypatch):
     assert (sample, failure.reason, failure.content) == (1, "non-finite", content_hash(b"bad"))
     assert "--compute-dtype float32" in failure.hint
     assert len(squares.stored()) == 4
-
-
-def test_a_deferred_block_ends_before_the_error():
-    done = []
-
-    def work(stop):
-        with stop.deferred():
-            os.kill(os.getpid(), signal.SIGINT)
-            done.append(1)
-
-    with StopSignal() as stop, pytest.raises(InterruptedBuildError):
-        work(stop)
-    assert done == [1]

@@ -221,11 +221,6 @@ def test_a_json_file_that_is_one_value_has_no_record(tmp_path, text):
     assert [(item.line, item.reason) for item in scan(tmp_path / "a.json").rejected] == [(1, "record-field")]
 
 
-def test_lines_behind_a_broken_first_one(tmp_path):
-    records, log = read(tmp_path, "{\n" + ONE)
-    assert ([r.line for r in records], [one.line for one in log.rejected.all()]) == ([2], [1])
-
-
 def cut_rows(folder):
     rows = pyarrow.Table.from_pylist([{"text": f"{number} " + 999 * "x"} for number in range(2000)])
     pyarrow.parquet.write_table(
@@ -266,16 +261,6 @@ def test_a_text_that_is_too_large_is_rejected(tmp_path, monkeypatch):
     with pytest.raises(UnusableSampleError) as caught:
         read(tmp_path, b"abcd", "text")
     assert caught.value.slug == "text-too-large"
-
-
-def test_rows_of_parquet_stream_in_order(tmp_path):
-    rows = [{"text": f"text {n}"} for n in range(2500)] + [{"text": None}]
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=900)
-    reader = RecordReader(path, "a.parquet", Way(kind="parquet"))
-    assert [(r.line, r.text) for r in reader] == [(n, f"text {n - 1}") for n in range(1, 2501)]
-    assert [(item.line, item.field) for item in reader.rejected.all()] == [(2501, "text")]
-    assert reader.content == xxhash.xxh3_128_digest(path.read_bytes())
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
