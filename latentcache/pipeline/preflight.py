@@ -335,8 +335,8 @@ def check_source(options: SourceOptions | None, listing: Listing, data: Path) ->
 
 
 def check_notes(notes: Sequence[Rejected], data: Path) -> None:
-    """Reject data with unused files; options decide about settings of a configuration."""
-    notes = [note for note in notes if note.reason != "config-asks"]
+    """Reject data with unused files; settings of a configuration that have no effect are allowed."""
+    notes = [note for note in notes if note.reason != "config-ignored"]
     if not notes:
         return
     counts = Counter[str]()

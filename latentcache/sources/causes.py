@@ -87,8 +87,8 @@ mask or control image: mask control mask-scaled control-scaled
     give both images one name and one size, or leave them out with --masks none or --controls none
 not in exactly one set: outside-sets in-two-sets reg-unused
     move it into one of the sets, or give --layout folder; more repeats use more regularization images
-setting of a configuration: config config-ignored config-asks
-    change it in the file, or give the option that is named; settings of training have no effect here
+setting of a configuration: config config-ignored
+    change it in the file, or give the option of `latentcache build`; settings of training have no effect here
 texts beside records: text-unused
     give the text files a folder of their own to use them
 """

@@ -1,14 +1,13 @@
 """Parquet and Arrow files: columns, batches of rows, and the bytes of an image in a row. Needs the extra ``hf``.
 
 A column of images is binary, or the struct ``{bytes, path}`` of Hugging Face ``datasets`` (5.2,
-``features/image.py``). Also, the schema has to name it as images, or its first value has to begin like an image. In
-an Arrow file it is read from a map of the file. Rows of a parquet file are decompressed in blocks that are kept. So
-rows that are read in their order are decompressed once.
+``features/image.py``), and one of its first values begins like an image. Rows of an Arrow file are read from a map of
+the file. Rows of a parquet file are decompressed in blocks that are kept. So rows that are read in their order are
+decompressed once.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -31,6 +30,8 @@ from latentcache.sources.formats.files import stat_source
 _BLOCK_BYTES, _BLOCKS, _OPEN = 8 << 20, 3, 2
 _ROWS = 1 << 14
 _HEAD_BYTES = 4096
+#: Rows that are looked at to see if a column holds images.
+_LOOKED_AT = 16
 #: What ``sniff_cause`` says of bytes that begin like an image.
 _IMAGES = frozenset(("truncated", "svg", "heic-needs-plugin", "jxl-needs-plugin"))
 
@@ -71,9 +72,8 @@ class Rows:
         return [field.name for field in self.schema if _is_text(field.type)]
 
     def images(self) -> list[str]:
-        """Columns that hold images, by the schema; of one that it does not explain, the first value says it."""
-        feature = _features(self.schema.metadata or {})
-        return [name for name in self.binary if self._holds_images(self.schema.field(name), feature.get(name))]
+        """Columns that hold images, as one of their first values shows."""
+        return [name for name in self.binary if self._shows_images(self.schema.field(name))]
 
     def values(self, column: str) -> Iterator[Any]:
         """The values of a column, row by row; None for each row if no column is named."""
@@ -84,17 +84,13 @@ class Rows:
         else:
             yield from chain.from_iterable(repeat(None, batch.num_rows) for batch in self.batches())
 
-    def _holds_images(self, field: Any, feature: str | None) -> bool:
-        """True if a binary column holds images: by what ``datasets`` says, else by the first value that is there."""
-        if feature and feature != "Value":
-            return feature == "Image"
+    def _shows_images(self, field: Any) -> bool:
         child = _bytes_of(field)
         column = f"{field.name}.{child}" if child and self._is_parquet else field.name
-        for batch in self.batches([column], 1):
-            values = batch.column(0).field(child) if child else batch.column(0)
-            if values[0].is_valid:
-                return sniff_cause(values[0].as_py()[:_HEAD_BYTES]) in _IMAGES
-        return False
+        batch = next(self.batches([column], _LOOKED_AT), None)
+        values = [] if batch is None else batch.column(0).to_pylist()[:_LOOKED_AT]
+        values = [value and value[child] for value in values] if child else values
+        return any(value and sniff_cause(value[:_HEAD_BYTES]) in _IMAGES for value in values)
 
 
 @contextmanager
@@ -204,19 +200,6 @@ class _Column:
 def _damaged(path: Path, error: Exception) -> UnusableSampleError:
     words = str(error).splitlines()[0] if str(error) else type(error).__name__
     return fault("rows-damaged", f"pyarrow cannot read it: {words}", path)
-
-
-def _features(metadata: dict[bytes, bytes]) -> dict[str, str]:
-    """Column -> kind of feature, as ``datasets`` writes it into a schema."""
-    try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        return {
-            str(name): str(feature.get("_type", ""))
-            for name, feature in features.items()
-            if isinstance(feature, dict)
-        }
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return {}
 
 
 def _bytes_of(field: Any) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from latentcache.errors import SourceError, SourceNotFoundError, count_of, keyword, option
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
+from latentcache.sources.formats.files import shown
 from latentcache.sources.formats.text import read_document
 from latentcache.sources.layout import ImageSet, Layout, above
 
@@ -26,37 +27,9 @@ Pair = tuple[str, str]
 MAX_BYTES = 1 << 24
 #: A resolution up to this number is one in megapixels.
 _MEGAPIXELS = 16
-#: Setting that makes other entries -> what to give for it.
-NOT_FOLLOWED: Mapping[str, str] = {
-    "resolution": "--resolution",
-    "resolution_type": "--resolution",
-    "maximum_image_size": "--resolution",
-    "minimum_image_size": "--min-pixels",
-    "bucket_reso_steps": "--bucket-step",
-    "bucket_no_upscale": "--no-upscale",
-    "min_bucket_reso": "--min-side",
-    "max_bucket_reso": "--max-side",
-    "flip_aug": "--flip",
-    "random_crop": "--crop random",
-    **dict.fromkeys(("crop", "crop_aspect", "crop_style"), "--crop"),
-    **dict.fromkeys(("shuffle_caption", "enable_tag_shuffling", "caption_shuffle"), "--shuffle-tags"),
-    **dict.fromkeys(("keep_tokens", "keep_tags_count", "keep_tokens_separator"), "--keep-tags"),
-    **dict.fromkeys(("tag_delimiter", "caption_separator"), "--tag-separator"),
-    "secondary_separator": "captions with the other separator in its place",
-    **dict.fromkeys(
-        ("caption_dropout_rate", "caption_dropout_probability", "caption_dropout_every_n_epochs"),
-        "--empty-prompt, and read(caption_dropout=) in training",
-    ),
-    **dict.fromkeys(
-        ("caption_tag_dropout_rate", "tag_dropout_enable"), "captions with fewer tags, and --caption-lines all"
-    ),
-}
-#: Those that a build takes from a configuration that it follows.
-_OF_SIZES = {"enable_bucket", "flip_aug"} | {
-    name
-    for name, option in NOT_FOLLOWED.items()
-    if option in ("--resolution", "--bucket-step", "--no-upscale", "--min-side", "--max-side")
-}
+#: Settings that a build takes from a configuration that it follows.
+_OF_SIZES = frozenset(("resolution", "resolution_type", "maximum_image_size", "enable_bucket", "bucket_reso_steps",
+                       "bucket_no_upscale", "min_bucket_reso", "max_bucket_reso", "flip_aug"))  # fmt: skip
 
 
 class Trainer(NamedTuple):
@@ -78,9 +51,7 @@ class Config:
     path: Path
     value: Any
     ignored: set[str] = field(default_factory=set)
-    """Settings that are not used."""
-    not_followed: dict[str, str] = field(default_factory=dict)
-    """Settings that would make other entries -> their value, and what to give for it."""
+    """Settings that are not used, with their values."""
     notes: list[Rejected] = field(default_factory=list)
     used: set[Path] = field(default_factory=set)
     """Absolute paths of files that say what the sets are: this one and those that it names."""
@@ -98,27 +69,18 @@ class Config:
                 continue
             if name in ("resolution", "resolution_type") and pixels_in(entries):
                 continue  # ``resolutions`` has it
-            if self.is_followed and name in _OF_SIZES:
-                continue
-            if name in NOT_FOLLOWED:
-                self.not_followed.setdefault(name, f"{name} = {json.dumps(value)} ({NOT_FOLLOWED[name]})")
-            else:
-                self.ignored.add(name)
+            if not (self.is_followed and name in _OF_SIZES):
+                self.ignored.add(f"{name} = {shown(value)}")
 
     def note(self, detail: str, count: int = 1, cause: str = "config") -> None:
         """One thing in this file that is not used as the trainer would."""
         self.notes.append(rejected(self.path.name, cause, detail, count=count))
 
     def all_notes(self) -> tuple[Rejected, ...]:
-        """All of them, with one for what was ignored and one for the settings that would make other entries."""
+        """All of them, with one for what was ignored."""
         if self.ignored:
             words = f"{count_of(len(self.ignored), f'settings of {self.path.name} have')} no effect here"
             self.note(f"{words}: {', '.join(sorted(self.ignored))}", len(self.ignored), "config-ignored")
-        if self.not_followed:
-            options = ", ".join(sorted(self.not_followed.values()))
-            self.note(
-                f"the entries follow options, not {self.path.name}: {options}", len(self.not_followed), "config-asks"
-            )
         return tuple(self.notes)
 
     def place(self, value: Any, name: str) -> Path:

@@ -50,16 +50,11 @@ def as_arrow(path: Path, data: pa.Table, rows_each: int = 7, compression: str | 
     return path
 
 
-PLAIN = b'{"bytes": {"_type": "Value"}, "path": {"_type": "Value"}}'  # a data set that was not cast to ``Image``
-
-
-@pytest.mark.parametrize(
-    ("feature", "found"), [(b'{"_type": "Image"}', ["image"]), (b'{"_type": "Audio"}', []), (PLAIN, ["image"])]
-)
-def test_the_datasets_feature_decides_the_column(tmp_path: Path, feature: bytes, found: list[str]) -> None:
-    metadata = {b"huggingface": b'{"info": {"features": {"image": %s}}}' % feature}
-    data = table().replace_schema_metadata(metadata)
-    assert images_of(as_parquet(tmp_path / "a.parquet", data)) == found
+def test_the_first_values_show_which_columns_hold_images(tmp_path: Path) -> None:
+    sound, late = [b"RIFF....WAVE"] * 20, [None, b"damaged", *images(18)]
+    path = as_parquet(tmp_path / "a.parquet", table(sound=sound, late=late))
+    assert images_of(path) == ["image", "late"]
+    assert images_of(as_arrow(tmp_path / "a.arrow", table(sound=sound, late=late)), "arrow") == ["image", "late"]
 
 
 @pytest.mark.parametrize("how", [{}, {"row_group_size": 3}, {"compression": "zstd", "row_group_size": 5}], ids=str)
