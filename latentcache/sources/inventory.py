@@ -146,6 +146,15 @@ class Inventory:
         names = [folder.prefix + name for folder in self.below() for name in folder.others]
         return sorted((name for name in names if name.lower().endswith(endings)), key=os.fsencode)
 
+    @property
+    def contents(self) -> str:
+        """The most common extensions with their counts, for a message."""
+        there = Counter[str]()
+        for folder in self.below():
+            there.update(folder.counts)
+        common = sorted(there.items(), key=lambda pair: (-pair[1], pair[0]))[:5]
+        return ", ".join(f"{count} {extension or 'without ending'}" for extension, count in common) or "no files"
+
     def digest(self, paths: Iterable[str] = ("",)) -> str:
         """Digest over the names and sizes of the files in some folders that may be data, wherever the root lies."""
         total = xxhash.xxh3_128()

@@ -17,10 +17,9 @@ from latentcache.errors import SourceAmbiguousError, UsageError, keyword, option
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.sources.causes import fault
+from latentcache.sources.causes import Findings, fault
 from latentcache.sources.formats.files import listed
 from latentcache.sources.inventory import CAPTION_EXTENSIONS
-from latentcache.sources.records import Way
 from latentcache.value import Value
 
 #: Between the stem of an image and ``.png`` in the names of its mask and of its control image (OneTrainer).
@@ -226,16 +225,7 @@ class RecordFiles:
     """True if DATA is this one file."""
     names: list[str] = field(default_factory=list)
     """Below the root."""
-    ways: list[Way] = field(default_factory=list)
-    """(F,) how each is read."""
-    rejected: list[Rejected] = field(default_factory=list)
-    notes: list[Rejected] = field(default_factory=list)
-
-    def take(self, names: Iterable[str], way: Way) -> None:
-        """Add files that are read in one way."""
-        for name in names:
-            self.names.append(name)
-            self.ways.append(way)
+    findings: Findings = field(default_factory=Findings)
 
 
 def unfit(data: Path, word: str, why: str) -> UsageError:

@@ -10,10 +10,12 @@ from typing import Any
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import Notes, as_rejected, fault
+from latentcache.sources.formats import ARROW, PARQUET
 from latentcache.sources.formats.files import MAX_SOURCE_BYTES, open_source, stat_source
 from latentcache.sources.formats.rows import opened
 from latentcache.sources.formats.text import BLANK, MAX_LINE_BYTES, LineReader, decode, list_items, parse_json
-from latentcache.sources.records import TEXT, Record, RecordFormat, Way, detect_format, map_record
+from latentcache.sources.inventory import extension_of
+from latentcache.sources.records import KINDS, TEXT, Record, RecordFormat, detect_format, map_record
 
 #: Rejected records of one file and one reason that are listed; the others are counted.
 _LISTED = 1000
@@ -26,7 +28,8 @@ class RecordReader:
 
     path: Path
     name: str
-    way: Way
+    text_lines: bool = False
+    """True if each line of a text is a document, rather than the whole file."""
     rejected: Notes = field(default_factory=lambda: Notes(_LISTED))
     """The records that are rejected."""
     last: int = 0
@@ -38,14 +41,15 @@ class RecordReader:
 
     def __iter__(self) -> Iterator[Record]:
         """Every usable record; raises UnusableSampleError if it cannot be read to its end."""
+        kind = KINDS.get(extension_of(self.path.name), ARROW)
         with open_source(self.path) as file:
             reader = LineReader(file, self.path)
-            if self.way.kind in ("parquet", "arrow"):
+            if kind in (PARQUET, ARROW):
                 for _ in reader.chunks():
                     pass
-            elif self.way.kind == "text":
+            elif kind == "text":
                 error = fault("text-too-large", "it has more than 64 MiB", self.path)
-                whole = reader.lines() if self.way.text_lines else [(1, reader.all_bytes(MAX_LINE_BYTES, error))]
+                whole = reader.lines() if self.text_lines else [(1, reader.all_bytes(MAX_LINE_BYTES, error))]
                 yield from self._records(whole, lambda raw: {TEXT.text: decode(raw)})
             elif reader.head.lstrip(BLANK).startswith(b"["):
                 words = "a JSON list has at most 1 GiB; `jq -c '.[]'` makes lines of it"
@@ -58,8 +62,8 @@ class RecordReader:
                 lines = self._lines_of_object(reader) if is_small else reader.lines()
                 yield from self._records(lines, lambda raw: parse_json(decode(raw)))
             self.stat, self.content = reader.finish()
-        if self.way.kind in ("parquet", "arrow"):
-            yield from self._columnar()
+        if kind in (PARQUET, ARROW):
+            yield from self._columnar(kind)
             if self.stat.identity != stat_source(self.path).identity:
                 raise fault("changing", "its size or time changed while it was read", self.path)
 
@@ -95,8 +99,8 @@ class RecordReader:
                 raise fault("not-records", f"it is one JSON object, and no record: {error.what}") from error
         yield 1, data
 
-    def _columnar(self) -> Iterator[Record]:
-        with opened(self.path, self.way.kind) as table:
+    def _columnar(self, kind: str) -> Iterator[Record]:
+        with opened(self.path, kind) as table:
             # ``datasets`` (its feature ``Json``) writes values of several forms as JSON.
             kinds = {column.name: column.type for column in table.schema if "arrow.json" in str(column.type)}
             rows = (row for batch in table.batches(rows=_ROWS) for row in batch.to_pylist())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,7 @@ from latentcache.sources.places import places
 from latentcache.sources.readers.folder import NO_CAPTION, read_images
 from latentcache.sources.readers.records import read_records, scan_records
 from latentcache.sources.recognize.find import IMAGES, RECORDS, check_folder, find_kind, find_layout
-from latentcache.sources.recognize.records import find_records, ways_of
-from latentcache.sources.records import Way
+from latentcache.sources.recognize.records import find_records
 from latentcache.sources.units import Scan, ScanResult
 
 _BLOCK = 1 << 12
@@ -44,8 +43,6 @@ class Listing(ScanResult):
     """Layout of the images: its word, why it was chosen, its sets. None: DATA are records."""
     inventory: str = ""
     """Digest of the names and sizes of the files of DATA that may be data, whatever part is read."""
-    _ways: Sequence[Way | None] = field(default=(), repr=False)
-    """Way to read each file of records."""
 
     @property
     def no_caption(self) -> int:
@@ -68,8 +65,8 @@ class Listing(ScanResult):
             SourceError: A file is not what it was when it was scanned.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        if self._ways:
-            for row, record in read_records(self.root, self.samples, self._ways, rows):
+        if self.data_kind == RECORDS:
+            for row, record in read_records(self.root, self.samples, rows, text_lines=self.options.text_lines):
                 if record is None and strict:
                     raise SourceError(
                         "a file was changed while the cache was built from it",
@@ -146,7 +143,7 @@ def scan(
         files = find_records(data, options, inventory, names)
         digest = file_digest(data) if inventory is None else inventory.digest()
         result = scan_records(Scan(options=options, **shared), files)
-        more: dict[str, Any] = {"root": files.root, "_ways": files.ways}
+        more: dict[str, Any] = {"root": files.root}
     else:
         layout, options = options.applied(find_layout(data, options, inventory), recorded)
         if inventory is None or layout.root.absolute() != data.absolute():
@@ -170,9 +167,5 @@ def names_root(data: Path, source: Mapping[str, Any]) -> Path:
 
 def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> Listing:
     """A snapshot's own samples as a listing, for :meth:`Listing.job_inputs`; DATA is not listed."""
-    held: dict[str, Any] = {"root": root, "samples": samples, "options": options, "rejected": (), "notes": ()}
-    if "record" not in samples.inputs:
-        return Listing(data_kind=IMAGES, **held)
-    readings = [reading.tobytes() for reading in np.asarray(samples.files.reading)]
-    ways = ways_of(readings, str(options.part or ""), text_lines=options.text_lines)
-    return Listing(data_kind=RECORDS, _ways=ways, **held)
+    kind = RECORDS if "record" in samples.inputs else IMAGES
+    return Listing(data_kind=kind, root=root, samples=samples, options=options, rejected=(), notes=())

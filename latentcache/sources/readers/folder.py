@@ -498,7 +498,7 @@ def _samples(
 
 
 def _nothing(inventory: Inventory, layout: Layout, notes: Sequence[Rejected]) -> EmptySourceError:
-    root, there = inventory.root, Counter[str]()
+    root = inventory.root
     if count := sum(len(image_set.files) for image_set in layout.sets):
         return EmptySourceError(
             f"no images in {count_of(count, 'archives')} of {root}",
@@ -507,12 +507,8 @@ def _nothing(inventory: Inventory, layout: Layout, notes: Sequence[Rejected]) ->
             fix="say what the images are: --image-column=NAME (of a tar: the end of their names, such as jpg)",
             fix_python="say what the images are: image_column=NAME (of a tar: the end of their names, such as jpg)",
         )
-    for folder in inventory.below():
-        there.update(folder.counts)
-    videos = CLIP_EXTENSIONS.intersection(there)
-    common = sorted(there.items(), key=lambda pair: (-pair[1], pair[0]))[:5]
-    listed = ", ".join(f"{count} {extension or 'without ending'}" for extension, count in common)
-    why = f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}; found {listed or 'no files'}"
+    videos = CLIP_EXTENSIONS.intersection(extension for folder in inventory.below() for extension in folder.counts)
+    why = f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}; found {inventory.contents}"
     if any(note.reason == "cache-folder" for note in notes) or (root / "CURRENT").is_file():
         why += "; there is a cache in it, which is not read as data"
     fix, fix_python = "give the folder that holds the images: `latentcache build FOLDER`", ""

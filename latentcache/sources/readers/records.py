@@ -9,7 +9,7 @@ whole (at most 1 GiB). Of parquet and Arrow files one batch is in memory. Their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, count_of
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
+from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.identity.content import HASH_BYTES, StatMemo
-from latentcache.sources.causes import as_rejected, in_order
+from latentcache.sources.causes import in_order
 from latentcache.sources.causes import rejected as note
 from latentcache.sources.formats.files import stat_source
 from latentcache.sources.known import KnownFiles, hash_rows, is_range
@@ -32,7 +32,7 @@ from latentcache.sources.record_file import RecordReader
 from latentcache.sources.records import (
     EXPECTED,
     Record,
-    Way,
+    reading_of,
     record_size,
 )
 from latentcache.sources.units import Scan, ScanResult
@@ -47,21 +47,17 @@ _BLOCK = 1 << 14
 
 
 def read_records(
-    root: Path, samples: SampleTable, ways: Sequence[Way | None], rows: NDArray[np.integer]
+    root: Path, samples: SampleTable, rows: NDArray[np.integer], *, text_lines: bool
 ) -> Iterator[tuple[int, Record | None]]:
-    """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read.
-
-    ``ways`` are those of the files; None: the file is not read.
-    """
+    """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read."""
     held = samples.inputs["record"]
     if len(rows) > 1 and not (np.diff(rows) > 0).all():
         raise ValueError("rows of records must ascend")
     file_of = np.asarray(held.file)[rows]
     bounds = [0, *(np.flatnonzero(np.diff(file_of)) + 1).tolist(), len(rows)]
     for start, stop in pairwise(bounds) if len(rows) else ():
-        name, way = samples.files.names[int(file_of[start])], ways[int(file_of[start])]
-        reader = RecordReader(root / name, name, way) if way is not None else ()
-        yield from _matching(reader, rows[start:stop], held)
+        name = samples.files.names[int(file_of[start])]
+        yield from _matching(RecordReader(root / name, name, text_lines), rows[start:stop], held)
 
 
 def _matching(
@@ -88,27 +84,26 @@ def _matching(
 
 def scan_records(request: Scan, files: RecordFiles) -> ScanResult:
     """All records of these files; raises SourceError for one alone of which nothing can be read."""
-    part = request.options.part
-    readings = {way: way.reading(str(part or "")) for way in dict.fromkeys(files.ways)}
-    reading = hash_rows(readings[way] for way in files.ways)
+    part, text_lines, findings = request.options.part, request.options.text_lines, files.findings
+    reading = hash_rows(reading_of(name, str(part or ""), text_lines=text_lines) for name in files.names)
     stats = np.array([_state(files.root / name) for name in files.names], dtype=np.uint64).reshape(-1, STAT_WIDTH)
     held = request.held(Strings.of(files.names), stats, reading)
-    rejected, notes, rows = list[Rejected](), [*files.notes], bytearray()
-    read = partial(_read, request, files=files, held=held, rows=rows, rejected=rejected)
+    rejected, rows = findings.rejected, bytearray()
+    read = partial(_read, request, files=files, held=held, rows=rows)
     known = request.contained(held, np.arange(len(files.names)), "record", rejected, read)
     table = held.table
     if table is None or len(known) < len(files.names) or not is_range(held.position, len(table.files)):
         new = np.frombuffer(rows, dtype=_ROW)
         table = _table(held, reading, np.concatenate([_known(held.table, *held.rows_in("record", known)), new]))
-    rejections = in_order([*files.rejected, *rejected])
+    rejections = in_order(rejected)
     if part is None:  # else they may be in other parts
         is_none = np.bincount(np.asarray(table.inputs["record"].file), minlength=len(files.names)) == 0
         named = {item.name for item in rejections}
         names = held.names.take(np.flatnonzero(is_none))
-        notes += [note(name, "unused", "it holds no records") for name in names if name not in named]
+        findings.notes.add(*(note(name, "unused", "it holds no records") for name in names if name not in named))
         if not len(table) and not rejections and not request.stopping():
             raise _nothing(files)
-    return ScanResult(samples=table, rejected=rejections, notes=tuple(notes))
+    return ScanResult(samples=table, rejected=rejections, notes=findings.notes.all())
 
 
 def _state(path: Path) -> StatMemo:
@@ -118,13 +113,11 @@ def _state(path: Path) -> StatMemo:
         return StatMemo(*[0] * STAT_WIDTH)
 
 
-def _read(
-    request: Scan, file: int, files: RecordFiles, held: KnownFiles, rows: bytearray, rejected: list[Rejected]
-) -> None:
+def _read(request: Scan, file: int, files: RecordFiles, held: KnownFiles, rows: bytearray) -> None:
     """Add the rows of one file, and its rejected records."""
     name = files.names[file]
     held.distrust(np.array([file]))
-    reader, part = RecordReader(files.root / name, name, files.ways[file]), request.options.part
+    reader, part = RecordReader(files.root / name, name, request.options.text_lines), request.options.part
     try:
         for number, record in enumerate(reader, start=1):
             if part is None or part.holds(record.content):
@@ -135,13 +128,14 @@ def _read(
     except UnusableSampleError as error:
         if reader.last and error.slug != "not-records":
             error.what = f"rest unread: {error.what}"
-            rejected += [*reader.rejected.all(), as_rejected(name, error, line=reader.last + 1)]
+            files.findings.rejected += reader.rejected.all()
+            files.findings.reject(name, error, line=reader.last + 1)
             return  # to be read again: nothing is known of the rest
         if files.alone:
             raise SourceError(f"{name}: {error.what}", where=str(reader.path), fix=error.fix) from error
         raise
     assert reader.stat is not None
-    rejected += reader.rejected.all()
+    files.findings.rejected += reader.rejected.all()
     held.remember(file, reader.content, reader.stat)
 
 

@@ -9,7 +9,6 @@ The first of these that fits:
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, UsageError
-from latentcache.sources.causes import Notes, hint_for, rejected
+from latentcache.sources.causes import hint_for, rejected
 from latentcache.sources.formats import TAR, kind_of_archive
 from latentcache.sources.formats.files import open_source
 from latentcache.sources.formats.rows import opened
@@ -34,7 +33,7 @@ from latentcache.sources.inventory import (
 from latentcache.sources.layout import RecordFiles
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.record_file import RecordReader
-from latentcache.sources.records import KINDS, Way
+from latentcache.sources.records import KINDS
 from latentcache.sources.splits import for_training, missing_shards, read_as_train, splits_of, which_split
 
 INFO_NAME = "dataset_info.json"
@@ -56,7 +55,7 @@ def find_records(
     splits = saved_splits(inventory) if inventory is not None else {}
     if inventory is None:
         which_split(data, [""], options.split)
-        records = _alone(data, options)
+        records = _alone(data)
     elif splits:
         records = _by_state(inventory, splits, options)
     elif is_dataset_info(inventory):
@@ -68,9 +67,9 @@ def find_records(
         )
     else:
         records = _by_names(inventory, options, known)
-    if inventory is not None and not records.names and not records.rejected:
+    if inventory is not None and not records.names and not records.findings.rejected:
         raise _nothing(inventory)
-    if any(way.kind in ("parquet", "arrow") for way in records.ways) and find_spec("pyarrow") is None:
+    if any(map(kind_of_archive, records.names)) and find_spec("pyarrow") is None:
         raise SourceError(
             "pyarrow is not installed, and these files need it",
             where=str(data),
@@ -82,34 +81,21 @@ def find_records(
 
 
 def _nothing(inventory: Inventory) -> EmptySourceError:
-    there = Counter[str]()
-    for folder in inventory.below():
-        there.update(folder.counts)
-    counts = ", ".join(f"{count} {extension or 'no extension'}" for extension, count in there.most_common(5))
     return EmptySourceError(
         "the data folder holds no records",
         where=str(inventory.root),
-        why=f"expected one of {', '.join(KINDS)}; found {counts or 'no files'}",
+        why=f"expected one of {', '.join(KINDS)}; found {inventory.contents}",
         fix="give the file or folder that holds the texts or conversations",
     )
 
 
-def _alone(data: Path, options: SourceOptions) -> RecordFiles:
-    kind, packed = KINDS.get(extension_of(data.name)), extension_of(data.name) in PACKED_EXTENSIONS
-    if kind is None:
+def _alone(data: Path) -> RecordFiles:
+    if extension_of(data.name) not in KINDS:
+        packed = extension_of(data.name) in PACKED_EXTENSIONS
         why = "it is packed" if packed else f"expected one of {', '.join(KINDS)}"
         fix = hint_for("compressed") if packed else "rename it by its format"
         raise UsageError(f"{data.name} is not a supported file of records", where=str(data), why=why, fix=fix)
-    records = RecordFiles(data.parent, alone=True)
-    records.take([data.name], Way(kind=kind, text_lines=options.text_lines))
-    return records
-
-
-def ways_of(readings: Sequence[bytes], part: str, *, text_lines: bool) -> list[Way | None]:
-    """Find the way of each file that a snapshot read with these options; None: no way that is known now."""
-    ways = [Way(kind=kind, text_lines=text_lines) for kind in {"arrow", *KINDS.values()}]
-    by_reading = {way.reading(part): way for way in ways}
-    return [by_reading.get(reading) for reading in readings]
+    return RecordFiles(data.parent, alone=True, names=[data.name])
 
 
 def holds_records(inventory: Inventory) -> bool:
@@ -134,14 +120,13 @@ def _apart(inventory: Inventory) -> Iterator[str]:
 
 def _with_others(records: RecordFiles, inventory: Inventory, known: Collection[str]) -> RecordFiles:
     """With what the inventory could not use, and a note on the files that nothing names."""
-    used = {*records.names, *known, *(item.name for item in (*records.rejected, *records.notes))}
-    notes = Notes()
+    findings = records.findings
+    used = {*records.names, *known, *findings.names()}
     for folder in inventory.below():
-        records.rejected += folder.rejected.values()
-        notes.add(*folder.notes)
+        findings.rejected += folder.rejected.values()
+        findings.notes.add(*folder.notes)
         names = (folder.prefix + name for name in (*folder.names, *folder.loose))
-        count_unused(notes, (name for name in names if name not in used))
-    records.notes += notes.all()
+        count_unused(findings.notes, (name for name in names if name not in used))
     return records
 
 
@@ -154,13 +139,11 @@ def _by_state(inventory: Inventory, splits: Mapping[str, list[str]], options: So
         raise SourceError(
             f"{state} lists no files", where=str(inventory.root / state), why=f"{DICT_NAME} names it", fix=fix
         )
-    records, notes = RecordFiles(inventory.root), Notes()
-    records.take(splits[chosen], Way(kind="arrow", text_lines=options.text_lines))
+    records = RecordFiles(inventory.root, names=splits[chosen])
     for its in filter(chosen.__ne__, splits):
         names = [folder.prefix + name for folder in inventory.below(its) for name in folder.names]
-        notes.count("split-unused", f"files of the split {its}; {chosen} is read", names)
+        records.findings.notes.count("split-unused", f"files of the split {its}; {chosen} is read", names)
         used.update(names)
-    records.notes += notes.all()
     return _with_others(records, inventory, used)
 
 
@@ -169,8 +152,9 @@ def _by_names(inventory: Inventory, options: SourceOptions, known: Collection[st
     names = [folder.prefix + name for folder in inventory.below() for name in folder.names]
     names = sorted((name for name in names if extension_of(name) in _WANTED), key=os.fsencode)
     packed = [name for name in names if extension_of(name) in PACKED_EXTENSIONS]
-    records, notes = RecordFiles(inventory.root), Notes()
-    records.rejected += [rejected(name, "compressed", f"{name} is packed") for name in packed]
+    records = RecordFiles(inventory.root)
+    notes = records.findings.notes
+    records.findings.rejected += [rejected(name, "compressed", f"{name} is packed") for name in packed]
     readable = [name for name in names if extension_of(name) in KINDS]
     texts = [name for name in readable if KINDS[extension_of(name)] == "text"]
     tables = [
@@ -191,11 +175,10 @@ def _by_names(inventory: Inventory, options: SourceOptions, known: Collection[st
     chosen = which_split(inventory.root, splits or [""], options.split) if readable else ""
     for name, split in zip(readable, splits, strict=True):
         if split == chosen:
-            records.take([name], Way(kind=KINDS[extension_of(name)], text_lines=options.text_lines))
+            records.names.append(name)
         else:
             notes.count("split-unused", f"files of the split {split}; {chosen} is read", (name,))
     notes.add(*missing_shards(records.names), *read_as_train(dict.fromkeys(readable, 1), named))
-    records.notes += notes.all()
     return _with_others(records, inventory, readable)
 
 
@@ -277,11 +260,10 @@ def _holds_images(path: Path) -> bool:
 
 def begins_with(root: Path, name: str) -> str:
     """``record``, or ``settings`` for a ``.json`` file that is one object, or a list, and no record; else empty."""
-    kind = KINDS[extension_of(name)]
-    if kind == "parquet" and hold_images(root, [name]):
+    if extension_of(name) == ".parquet" and hold_images(root, [name]):
         return ""
     try:
-        return "record" if next(iter(RecordReader(root / name, name, Way(kind=kind))), None) is not None else ""
+        return "record" if next(iter(RecordReader(root / name, name)), None) is not None else ""
     except UnusableSampleError as error:
         return "settings" if error.slug == "not-records" else ""
     except ImportError:

@@ -15,7 +15,6 @@ from latentcache.fields.table import Rejected
 from latentcache.sources import known, record_file
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.record_file import RecordReader
-from latentcache.sources.records import Way
 from latentcache.sources.scan import listing_of, scan
 
 RECORDS = SourceOptions(kind="records")
@@ -143,10 +142,10 @@ def test_records_that_every_field_rejected_are_still_samples(tmp_path, keep_rest
 # one file
 
 
-def read(path, data, kind="json", **options):
-    path = path / "a"
+def read(path, data, name="a.jsonl", **options):
+    path = path / name
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    reader = RecordReader(path, "a", Way(kind=kind, **options))
+    reader = RecordReader(path, "a", **options)
     return list(reader), reader
 
 
@@ -259,7 +258,7 @@ def test_a_list_alone_that_is_broken_in_its_first_item_is_an_error(tmp_path):
 def test_a_text_that_is_too_large_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(record_file, "MAX_LINE_BYTES", 3)
     with pytest.raises(UnusableSampleError) as caught:
-        read(tmp_path, b"abcd", "text")
+        read(tmp_path, b"abcd", "a.txt")
     assert caught.value.slug == "text-too-large"
 
 
@@ -276,7 +275,7 @@ def test_turns_that_datasets_wrote_as_json(tmp_path, kind):
     made.save_to_disk(tmp_path / "saved")
     path = tmp_path / ("a.parquet" if kind == "parquet" else "saved/data-00000-of-00001.arrow")
     lines, _ = read(tmp_path, "".join(json.dumps(row) + "\n" for row in made))
-    reader = RecordReader(path, "a", Way(kind=kind))
+    reader = RecordReader(path, "a")
     assert [(r.messages, r.content) for r in reader] == [(r.messages, r.content) for r in lines]
     assert not reader.rejected.all()
     assert len(lines) == 2
