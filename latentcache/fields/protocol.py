@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from latentcache.errors import RecipeError
 from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.dtypes import is_finite
+from latentcache.fields.table import Failure as Failure
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import (
     CONTENT_SLICE,
@@ -32,7 +33,6 @@ from latentcache.identity.content import (
 from latentcache.value import Value, typed
 
 Array = NDArray[Any]
-S = TypeVar("S")
 Recipe = Any
 """The recipe of a kind, of its class :attr:`FieldKind.recipe`."""
 Differences = list[tuple[str, Any, Any]]
@@ -176,19 +176,6 @@ class Job:
     """The sample's columns, such as ``original_size``."""
     outputs: tuple[Output, ...] = ()
     cost: int = 1
-
-
-class Failure(Value):
-    """Reason why a sample gives no item."""
-
-    reason: str
-    detail: str = ""
-    hint: str = ""
-    field: str = ""
-    content: bytes = b""
-    """Content hash of the inputs, which the engine adds if they were read."""
-    stat: tuple[int, ...] = ()
-    """Stat memos of their files, which the engine adds."""
 
 
 @dataclass(slots=True, kw_only=True)

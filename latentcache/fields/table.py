@@ -20,25 +20,30 @@ OF_TABLE = "table."
 ABSENT: Mapping[str, int] = {"repeats": 1, "span": 0, "clip": 0, "altered": 0}
 
 
-class Rejected(Value):
-    """A file or record that is not used: with a reason, or as a note."""
+class Failure(Value):
+    """Reason why a sample gives no item."""
 
-    name: str
-    """File relative to DATA, with ``/``."""
     reason: str
     """Stable word: truncated, empty, html, git-lfs, ..."""
     detail: str = ""
     """One sentence with the numbers: line, offset, expected and found."""
     hint: str = ""
     """Advice for the user."""
-    line: int = 0
-    """Line or row of the file, from 1; 0 for the file itself."""
     field: str = ""
     """Field of the record (``messages[2].content``); empty for all of it."""
     content: bytes = b""
     """Content hash (16 bytes) of what was rejected; empty if it was not read."""
     stat: tuple[int, ...] = ()
-    """Stat memo, ``STAT_WIDTH`` numbers; empty if there is none."""
+    """Stat memos, ``STAT_WIDTH`` numbers a file; empty if there are none."""
+
+
+class Rejected(Failure):
+    """A file or record that is not used: with a reason, or as a note."""
+
+    name: str
+    """File relative to DATA, with ``/``."""
+    line: int = 0
+    """Line or row of the file, from 1; 0 for the file itself."""
     target: str = ""
     """Field of the cache that rejects the sample; empty: the source rejects it for every field."""
     count: int = 1

@@ -152,17 +152,8 @@ def _publishable_items(
 def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure) -> Rejected:
     """Return the rejection of a sample by a field, with its reason."""
     name, line = samples.where(row)
-    return Rejected(
-        name=name,
-        reason=failure.reason,
-        detail=failure.detail,
-        hint=failure.hint,
-        line=line,
-        field=failure.field,
-        content=failure.content if any(failure.content) else b"",
-        stat=failure.stat,
-        target=work.name,
-    )
+    about = {**vars(failure), "content": failure.content if any(failure.content) else b""}
+    return Rejected(**about, name=name, line=line, target=work.name)
 
 
 def _with_content(item: Rejected, samples: SampleTable, work: FieldWork, row: int, root: Path) -> Rejected:
