@@ -264,13 +264,13 @@ class PromptEmbeds(FieldKind):
 
     def remarks(self, columns: Mapping[str, Any]) -> list[tuple[str, str, NDArray[np.intp]]]:
         """Captions that are longer than the model takes."""
-        cut = np.asarray(columns["cut"])
+        cut = np.asarray(columns.get("cut", ()))
         words = f"{self.name}: captions are cut to the length of the pipeline, by {cut.max(initial=0)} tokens at most"
         return [("caption-cut", words, np.flatnonzero(cut))] if cut.any() else []
 
     def numbers(self, recipe: PromptRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
         """Captions that are longer than the model takes."""
-        return {"truncated_captions": int(np.count_nonzero(np.asarray(columns["cut"])))}
+        return {"truncated_captions": int(np.count_nonzero(columns["cut"]))} if "cut" in columns else {}
 
 
 class PooledPromptEmbeds(PromptEmbeds):

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latentcache.fields.prompt_embeds import PromptEmbeds, PromptRecipe
 from latentcache.fields.protocol import Array, Difference, FieldKind, FieldSpec
@@ -79,11 +78,3 @@ class PromptIds(PromptEmbeds):
         """Lengths."""
         assert isinstance(recipe, PromptIdsRecipe)
         return {"token ids": f"{recipe.pipeline}, {' + '.join(map(str, recipe.lengths))} with their masks"}
-
-    def remarks(self, columns: Mapping[str, Any]) -> list[tuple[str, str, NDArray[np.intp]]]:
-        """None: the embeddings remark on captions that are cut."""
-        return []
-
-    def numbers(self, recipe: PromptRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
-        """None of its own."""
-        return {}

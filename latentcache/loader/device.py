@@ -117,15 +117,10 @@ def _checked(device: str | torch.device) -> torch.device:
         chosen = torch.device(device)
         if chosen.type == "meta":
             raise ValueError("it holds no data")
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"device={device!r}: unknown", why=str(error).splitlines()[0], fix="'cpu' or 'cuda'"
-        ) from error
-    try:
         return chosen if chosen.type == "cpu" else torch.empty(0, device=chosen).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise DeviceError(
-            f"device='{device}': torch cannot use it",
+            f"device={str(device)!r}: torch cannot use it",
             why=str(error).splitlines()[0],
             fix="device='cpu', or install a torch build for this device",
         ) from error

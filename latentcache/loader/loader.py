@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import reprlib
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -489,11 +490,8 @@ def checked_rows(rows: Any, count: int) -> NDArray[np.int64]:
     except (TypeError, ValueError, RuntimeError):  # lists of several lengths, a tensor that numpy cannot take
         found = np.empty(0)
     if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size or found.min() < 0 or found.max() >= count:
-        text = repr(rows)
-        raise NoSuchRowError(
-            f"rows={text if len(text) <= 60 else text[:60] + '...'}: must be whole numbers from 0 to {count - 1}",
-            fix="batch([0])",
-        )
+        what = f"rows={reprlib.repr(rows)}: must be whole numbers from 0 to {count - 1}"
+        raise NoSuchRowError(what, fix="batch([0])")
     return found.astype(np.int64, copy=False)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -103,10 +104,6 @@ class _Source:
             self._kept[SAMPLES, source] = texts
         return self._kept[SAMPLES, source]
 
-    def lengths(self, field: str, rows: Ints) -> Ints:
-        """(n,) lengths of ragged items."""
-        return np.asarray(self.column(field, "length")[rows])
-
 
 class SampleReader:
     """The samples of several parts, as a loader reads them. Picklable; opens files on first use in each process."""
@@ -177,7 +174,7 @@ class SampleReader:
                 for (number, at, _), (rows, _) in zip(parts, chosen, strict=True)
             ]
             fields.append(self._located(name, items, count, shapes.get(name, ()), columns))
-        return SampleBatch(self, fields, columns, epoch, pool, on_device=on_device)
+        return SampleBatch(self, fields, columns, epoch, pool, on_device)
 
     def complete(self, batch: Batch, form: str | None) -> Batch:
         """The batch; :meth:`finish` names all of it."""
@@ -236,7 +233,7 @@ class SampleReader:
             if self._draws[name] or "keys" in self.metadata:
                 metadata[name, "key"] = source.keys(name, rows[name])
             if self._specs[name].ragged:
-                metadata[name, "length"] = source.lengths(name, rows[name])
+                metadata[name, "length"] = source.column(name, "length")[rows[name]]
         if any(self._draws.values()):
             metadata[SAMPLES, "again"] = np.zeros(len(local), dtype=np.uint32) if again is None else again
         for name, holder in self.metadata.items():
@@ -315,9 +312,11 @@ class SampleReader:
             row = np.array([prompt_row(fields[name], text)])
             if row[0] < 0:
                 continue
-            described: Metadata = {(name, "length"): source.lengths(name, row)} if self._specs[name].ragged else {}
+            described: Metadata = {}
+            if self._specs[name].ragged:
+                described[name, "length"] = source.column(name, "length")[row]
             located = self._located(name, [(source, none, row)], 1, fields[name].groups[0].shape, described)
-            batch |= SampleBatch(self, [located], described, (0, 0), BufferPool(1), on_device=False).read()
+            batch |= SampleBatch(self, [located], described, (0, 0), BufferPool(1), False).read()
         if not batch:
             stored = sorted(
                 {one for field in fields.values() if field.recipe for one in field.recipe.read_time.prompts}
@@ -386,21 +385,16 @@ class SampleReader:
                 )
 
 
+@dataclass(slots=True, eq=False)
 class SampleBatch:
     """The samples of a batch: where their items are, and what describes them."""
 
-    def __init__(
-        self,
-        reader: SampleReader,
-        fields: Sequence[_Located],
-        columns: Metadata,
-        epoch: Epoch,
-        pool: BufferPool,
-        *,
-        on_device: bool,
-    ) -> None:
-        self._reader, self._fields, self._columns, self._epoch = reader, fields, columns, epoch
-        self._pool, self._on_device = pool, on_device
+    _reader: SampleReader
+    _fields: Sequence[_Located]
+    _columns: Metadata
+    _epoch: Epoch
+    _pool: BufferPool
+    _on_device: bool
 
     def places(self) -> list[Place]:
         """Where the bytes of all items are."""

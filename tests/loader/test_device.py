@@ -100,7 +100,7 @@ def test_workers_are_rejected_with_the_reason(many):
 
 @pytest.mark.parametrize("device", ["nonsense", "cpu:x", "meta", 1.5])
 def test_an_unknown_device_is_rejected(device):
-    with pytest.raises(UsageError, match="device=") as caught:
+    with pytest.raises(DeviceError, match="device=") as caught:
         Transfer(device)
     assert caught.value.fix
 

@@ -306,7 +306,6 @@ def test_samples_that_are_served_without_a_caption_are_said(tmp_path):
         {"batch_size": 1, "seed": 1.5},
         {"batch_size": 1, "prefetch": -1},
         {"batch_size": 1, "format": "sd"},
-        {"batch_size": 1, "device": "nonsense"},
         {"batch_size": 1, "on_error": "skip"},
         {"batch_size": 1, "remainder": "mask"},
     ],
