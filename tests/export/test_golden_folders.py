@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from captioned_images import files_below
 from small_cache import build, draw
 
 from latentcache.cli.app import main
@@ -97,9 +98,8 @@ def folder_of(trainer, scratch):
     words = ["--architecture", "sdxl", "--release", "stable"] if trainer == "kohya" else []
     out = scratch / "out"
     assert main(["export", str(scratch / "cache"), str(out), "--to", trainer, "--as", "C:\\sets\\run", *words]) == 0
-    names = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
     of_us = ("latentcache.json", "latentcache.files")
-    return {name: hashed(name, (out / name).read_bytes()) for name in names if name not in of_us}
+    return {name: hashed(name, (out / name).read_bytes()) for name in files_below(out) if name not in of_us}
 
 
 def hashed(name, data):

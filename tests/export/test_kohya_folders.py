@@ -6,35 +6,21 @@ import tomllib
 
 import numpy as np
 import pytest
+from captioned_images import FOUR, data_and_cache, draw_captioned, files_below
 from PIL import Image
 from small_cache import build, draw
 
 from latentcache import open_cache
 from latentcache.cli.app import main
 
-SIZES = [(400, 240), (240, 400), (300, 300), (410, 240)]
 LIKE = {"like": "kohya", "resolutions": (256,), "min_side": 128, "max_side": 512, "bucket_step": 64}
 EXPORT = ("--to", "kohya", "--architecture", "sdxl")
-
-
-def images(folder):
-    """Four images of noise in three buckets, with captions."""
-    for number, size in enumerate(SIZES):
-        draw(folder / f"p{number}.png", size, seed=number)
-        (folder / f"p{number}.txt").write_text(f"caption {number}, tag", "utf-8")
-    return folder
 
 
 @pytest.fixture
 def kohya(tmp_path):
     """A data folder and its cache with the geometry of kohya."""
-    data = images(tmp_path / "cats")
-    build(data, tmp_path / "cache", **LIKE)
-    return data, tmp_path / "cache", tmp_path / "out"
-
-
-def tree(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return data_and_cache(tmp_path, **LIKE)
 
 
 def arrays(path):
@@ -95,7 +81,7 @@ def test_a_later_export_writes_what_changed_and_deletes_what_is_gone(run, kohya)
     assert (again["written"], again["kept"], again["deleted"]) == (0, 13, 0)
     (data / "p1.txt").write_text("another caption", "utf-8")
     (data / "p2.png").unlink()
-    draw(data / "p3.png", SIZES[3], seed=9)
+    draw(data / "p3.png", FOUR[3], seed=9)
     build(data, cache, **LIKE)
     changed = run("export", cache, out, *options).json
     assert (changed["written"], changed["kept"], changed["deleted"]) == (3, 7, 3)
@@ -150,7 +136,7 @@ WRONG = {
 def test_verify_names_one_wrong_item_of_ten_and_export_mends_it(run, kohya, wrong):
     data, cache, out = kohya
     for number in range(4, 10):
-        draw(data / f"p{number}.png", SIZES[0], seed=number)
+        draw(data / f"p{number}.png", FOUR[0], seed=number)
     build(data, cache, **LIKE)
     options = ("export", cache, out, *EXPORT, "--release", "plain")
     run(*options)
@@ -166,9 +152,9 @@ def test_verify_names_one_wrong_item_of_ten_and_export_mends_it(run, kohya, wron
 def test_verify_compares_the_images_of_data(run, kohya):
     data, cache, out = kohya
     run("export", cache, out, *EXPORT, "--release", "stable", "--copy")
-    draw(data / "p0.png", SIZES[0], seed=7)
+    draw(data / "p0.png", FOUR[0], seed=7)
     (data / "p1.png").unlink()
-    draw(data / "new.png", SIZES[0], seed=8)
+    draw(data / "new.png", FOUR[0], seed=8)
     found = run("verify", out, "--data", data, "--json").json["findings"]
     assert {finding["path"]: finding["problem"] for finding in found} == {
         "new.png": "source-added",
@@ -184,25 +170,25 @@ def test_undo_deletes_what_was_written_and_nothing_else(run, kohya):
     (out / "1_cats/p1.txt").write_text("I changed this")
     done = run("export", "--undo", out, "--json")
     assert (done.status, done.json["deleted"], done.json["kept"]) == (0, 12, ["1_cats/p1.txt"])
-    assert tree(out) == ["1_cats/mine.txt", "1_cats/p1.txt"]
-    assert len(tree(data)) == 8
+    assert files_below(out) == ["1_cats/mine.txt", "1_cats/p1.txt"]
+    assert len(files_below(data)) == 8
     assert "no export" in run("export", "--undo", out, "--json").error["what"]
 
 
 def test_beside_the_images_nothing_of_anybody_else_is_touched(run, kohya):
     data, cache, _ = kohya
-    before = tree(data)
+    before = files_below(data)
     options = ("export", cache, data, *EXPORT, "--release", "stable", "--beside", "--json")
     (data / "p1.npz").write_bytes(b"somebody's")
     assert "no export wrote it" in run(*options).error["what"]
     (data / "p1.npz").unlink()
     assert run(*options).json["kept"] >= 1  # it goes on
-    assert set(tree(data)) - set(before) == {
+    assert set(files_below(data)) - set(before) == {
         *(f"p{number}.npz" for number in range(4)), "latentcache.files", "latentcache.json",
     }  # fmt: skip
     assert build(data, cache, **LIKE).encoded == 0  # DATA is read as before
     assert run("export", "--undo", data).status == 0
-    assert tree(data) == before
+    assert files_below(data) == before
 
 
 def test_images_that_exif_turns_are_upright_copies(run, tmp_path):
@@ -226,7 +212,7 @@ def test_formats_that_the_trainer_does_not_read_are_written_as_png(run, tmp_path
     build(tmp_path / "cats", tmp_path / "cache", **LIKE, source={"caption_lines": "all"})
     done = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--release", "stable", "--json")
     assert (done.json["redrawn"], done.json["several_lines"]) == (1, 0)
-    assert tree(tmp_path / "out/1_cats") == ["a.npz", "a.png", "a.txt"]
+    assert files_below(tmp_path / "out/1_cats") == ["a.npz", "a.png", "a.txt"]
     with Image.open(tmp_path / "out/1_cats/a.png") as written, Image.open(pixels) as source:
         np.testing.assert_array_equal(np.asarray(written), np.asarray(source))
 
@@ -293,7 +279,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("words", "changes", "expected"), REFUSALS, ids=[one[2] for one in REFUSALS])
 def test_what_does_not_fit_is_named_before_anything_is_written(run, tmp_path, words, changes, expected):
-    data = images(tmp_path / "cats")
+    data = draw_captioned(tmp_path / "cats")
     build(data, tmp_path / "cache", **LIKE | changes)
     error = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, *words, "--json").error
     assert expected in error["what"]

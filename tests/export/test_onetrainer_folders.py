@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from captioned_images import FOUR, data_and_cache, draw_captioned, files_below
 from small_cache import build, draw
 
 from latentcache import open_cache
@@ -15,7 +16,6 @@ from latentcache.export.format import Request, Sample
 from latentcache.export.onetrainer import Concept, OneTrainer
 from latentcache.geometry.sizes import Size
 
-SIZES = [(400, 240), (240, 400), (300, 300), (410, 240)]
 LIKE = {"like": "onetrainer", "resolutions": (256,), "bucket_step": 64}
 EXPORT = ("--to", "onetrainer")
 TEXTS = ("prompt_embeds", "pooled_prompt_embeds", "prompt_ids")
@@ -23,24 +23,10 @@ TEXTS = ("prompt_embeds", "pooled_prompt_embeds", "prompt_ids")
 CATS = "cache/image/196a810e3c6e660120a9e275ff4266e59a2f542450ab6f4c21a9229a3470d559/variation-0"
 
 
-def images(folder):
-    """Four images of noise in three buckets, with captions."""
-    for number, size in enumerate(SIZES):
-        draw(folder / f"p{number}.png", size, seed=number)
-        (folder / f"p{number}.txt").write_text(f"caption {number}, tag", "utf-8")
-    return folder
-
-
 @pytest.fixture
 def onetrainer(tmp_path):
     """A data folder and its cache with the geometry of OneTrainer."""
-    data = images(tmp_path / "cats")
-    build(data, tmp_path / "cache", **LIKE)
-    return data, tmp_path / "cache", tmp_path / "out"
-
-
-def tree(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return data_and_cache(tmp_path, **LIKE)
 
 
 def item(path):
@@ -72,7 +58,7 @@ def test_the_cache_of_a_concept_holds_the_values_of_our_cache(run, onetrainer):
         )
         assert found["latent_image"].dtype == torch.float32
         torch.testing.assert_close(found["latent_image"], batch["latents"][0].float(), rtol=0, atol=0)
-        width, height = SIZES[number]
+        width, height = FOUR[number]
         assert found["original_resolution"] == (height, width)
         assert found["crop_offset"] == tuple(batch["crop_top_left"][0].tolist())
     sizes = item(folder / "aggregate.pt")
@@ -111,7 +97,7 @@ def test_a_later_export_writes_what_changed_and_renumbers(run, onetrainer):
     removed = run("export", cache, out, *EXPORT, "--json").json
     assert removed["deleted"] == 3
     (folder,) = out.glob("cache/image/*/variation-0")
-    assert tree(folder) == ["0.pt", "1.pt", "2.pt", "3.pt", "aggregate.pt"]
+    assert files_below(folder) == ["0.pt", "1.pt", "2.pt", "3.pt", "aggregate.pt"]
     assert item(folder / "0.pt")["original_resolution"] == (400, 240)
     assert run("verify", out, "--data", data).status == 0
 
@@ -153,8 +139,8 @@ def test_flips_and_resolutions_are_drawn_for_each_variation(run, onetrainer, tmp
 
 
 def test_masks_are_exported_beside_latents(run, tmp_path):
-    data = images(tmp_path / "cats")
-    draw(data / "p0-masklabel.png", SIZES[0], seed=5)
+    data = draw_captioned(tmp_path / "cats")
+    draw(data / "p0-masklabel.png", FOUR[0], seed=5)
     words = ("--model", "stub", "--like", "onetrainer", "--resolution", "256")
     assert run("build", data, "--out", tmp_path / "cache", *words).status == 0
     path = config(tmp_path, still(), masked_training=True)
@@ -183,7 +169,7 @@ def test_a_concept_with_subfolders_stays_one(run, tmp_path):
     """Balancing counts samples of a concept: a concept for each folder would train more of them."""
     data = tmp_path / "data"
     for number, name in enumerate(["cats/b/z", "cats/b-a/y", "cats/x", "dogs/w"]):
-        draw(data / f"{name}.png", SIZES[number], seed=number)
+        draw(data / f"{name}.png", FOUR[number], seed=number)
     build(data, tmp_path / "cache", **LIKE)
     cats = {**still(), "path": str(data / "cats"), "include_subdirectories": True, "balancing": 2.0}
     path = config(tmp_path, {**cats, "balancing_strategy": "SAMPLES"}, {**still(), "path": str(data / "dogs")})
@@ -215,7 +201,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("words", "values", "changes", "expected"), REFUSALS)
 def test_what_does_not_fit_is_named_before_anything_is_written(run, tmp_path, words, values, changes, expected):
-    build(images(tmp_path / "cats"), tmp_path / "cache", **LIKE | changes)
+    build(draw_captioned(tmp_path / "cats"), tmp_path / "cache", **LIKE | changes)
     words = (*words, "--trainer-config", config(tmp_path, still(), **values))
     error = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, *words, "--json").error
     assert expected in error["what"]
@@ -272,7 +258,7 @@ def test_a_setting_of_another_form_is_named(run, onetrainer, tmp_path, wrong):
 
 
 def test_a_name_that_is_no_utf8_is_refused(run, tmp_path):
-    data = images(tmp_path / "cats")
+    data = draw_captioned(tmp_path / "cats")
     (data / "p0.png").rename(data / "p\udcff.png")
     build(data, tmp_path / "cache", **LIKE)
     done = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--json")
@@ -282,8 +268,8 @@ def test_a_name_that_is_no_utf8_is_refused(run, tmp_path):
 
 
 def test_regularization_images_are_counted(run, tmp_path):
-    images(tmp_path / "cats")
-    images(tmp_path / "reg")
+    draw_captioned(tmp_path / "cats")
+    draw_captioned(tmp_path / "reg")
     backends = [
         {"id": name, "type": "local", "instance_data_dir": name, "caption_strategy": "textfile", "resolution": 256}
         for name in ("cats", "reg")

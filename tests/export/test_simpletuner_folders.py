@@ -5,30 +5,20 @@ import json
 
 import pytest
 import torch
+from captioned_images import data_and_cache, draw_captioned
 from made_pipelines import make_pipeline, tiny_vae
 from small_cache import build, draw
 
 from latentcache import open_cache
 
-SIZES = [(400, 240), (240, 400), (300, 300), (410, 240)]
 LIKE = {"like": "simpletuner", "resolutions": (256,), "bucket_step": 64}
 EXPORT = ("--to", "simpletuner")
-
-
-def images(folder):
-    """Four images of noise in three buckets, with captions."""
-    for number, size in enumerate(SIZES):
-        draw(folder / f"p{number}.png", size, seed=number)
-        (folder / f"p{number}.txt").write_text(f"caption {number // 2}, tag", "utf-8")
-    return folder
 
 
 @pytest.fixture
 def simpletuner(tmp_path):
     """A data folder and its cache with the geometry of SimpleTuner."""
-    data = images(tmp_path / "cats")
-    build(data, tmp_path / "cache", **LIKE)
-    return data, tmp_path / "cache", tmp_path / "out"
+    return data_and_cache(tmp_path, **LIKE)
 
 
 def read(path):
@@ -84,8 +74,8 @@ def test_another_order_or_one_more_image_changes_no_size(run, simpletuner, tmp_p
 
 
 def test_repeats_regularization_and_resolutions_are_backends(run, tmp_path):
-    data = images(tmp_path / "cats")
-    images(tmp_path / "reg")
+    data = draw_captioned(tmp_path / "cats")
+    draw_captioned(tmp_path / "reg")
     backends = [
         {"id": "c", "type": "local", "instance_data_dir": "cats", "repeats": 2, "caption_strategy": "textfile"},
         {"id": "r", "type": "local", "instance_data_dir": "reg", "caption_strategy": "textfile"},
@@ -111,7 +101,7 @@ def test_repeats_regularization_and_resolutions_are_backends(run, tmp_path):
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("pipeline", ["StableDiffusionXLPipeline", "FluxPipeline"])
 def test_text_is_named_by_the_caption_and_written_once(run, tmp_path, pipeline):
-    data, out, model = images(tmp_path / "cats"), tmp_path / "out", tmp_path / "model"
+    data, out, model = draw_captioned(tmp_path / "cats", captions=2), tmp_path / "out", tmp_path / "model"
     flux = pipeline == "FluxPipeline"
     make_pipeline(pipeline, model, vae=tiny_vae(16, 0.3611, 0.1159) if flux else tiny_vae())
     options = ("--model", model, "--like", "simpletuner", "--resolution", "64", "--bucket-step", "64", "--prompt-ids")
@@ -143,7 +133,7 @@ def test_text_is_named_by_the_caption_and_written_once(run, tmp_path, pipeline):
     ],
 )
 def test_what_it_cannot_have_is_refused_by_name(run, tmp_path, options, more, expected):
-    build(images(tmp_path / "cats"), tmp_path / "cache", **LIKE | options)
+    build(draw_captioned(tmp_path / "cats"), tmp_path / "cache", **LIKE | options)
     done = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, *more, "--json")
     assert done.status == 2
     assert expected in done.error["what"]

@@ -1,21 +1,17 @@
-"""OneTrainer, by its own code, takes our folders: nothing is encoded again, all values are equal, and it trains.
-
-Its data loader and its trainer run in processes of their own; see ``checkouts.toml`` for where they come from.
-"""
+"""OneTrainer, by its own code, takes our folders: nothing is encoded again, all values are equal, and it trains."""
 
 import json
-import subprocess
 
 import numpy as np
 import pytest
 import torch
+from captioned_images import TEN, draw_sets
+from checkouts import HERE, checkout, said_by, served_by
 from made_pipelines import clip, make_pipeline, tiny_unet, tiny_vae
-from small_cache import draw, run
-from test_sd_scripts import HERE, PEERS, SIZES, checkout
+from small_cache import draw
 
 from latentcache import open_cache
 
-__all__ = ["run"]
 pytestmark = pytest.mark.peers
 MODELS = {
     "sd": ("StableDiffusionBaseDataLoader", "STABLE_DIFFUSION_15", (4, 0.18215, None), 8),
@@ -26,9 +22,10 @@ MODELS = {
 STILL = {"enable_crop_jitter": False}
 
 
-def python():
-    own = PEERS / "venv-onetrainer/bin/python"
-    return own if own.exists() else checkout("mgds-3a6994a")[1]
+def command_of(script, *words):
+    """Run a script with the interpreter and the code of the trainer."""
+    code, python = checkout("OneTrainer-23df383", "venv-onetrainer")
+    return [python, HERE / script, code, checkout("mgds-3a6994a")[0], *words]
 
 
 def serve(out, name, *, text=False, epochs=1, **config):
@@ -37,24 +34,14 @@ def serve(out, name, *, text=False, epochs=1, **config):
     settings = {"loader": [loader, loader], "text": text, "epochs": epochs}
     settings["config"] = {"model_type": model, "resolution": "256", "batch_size": 2, **config}
     served = out.with_name("served.npz")
-    folders = [checkout(name)[0] for name in ("OneTrainer-23df383", "mgds-3a6994a")]
-    command = [python(), HERE / "serve_onetrainer.py", *folders, out, served, json.dumps(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return done.stderr, None
-    with np.load(served) as found:
-        return dict(found), json.loads(done.stdout.splitlines()[-1])
+    return served_by(command_of("serve_onetrainer.py", out, served, json.dumps(settings)), served)
 
 
 @pytest.fixture(scope="session")
 def ten(tmp_path_factory):
     """Ten images in several buckets, in two folders of kohya with repeats; a mask."""
-    folder = tmp_path_factory.mktemp("ten")
-    for number, size in enumerate(SIZES):
-        place = folder / ("2_cats" if number < 6 else "1_dogs")
-        draw(place / f"p{number}.png", size, seed=number)
-        (place / f"p{number}.txt").write_text(f"caption {number}, tag", "utf-8")
-    draw(folder / "1_dogs/p7-masklabel.png", SIZES[7], seed=77)
+    folder = draw_sets(tmp_path_factory.mktemp("ten"))
+    draw(folder / "1_dogs/p7-masklabel.png", TEN[7], seed=77)
     return folder
 
 
@@ -111,19 +98,8 @@ def test_every_image_is_accepted_and_every_value_is_equal(run, ten, vaes, tmp_pa
                 assert found["original_resolution"].tolist() == batch["original_size"][0].tolist()
                 assert found["crop_resolution"].tolist() == batch["target_size"][0].tolist()
                 assert found["crop_offset"].tolist() == batch["crop_top_left"][0].tolist()
-    plan = run(
-        "plan",
-        ten,
-        "--for",
-        "onetrainer",
-        "--batch-size",
-        "2",
-        "--resolution",
-        "256",
-        "--bucket-step",
-        MODELS[name][3],
-        "--json",
-    ).json["trainer"]
+    words = ("--for", "onetrainer", "--batch-size", "2", "--resolution", "256", "--bucket-step", MODELS[name][3])
+    plan = run("plan", ten, *words, "--json").json["trainer"]
     alone = sum(bucket["samples"] for bucket in plan["buckets"] if not bucket["batches"])
     assert len(seen) == 10 - alone
     assert counts["batches"] == counts["lengths"] == [plan["steps_per_epoch"]] * 5
@@ -214,11 +190,7 @@ def test_flips_and_resolutions_are_those_that_its_generator_draws(run, ten, vaes
     assert run(*words).status == 0
     out = tmp_path / "out"
     assert run("export", tmp_path / "cache", out, "--to", "onetrainer", "--trainer-config", config).status == 0
-    folders = [checkout(name)[0] for name in ("OneTrainer-23df383", "mgds-3a6994a")]
-    command = [python(), HERE / "draws_onetrainer.py", *folders, out, "256, 320"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    drawn = json.loads(done.stdout.splitlines()[-1])
+    drawn = said_by(command_of("draws_onetrainer.py", out, "256, 320"))
     read = open_cache(tmp_path / "cache").read(scaled=False, repeats=False, dtype=torch.float32, augment=False)
     plain = {
         (batch["names"][0].rpartition("/")[2], *batch["target_size"][0].tolist()): batch["latents"][0]
@@ -257,17 +229,11 @@ def test_wrong_exports_are_refused(run, ten, vaes, tmp_path, wrong):
 
 
 def test_sizes_are_those_of_its_own_code_on_ten_thousand():
-    done = subprocess.run(
-        [python(), HERE / "sizes_onetrainer.py", checkout("mgds-3a6994a")[0], "200"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    mgds, python = checkout("mgds-3a6994a", "venv-onetrainer")
+    vectors = said_by([python, HERE / "sizes_onetrainer.py", mgds, "200"])
     from latentcache.geometry.like.onetrainer import OneTrainerTable
     from latentcache.geometry.sizes import Size
 
-    vectors = json.loads(done.stdout)
     assert len(vectors) >= 10_000
     for resolution, step, height, width, *expected in vectors:
         table, image = OneTrainerTable(resolution=Size(resolution, resolution), step=step), Size(height, width)
@@ -301,12 +267,7 @@ def test_it_trains_an_epoch_from_our_folder(run, ten, tmp_path):
     make_pipeline(PIPELINES["sdxl"], tmp_path / "model", **parts)
     fields = ("--fields", "latents,prompt_embeds,pooled_prompt_embeds,prompt_ids", "--masks", "none")
     out = make(run, ten, tmp_path, "sdxl", tmp_path / "model", *fields, export=("--fields", "all"))
-    folders = [checkout(name)[0].absolute() for name in ("OneTrainer-23df383", "mgds-3a6994a")]
-    words = [*folders, out, tmp_path / "model", tmp_path / "work", "1"]
-    command = [python(), HERE / "train_onetrainer.py", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    trained = json.loads(done.stdout.splitlines()[-1])
+    trained = said_by(command_of("train_onetrainer.py", out, tmp_path / "model", tmp_path / "work", "1"))
     words = ("--for", "onetrainer", "--resolution", "256", "--batch-size", "2", "--json")
     assert trained["steps"] == run("plan", ten, *words).json["trainer"]["steps_per_epoch"] == 7
     assert len(trained["losses"]) == 7

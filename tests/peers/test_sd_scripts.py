@@ -1,23 +1,16 @@
-"""sd-scripts and lora-scripts, by their own code, take our folders: nothing is encoded again, all values are equal.
+"""sd-scripts and lora-scripts, by their own code, take our folders: nothing is encoded again, values are equal."""
 
-Each checkout runs in a process of its own; see ``checkouts.toml`` for where they come from.
-"""
-
-import json
 import os
-import subprocess
-import sys
-import tomllib
-from pathlib import Path
 
 import diffusers
 import numpy as np
 import pytest
 import torch
 import transformers
+from captioned_images import TEN, draw_sets
+from checkouts import CHECKOUTS, HERE, checkout, said_by, served_by
 from made_pipelines import clip, clip_tokenizer, make_pipeline, tiny_vae
 from safetensors.torch import load_file
-from small_cache import draw
 
 from latentcache import open_cache
 from latentcache.cli.app import main
@@ -26,21 +19,6 @@ from latentcache.geometry.sizes import Size
 from latentcache.plan.trainers import TrainerRun
 
 pytestmark = pytest.mark.peers
-HERE = Path(__file__).parent
-PEERS = Path(os.environ.get("PEERS", "peers"))
-CHECKOUTS = tomllib.loads((HERE / "checkouts.toml").read_text("utf-8"))
-SIZES = [
-    (400, 240),
-    (240, 400),
-    (300, 300),
-    (410, 240),
-    (500, 300),
-    (260, 250),
-    (240, 410),
-    (301, 299),
-    (400, 250),
-    (999, 600),
-]
 SCALES = {
     "sd": (4, 0.18215, None),
     "sdxl": (4, 0.13025, None),
@@ -56,28 +34,12 @@ FORMS = [
 ]  # fmt: skip
 
 
-def checkout(name):
-    """The code of a trainer, and the interpreter that runs it."""
-    about = CHECKOUTS[name]
-    folder = PEERS / name
-    if not folder.is_dir():
-        pytest.fail(
-            f"{folder} is missing: git clone {about['url']} {folder} && git -C {folder} checkout {about['commit']}"
-        )
-    python = PEERS / "venv/bin/python"
-    return folder / about["code"], python if python.exists() else Path(sys.executable)
-
-
 def serve(name, out, architecture, *more, draw="1"):
     """One epoch by the trainer: what it served, and its counts; ``draw`` 0 flips every image."""
     code, python = checkout(name)
     served = out.with_name("served.npz")
     command = [python, HERE / "serve_sd_scripts.py", code, out / "dataset.toml", served, architecture, *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "DRAW": draw})
-    if done.returncode:
-        return done.stderr, None
-    with np.load(served) as found:
-        return dict(found), json.loads(done.stdout.splitlines()[-1])
+    return served_by(command, served, env={**os.environ, "DRAW": draw})
 
 
 @pytest.fixture(scope="session")
@@ -97,30 +59,13 @@ def vaes(tmp_path_factory):
 @pytest.fixture(scope="session")
 def ten(tmp_path_factory):
     """Ten images in several buckets, in two folders of kohya with repeats."""
-    folder = tmp_path_factory.mktemp("ten")
-    for number, size in enumerate(SIZES):
-        place = folder / ("2_cats" if number < 6 else "1_dogs")
-        draw(place / f"p{number}.png", size, seed=number)
-        (place / f"p{number}.txt").write_text(f"caption {number}, tag", "utf-8")
-    return folder
+    return draw_sets(tmp_path_factory.mktemp("ten"))
 
 
 def build(data, out, model, *more):
-    words = [
-        "build",
-        data,
-        "--out",
-        out,
-        "--model",
-        model,
-        "--like",
-        "kohya",
-        "--resolution",
-        "256",
-        "--min-side",
-        "128",
-    ]
-    assert main([*map(str, words), "--max-side", "512", *map(str, more)]) == 0
+    words = ["build", data, "--out", out, "--model", model, "--like", "kohya", "--resolution", "256"]
+    words += ["--min-side", "128", "--max-side", "512", *more]
+    assert main([*map(str, words)]) == 0
     return out
 
 
@@ -156,7 +101,7 @@ def test_every_image_is_accepted_and_every_value_is_equal(ten, vaes, tmp_path, a
         upscale=True,
         batch=2,
     )
-    sizes = {Size(height, width): 2 if number < 6 else 1 for number, (width, height) in enumerate(SIZES)}
+    sizes = {Size(height, width): 2 if number < 6 else 1 for number, (width, height) in enumerate(TEN)}
     assert counts["batches"] == run.plan([sizes]).batches
 
 
@@ -233,9 +178,7 @@ def test_sd_scripts_trains_two_steps_of_a_lora_of_sdxl(ten, tmp_path):
     code, python = checkout("sd-scripts-48d368f")
     folders = [tmp_path / "out/dataset.toml", tmp_path / "lora", tmp_path / "tokenizers"]
     command = [python, HERE / "train_sd_scripts.py", code, *folders]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    losses = json.loads(done.stdout.splitlines()[-1])["losses"]
+    losses = said_by(command)["losses"]
     assert len(losses) == 2
     assert np.isfinite(losses).all()
     lora = load_file(tmp_path / "lora/lora.safetensors")

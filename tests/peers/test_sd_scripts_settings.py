@@ -6,10 +6,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from checkouts import CHECKOUTS
 from made_pipelines import tiny_vae
 from make_images import make_images
 from PIL import Image
-from test_sd_scripts import CHECKOUTS, build, serve, ten, vaes  # noqa: F401 - fixtures
+from test_sd_scripts import build, serve, ten, vaes  # noqa: F401 - fixtures
 
 from latentcache import open_cache
 from latentcache.cli.app import main

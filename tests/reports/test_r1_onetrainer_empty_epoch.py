@@ -43,7 +43,7 @@ def test_an_epoch_of_zero_steps_is_rejected_with_buckets_counts_and_fixes(run, s
     assert done.error["slug"] == "plan-empty"
     assert "0 steps per epoch" in done.error["what"]
     assert done.error["where"].count(": 1") == 5
-    assert "--remainder=repeat, or --batch-size=1" in done.error["fix"]
+    assert "--remainder=repeat, or more data" in done.error["fix"]
     text = run("plan", scattered, "--batch-size", "4", "--remainder", "drop").out
     assert "0 steps per epoch at batch size 4" in text
 

@@ -68,21 +68,6 @@ def test_build_verify_plan_and_reader_agree(run, built):
         assert counted == {bucket: list(served.values()).count(bucket) for bucket in (NARROW, WIDE)}
 
 
-def test_two_resolutions_are_two_answers_each_decided_once(tmp_path):
-    for number, size in enumerate([(282, 176), (176, 282), (288, 176)]):
-        draw(tmp_path / "data" / f"{number}.png", size, seed=number)
-    build(tmp_path / "data", tmp_path / "cache", resolutions=(128, 256), bucket_step=16)
-    assert verify_cache(tmp_path / "cache", full=True).counts["ok"] == 3
-    opened = open_cache(tmp_path / "cache")
-    tables = opened.recipe().geometry.tables()
-    seen = {}
-    for batch in opened.loader(batch_size=1):
-        size = Size(*batch["original_size"][0].tolist())
-        seen.setdefault((batch["names"][0], size), set()).add(Size(*batch["target_size"][0].tolist()))
-    assert seen == {key: {table.nearest(key[1]) for table in tables} for key in seen}
-    assert sorted(map(len, seen.values())) == [2, 2, 2]
-
-
 def test_a_cache_of_another_rounding_is_named_before_training(built, monkeypatch):
     """``verify`` reports entries that were stored in another bucket than today's rule gives."""
     table = explicit_table((NARROW, WIDE), multiple=64)

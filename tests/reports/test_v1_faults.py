@@ -22,25 +22,6 @@ def documents(tmp_path):
     return tmp_path / "tokens"
 
 
-@pytest.mark.parametrize(
-    "rejected",
-    [
-        ("--resolution", "128", "--events", "/dev/full", "--commit-every", "1"),
-        ("--flip", "--events", "/nowhere/at/all"),
-        ("--flip", "--device", "nothing"),
-        ("--flip", "--model", "/nowhere"),
-        ("--flip", "--publish-every", "10m", "--tokenizer", "stub"),
-        ("--flip", "--allow-failed", "x"),
-    ],
-)
-def test_a_rejected_command_leaves_no_settings(run, data, cache, rejected):
-    """``build --flip`` failed, and the next plain build stored flips."""
-    before = keys_of(cache)
-    assert run("build", data, "--out", cache, *rejected).status in (2, 3)
-    assert run("build", data, "--out", cache, "--json").json["counts"]["encoded"] == 0
-    assert keys_of(cache) == before
-
-
 def test_a_library_sets_no_variable_of_the_process(tmp_path):
     """Opening a tokenizer changed ``TOKENIZERS_PARALLELISM`` for the whole process."""
     small_tokens.write_texts(tmp_path / "t.jsonl", small_tokens.texts(3))

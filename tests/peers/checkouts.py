@@ -1,0 +1,43 @@
+"""Code of other trainers, each run in a process of its own; ``checkouts.toml`` says where it comes from."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+PEERS = Path(os.environ.get("PEERS", "peers"))
+CHECKOUTS = tomllib.loads((HERE / "checkouts.toml").read_text("utf-8"))
+
+
+def checkout(name, venv="venv"):
+    """The code of a trainer, and the interpreter that runs it."""
+    about = CHECKOUTS[name]
+    folder = PEERS / name
+    if not folder.is_dir():
+        pytest.fail(
+            f"{folder} is missing: git clone {about['url']} {folder} && git -C {folder} checkout {about['commit']}"
+        )
+    python = PEERS / venv / "bin/python"
+    return (folder / about["code"]).absolute(), python.absolute() if python.exists() else Path(sys.executable)
+
+
+def served_by(command, served, **options):
+    """Values that a script wrote to ``served``, and its counts; what it said and None, if the trainer stopped."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    if done.returncode:
+        return done.stderr, None
+    with np.load(served) as arrays:
+        return dict(arrays), json.loads(done.stdout.splitlines()[-1])
+
+
+def said_by(command):
+    """The JSON that a script ends with."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
