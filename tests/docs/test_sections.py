@@ -11,6 +11,7 @@ from latentcache import BuildSettings, build_cache
 RUNNABLE = {"console", "python"}
 #: Sections that other tests run, with more libraries, several ranks or other caches: page -> sections.
 ELSEWHERE = {
+    "guides/ray.md": {"Build"},
     "trainers/diffusers-lora.md": {"", "Flux"},
     "trainers/language-models.md": {
         "TRL", "LLaMA-Factory", "Unsloth", "axolotl", "Megatron, nanotron and llm-foundry",
