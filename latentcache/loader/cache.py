@@ -34,7 +34,6 @@ from latentcache.plan.numbers import choice, is_whole, whole
 from latentcache.plan.rows import LastChunk, Overflow
 from latentcache.plan.samples import SampleIndex, times_counted
 from latentcache.plan.shuffle import in_validation
-from latentcache.store.reader import Checksum
 from latentcache.store.remote import is_url, local_copy
 from latentcache.store.snapshot import Snapshot, open_leased
 
@@ -60,14 +59,9 @@ class Cache(View):
     """
 
     def __init__(
-        self,
-        parts: Sequence[Part],
-        settings: ReadSettings,
-        checksum: Checksum,
-        mixture: Mixture | None = None,
-        note: str = "",
+        self, parts: Sequence[Part], settings: ReadSettings, mixture: Mixture | None = None, note: str = ""
     ) -> None:
-        self.parts, self.settings, self.checksum, self.mixture = tuple(parts), settings, checksum, mixture
+        self.parts, self.settings, self.mixture = tuple(parts), settings, mixture
         """Counts of each source in an epoch, if ``combine`` was given weights."""
         self._note = note
 
@@ -95,7 +89,7 @@ class Cache(View):
     def _reader(self) -> SampleReader:
         from latentcache.loader.sample_reader import SampleReader
 
-        return SampleReader(self._selection, self.checksum)
+        return SampleReader(self._selection)
 
     def __len__(self) -> int:
         """Samples that a loader serves; an image at two resolutions is two. Of documents: documents."""
@@ -262,10 +256,11 @@ class Cache(View):
             caption_dropout=caption_dropout,
             dtype=dtype,
             repeats=bool(repeats),
+            checksum=self.settings.checksum,
         )
         if settings.repeats != self.settings.repeats:
             self._check_no_weights("read(repeats=)")
-        view = Cache(self.parts, settings, self.checksum, self.mixture, self._note)
+        view = Cache(self.parts, settings, self.mixture, self._note)
         if settings.caption_dropout:
             view._reader_of(None)  # raises an error if there is no empty prompt
         return view
@@ -355,7 +350,7 @@ class Cache(View):
         return self._documents(self.parts[0], field, repeats=False)
 
     def __reduce__(self) -> Any:
-        return Cache, (self.parts, self.settings, self.checksum, self.mixture, self._note)
+        return Cache, (self.parts, self.settings, self.mixture, self._note)
 
     @property
     def name(self) -> str:
@@ -377,7 +372,7 @@ class Cache(View):
     def _reader_of(self, fields: Sequence[str] | None) -> SampleReader:
         from latentcache.loader.sample_reader import SampleReader
 
-        return self._reader if fields is None else SampleReader(self._selected(fields), self.checksum)
+        return self._reader if fields is None else SampleReader(self._selected(fields))
 
     def _of_snapshot(self, number: int) -> Cache | None:
         """All samples of another snapshot, served likewise; None if samples were chosen or combined."""
@@ -394,7 +389,7 @@ class Cache(View):
         if times is not None:  # a copy right after its document would be read off it in a chunk
             again = spread(np.zeros_like(times), times)
             samples = np.repeat(part.chosen, times)[np.argsort(again, kind="stable")]
-        return Documents(part.snapshot, self._field(field, "pack"), samples=samples, checksum=self.checksum)
+        return Documents(part.snapshot, self._field(field, "pack"), samples=samples, checksum=self.settings.checksum)
 
     def _field(self, field: str | None, collate: str = "") -> str:
         """The field that is named, or the only one."""
@@ -411,13 +406,15 @@ class Cache(View):
         return field or names[0]
 
     def _combined(self, parts: Sequence[Part], mix: Mixture | None, note: str = "") -> Cache:
-        return Cache(parts, self.settings, self.checksum, mix, note)
+        return Cache(parts, self.settings, mix, note)
 
     def _check_alike(self, other: Cache) -> None:
         """Fields with equal recipes, and equal read settings, can be in one batch."""
         first = self.snapshots[0]
         if other.settings != self.settings:
-            raise UsageError("combine: caches with different read(...) settings", fix="call read after combine")
+            raise UsageError(
+                "combine: caches with other settings", fix="open them alike, and call read after combine"
+            )
         for snapshot in other.snapshots:
             if set(snapshot.fields) != set(first.fields):
                 raise UsageError(
@@ -521,7 +518,7 @@ def open_cache(
             f"{root} holds part {held.part} of its data; `latentcache merge PART... --out CACHE` makes the whole",
             stacklevel=3,
         )
-    return Cache([Part(held)], ReadSettings(), checksum)
+    return Cache([Part(held)], ReadSettings(checksum=checksum))
 
 
 def _model_differences(snapshot: Snapshot, names: Sequence[str], model: str | os.PathLike[str]) -> Differences:

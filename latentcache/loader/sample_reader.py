@@ -110,12 +110,13 @@ class SampleReader:
 
     has_labels = False
 
-    def __init__(self, selection: Selection, checksum: Checksum = "first") -> None:
-        self._selection, self._checksum, self._snapshot = selection, checksum, selection.parts[0].snapshot
+    def __init__(self, selection: Selection) -> None:
+        self._selection, self._snapshot = selection, selection.parts[0].snapshot
         self.fields, self.metadata, self.index = selection.fields, selection.metadata, selection.index
         self.excluded, self._settings = selection.excluded, selection.settings
         self._specs = {name: self._snapshot.fields[name].spec for name in self.fields}
-        self._sources = [_Source(*pair, checksum) for pair in zip(selection.parts, selection.joined, strict=True)]
+        pairs = zip(selection.parts, selection.joined, strict=True)
+        self._sources = [_Source(*pair, self._settings.checksum) for pair in pairs]
         self._read_recipes()
         self._find_empty_prompts()
         self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
@@ -204,7 +205,7 @@ class SampleReader:
             source.entries.close()
 
     def __reduce__(self) -> Any:
-        return SampleReader, (self._selection, self._checksum)
+        return SampleReader, (self._selection,)
 
     def _scaled_as_read(self) -> dict[str, Scaling]:
         """Fields that the compiled library can scale as they are read."""

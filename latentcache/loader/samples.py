@@ -23,6 +23,7 @@ from latentcache.plan.documents import Ints, spread
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.numbers import real
 from latentcache.plan.samples import SampleIndex
+from latentcache.store.reader import Checksum
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
 
@@ -39,13 +40,14 @@ SAMPLES, TEXTS, BUCKET, TABLE = "", "texts of inputs", "bucket", "metadata table
 
 
 class ReadSettings(Value):
-    """Options for values: the arguments of ``cache.read(...)``, which says what they mean."""
+    """Options for values: the arguments of ``cache.read(...)`` and ``open_cache``, which say what they mean."""
 
     scaled: bool = True
     augment: bool = True
     caption_dropout: float = 0.0
     dtype: torch.dtype | None = None
     repeats: bool = True
+    checksum: Checksum = "first"
 
     def __post_init__(self) -> None:
         name, rate = "caption_dropout", self.caption_dropout
