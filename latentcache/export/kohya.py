@@ -164,8 +164,7 @@ class Kohya(Format):
         """See ``Format``."""
         geometry, table = self.geometry, cast("KohyaTable", self.geometry.like_tables()[0])
         lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
-        lines += ["caption_extension = '.txt'", f"flip_aug = {str(geometry.flip).lower()}"]
-        lines += [*(["alpha_mask = true"] if self._has_alpha else []), ""]
+        lines += ["caption_extension = '.txt'", f"flip_aug = {str(geometry.flip).lower()}", ""]
         subsets = self._subsets()
         for resolution in geometry.resolutions or geometry.buckets:
             size = square(resolution)
@@ -253,6 +252,7 @@ class Kohya(Format):
         if subset.conditioning:
             folder = self.path(f"{subset.conditioning}/{subset.name}")
             return [*lines, f"conditioning_data_dir = {_quoted(folder)}"]
+        lines += ["alpha_mask = true"] if self._has_alpha else []
         words = subset.first.class_words or subset.name.rpartition("/")[2].partition("_")[2]
         return [*lines, f"class_tokens = {_quoted(words)}", *(["is_reg = true"] if subset.first.is_reg else [])]
 

@@ -195,5 +195,6 @@ def test_masks_from_transparency_are_arrays_of_pixels(run, tmp_path):
     masks = [np.load(out / f"1_images/{number}.npz")["alpha_mask"] for number in range(3)]
     assert [(mask.shape, mask.dtype.name) for mask in masks] == [((256, 256), "float32")] * 3
     np.testing.assert_allclose([mask.mean() for mask in masks], [0, 100 / 255, 1], atol=0.01)
-    assert tomllib.loads((out / "dataset.toml").read_text("utf-8"))["general"]["alpha_mask"] is True
+    ((subset,),) = [each["subsets"] for each in tomllib.loads((out / "dataset.toml").read_text("utf-8"))["datasets"]]
+    assert subset["alpha_mask"] is True
     assert "alpha_mask: true" in " ".join(done.json["advice"])

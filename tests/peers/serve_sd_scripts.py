@@ -56,6 +56,8 @@ def main():
                 served[f"{name}/caption"] = np.array(batch["captions"][number])
                 if "conditioning_images" in batch:
                     served[f"{name}/mask"] = batch["conditioning_images"][number].numpy()
+                if batch.get("alpha_masks") is not None:
+                    served[f"{name}/alpha"] = batch["alpha_masks"][number].numpy()
                 for part in ("original_sizes_hw", "crop_top_lefts", "target_sizes_hw"):
                     served[f"{name}/{part}"] = np.array(batch[part][number])
                 outputs = batch.get("text_encoder_outputs_list") or [

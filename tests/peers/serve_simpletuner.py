@@ -118,13 +118,23 @@ def refusing_model(family, config, accelerator, folder):
     module, name, part, kind = {
         "sdxl": ("sdxl", "SDXL", "unet", diffusers.UNet2DConditionModel),
         "flux": ("flux", "Flux", "transformer", diffusers.FluxTransformer2DModel),
+        "sd1x": ("sd1x", "StableDiffusion1", "unet", None),
+        "sd3": ("sd3", "SD3", "transformer", None),
     }[family]
     model = getattr(importlib.import_module(f"simpletuner.helpers.models.{module}.model"), name)(config, accelerator)
     model.vae, model.text_encoders, model.tokenizers = Refused(), [Refused()], [Refused()]
     model.get_vae = Refused
     model.encode_text_batch = model.encode_cache_batch = refuse
-    model.model = kind.from_pretrained(folder, subfolder=part)
+    model.get_transforms = lambda *_, **__: pixels
+    model.model = kind and kind.from_pretrained(folder, subfolder=part)
     return model
+
+
+def pixels(image):
+    """(C, H, W) from -1 to 1, as torchvision gives them, which is a stand-in."""
+    import torch
+
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 127.5 - 1
 
 
 def main():
@@ -159,9 +169,13 @@ def main():
             keep(f"{name}/{Path(path).name}", batch_of(backend, samples), served)
         drawn += list(sampled(backend))
     losses = train(model, drawn[:2]) if family == "sdxl" else []
+    pixels_of = [batch.get("conditioning_pixel_values") for batch in drawn]
+    masks = [mask for values in pixels_of if values is not None for mask in values]
+    served |= {f"masks/{number}": mask.numpy() for number, mask in enumerate(masks)}
+    images = len(served) - len(masks)
     np.savez(served_path, **served)
     is_reg = {name: bool(backend["train_dataset"].is_regularisation_data) for name, backend in backends.items()}
-    counts = {"images": len(served) // len(PARTS), "batches": batches, "drawn": len(drawn), "losses": losses}
+    counts = {"images": images // len(PARTS), "batches": batches, "drawn": len(drawn), "losses": losses}
     sys.stdout.write(f"\n{json.dumps(counts | {'is_reg': is_reg})}\n")
 
 

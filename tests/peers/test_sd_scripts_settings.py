@@ -114,6 +114,28 @@ def test_masks_in_files_are_read(ten, vaes, tmp_path, name):  # noqa: F811
     assert sum(key.endswith("/mask") for key in served) == 10
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_alpha_masks_weigh_the_loss_as_the_masks_of_the_cache(vaes, tmp_path, name):  # noqa: F811
+    """The trainer shrinks a mask by means (``apply_masked_loss``), which gives the mask of the cache back."""
+    random = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for number, mode in enumerate(("RGBA", "RGBA", "RGB")):
+        values = random.integers(0, 256, (240, 400, len(mode)), dtype=np.uint8)
+        Image.fromarray(values).save(tmp_path / f"data/p{number}.png")
+    cache = build(tmp_path / "data", tmp_path / "cache", vaes / "sdxl", "--masks", "alpha", "--layout", "folder")
+    words = ["export", cache, tmp_path / "out", "--to", "kohya", "--release", CHECKOUTS[name]["release"]]
+    assert main([*map(str, words), "--architecture", "sdxl"]) == 0
+    served, counts = serve(name, tmp_path / "out", "sdxl")
+    assert counts is not None, served
+    loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=1, seed=None)
+    for row in range(3):
+        batch = loader.batch([row])
+        (alpha,) = [served[key] for key in served if key.startswith(batch["names"][0]) and key.endswith("/alpha")]
+        height, width = batch["mask"].shape[-2:]
+        shrunk = torch.nn.functional.interpolate(torch.from_numpy(alpha)[None, None], (height, width), mode="area")
+        torch.testing.assert_close(shrunk, batch["mask"].float(), rtol=0, atol=1e-6)
+
+
 def test_the_distance_to_the_latents_of_the_trainer(tmp_path, capsys):
     """Its pixels are resized by OpenCV (``INTER_AREA``), ours by Lanczos; a VAE of random weights encodes both."""
     make_images(tmp_path / "data", count=24, side=900)

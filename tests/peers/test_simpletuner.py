@@ -59,6 +59,10 @@ def models(tmp_path_factory):
     make_pipeline("FluxPipeline", folder / "flux", vae=tiny_vae(16, 0.3611, 0.1159))
     flux_transformer(32, 16).save_pretrained(folder / "flux/transformer")
     diffusers.FlowMatchEulerDiscreteScheduler().save_pretrained(folder / "flux/scheduler")
+    make_pipeline("StableDiffusionPipeline", folder / "sd1x", vae=tiny_vae(4, 0.18215))
+    diffusers.DDPMScheduler().save_pretrained(folder / "sd1x/scheduler")
+    make_pipeline("StableDiffusion3Pipeline", folder / "sd3", vae=tiny_vae(16, 1.5305, 0.0609))
+    diffusers.FlowMatchEulerDiscreteScheduler().save_pretrained(folder / "sd3/scheduler")
     return folder
 
 
@@ -83,7 +87,7 @@ def exported(data, folder, model, *more):
     return folder / "cache", folder / "out"
 
 
-@pytest.mark.parametrize("family", ["sdxl", "flux"])
+@pytest.mark.parametrize("family", ["sdxl", "flux", "sd1x", "sd3"])
 def test_every_image_is_accepted_and_every_value_is_equal(run, ten, models, tmp_path, family):
     cache, out = exported(ten, tmp_path, models / family)
     served, counts = serve(out, family, models / family)
@@ -96,11 +100,13 @@ def test_every_image_is_accepted_and_every_value_is_equal(run, ten, models, tmp_
         assert served[f"{start}/prompts"].item() == batch["captions"][0]
         np.testing.assert_array_equal(served[f"{start}/latent_batch"], batch["latents"][0].numpy())
         np.testing.assert_array_equal(served[f"{start}/prompt_embeds"], batch["prompt_embeds"][0].numpy())
-        np.testing.assert_array_equal(served[f"{start}/add_text_embeds"], batch["pooled_prompt_embeds"][0].numpy())
+        if family != "sd1x":
+            pooled = batch["pooled_prompt_embeds"][0].numpy()
+            np.testing.assert_array_equal(served[f"{start}/add_text_embeds"], pooled)
         times = served[f"{start}/batch_time_ids"]
         if family == "sdxl":
             assert times.reshape(-1).tolist()[2:4] == batch["crop_top_left"][0].tolist()
-        else:
+        elif family == "flux":
             mask = batch["prompt_ids"][0][1, 77:].numpy()
             np.testing.assert_array_equal(served[f"{start}/encoder_attention_mask"].reshape(-1), mask)
     plan = run(
@@ -108,6 +114,7 @@ def test_every_image_is_accepted_and_every_value_is_equal(run, ten, models, tmp_
     )
     assert counts["batches"] == {"images-1x-256": plan.json["trainer"]["batches_per_epoch"]}
     assert 1 < counts["drawn"] <= counts["batches"]["images-1x-256"]
+    assert run("verify", out).status == 0  # the files that the trainer wrote to are not compared
     if family == "sdxl":
         assert len(counts["losses"]) == 2
         assert all(map(math.isfinite, counts["losses"]))
@@ -143,5 +150,31 @@ def test_a_changed_caption_is_encoded_again_and_verify_names_it(run, ten, models
     assert counts is None
     assert "the trainer encodes again" in said
     found = {finding["path"] for finding in run("verify", out, "--json").json["findings"]}
-    # The trainer also writes its settings into its file of buckets.
-    assert found - {"images-1x/aspect_ratio_bucket_indices_images-1x-256.json"} == {"images-1x/p3.txt"}
+    assert found == {"images-1x/p3.txt"}
+
+
+def test_sizes_by_the_shorter_side_and_masks(ten, models, tmp_path):
+    """``resolution_type = pixel`` without square crops; every image has a mask, a data set of its own."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for number, size in enumerate(SIZES[:8]):  # the ninth would be alone in its bucket, at which it stops
+        for end in (".png", ".txt"):
+            shutil.copyfile(ten / f"p{number}{end}", data / f"p{number}{end}")
+        draw(data / f"weights/p{number}.png", size, seed=90 + number)
+    more = ("--resolution", "256", "--min-side", "256", "--masks", "weights")
+    cache, out = exported(data, tmp_path, models / "sdxl", *more)
+    backends = json.loads((out / "multidatabackend.json").read_text())
+    assert [entry.get("resolution_type") for entry in backends] == ["pixel", None, None]
+    served, counts = serve(out, "sdxl", models / "sdxl")
+    assert counts is not None, served
+    assert counts["images"] == 8
+    loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=1, seed=None)
+    for row in range(8):
+        batch = loader.batch([row])
+        start = f"images-1x-256/{batch['names'][0]}"
+        np.testing.assert_array_equal(served[f"{start}/latent_batch"], batch["latents"][0].numpy())
+        assert min(batch["target_size"][0].tolist()) == 256
+    masks = [value for name, value in served.items() if name.startswith("masks/")]
+    assert masks
+    assert {mask.shape[-2:] for mask in masks} <= {(256, 448), (448, 256), (256, 256)}
+    assert all(0.2 < mask.std() < 0.8 for mask in masks)  # noise, as the masks were drawn

@@ -120,6 +120,13 @@ def _pipeline(name: str, model: str, settings: PromptSettings, context: Describe
             value=settings.text_length,
             fix="leave it out",
         )
+    if settings.text_length is not None and settings.text_length <= output.before:
+        raise UsageError(
+            f"{found.cls} has {output.before} tokens of CLIP before those of T5",
+            argument="text_length",
+            value=settings.text_length,
+            fix=f"give the sum: --text-length {output.before + 77} for 77 tokens of T5",
+        )
     memos = {part.name: fingerprint_memo(read_headers(part.weights), known.get(part.name)) for part in found.parts}
     half = "float16" if all(part.cls.startswith("CLIP") for part in found.parts) else "bfloat16"
     recipe = PromptRecipe(

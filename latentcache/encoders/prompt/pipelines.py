@@ -42,6 +42,8 @@ class Output(Value):
     """True: the tokenizer pads to the length; False: to the longest text of a call."""
     drop: int = 0
     """Tokens of a template in front, which are encoded and not kept."""
+    before: int = 0
+    """Tokens of other text encoders, which the length counts and no option changes."""
     trim: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of ``encode_prompt`` whose defaults ``__call__`` replaces."""
@@ -134,7 +136,13 @@ PIPELINES: Mapping[str, Mapping[str, Output]] = {
     },
     "StableDiffusion3Pipeline": {
         **_sequence(
-            _THREE, _stable_diffusion_3, (("text_encoder_3", "d_model"),), 77 + 256, pools=True, arguments=_PLAIN
+            _THREE,
+            _stable_diffusion_3,
+            (("text_encoder_3", "d_model"),),
+            77 + 256,
+            pools=True,
+            before=77,
+            arguments=_PLAIN,
         ),
         **_vector(_TWO, _pooled_3, (("text_encoder", "projection_dim"), _PROJECTED)),
     },

@@ -153,6 +153,8 @@ def test_a_missing_folder_and_a_folder_without_a_pipeline(tmp_path):
 def test_a_length_that_is_a_property_of_the_model_is_rejected(pipelines):
     with pytest.raises(UsageError, match="text_length=64"):
         recipe_of(pipelines("StableDiffusionPipeline")[1], text_length=64)
+    with pytest.raises(UsageError, match="77 tokens of CLIP before those of T5"):
+        recipe_of(pipelines("StableDiffusion3Pipeline")[1], text_length=77)
 
 
 def test_libraries_that_clean_captions_are_in_the_recipe_and_a_missing_one_is_reported(pipelines, monkeypatch):
