@@ -8,9 +8,12 @@ says another.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
+
+#: A fix as text, or as a function of how its caller writes arguments.
+Fix = str | Callable[[Callable[..., str]], str]
 
 
 class LatentcacheError(Exception):
@@ -22,7 +25,8 @@ class LatentcacheError(Exception):
         value: Its value; None: not shown.
         where: File, line or entry; may be empty.
         why: Expected and found values, or the cause; may be empty.
-        fix: The action that solves the problem, a command if there is one.
+        fix: The action that solves the problem, a command if there is one. A function of :func:`option` or
+            :func:`keyword` gives both ``fix`` and ``fix_python``.
         fix_python: The action of a Python caller [default: the same].
         slug: Stable machine-readable name [default: the class's slug].
     """
@@ -43,10 +47,13 @@ class LatentcacheError(Exception):
         value: object = None,
         where: str = "",
         why: str = "",
-        fix: str = "",
+        fix: Fix = "",
         fix_python: str = "",
         slug: str = "",
     ) -> None:
+        if not isinstance(fix, str):
+            fix_python = fix(keyword)
+            fix = fix(option)
         self.what = f"{option(argument, value)}: {what}" if argument else what
         self.what_python = f"{keyword(argument, value)}: {what}" if argument else what
         self.where, self.why = where, why

@@ -96,6 +96,8 @@ def test_an_argument_is_named_as_the_caller_writes_it():
     )
     assert (error.what, error.fix) == ("--bucket='6 4': not a size", "--bucket=64x64")
     assert str(error) == "buckets='6 4': not a size; fix: buckets=['64x64']"
+    error = UsageError("no such split", fix=lambda said: f"name it: {said('split', 'train')}")
+    assert (error.fix, error.fix_python) == ("name it: --split=train", "name it: split='train'")
 
 
 def test_package_errors_use_python_arguments(tmp_path):

@@ -295,8 +295,7 @@ def choose_column(path: Path, what: str, columns: Sequence[str], meant: Sequence
             f"{len(several)} columns of {path.name} may hold the {what}s: {listed(several)}",
             where=str(path),
             why="one of them is used" if is_named else "they have one name",
-            fix=f"name it: {option(f'{what}_column', several[0])}" if is_named else "rename one of them",
-            fix_python=f"name it: {keyword(f'{what}_column', several[0])}" if is_named else "",
+            fix=lambda said: f"name it: {said(f'{what}_column', several[0])}" if is_named else "rename one of them",
         )
     if not several and (asked or what == "image"):
         wanted = f"a column called {asked}" if asked else "a column of images"

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import xxhash
 
-from latentcache.errors import SourceError, UnusableSampleError
+from latentcache.errors import Fix, SourceError, UnusableSampleError
 from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import fault
 from latentcache.sources.formats.files import MAX_SOURCE_BYTES, check_not_packed, read_source, shown
@@ -96,7 +96,7 @@ def decode(raw: bytes | None) -> str:
         raise fault("not-utf8", f"expected UTF-8, {found}") from error
 
 
-def read_document(path: Path, fix: str, fix_python: str = "", *, max_bytes: int = MAX_SOURCE_BYTES) -> Any:
+def read_document(path: Path, fix: Fix, *, max_bytes: int = MAX_SOURCE_BYTES) -> Any:
     """The value of a TOML or JSON file; raises SourceError, with the line."""
     import tomllib
 
@@ -106,7 +106,7 @@ def read_document(path: Path, fix: str, fix_python: str = "", *, max_bytes: int 
     except (tomllib.TOMLDecodeError, RecursionError, UnusableSampleError) as error:
         why = error.what if isinstance(error, UnusableSampleError) else str(error)
         what = f"{path.name} cannot be read"
-        raise SourceError(what, where=str(path), why=why, fix=fix, fix_python=fix_python) from error
+        raise SourceError(what, where=str(path), why=why, fix=fix) from error
 
 
 def parse_json(text: str) -> Any:

@@ -23,7 +23,7 @@ from latentcache.identity.content import StatMemo, content_hash
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import Findings, Notes, fault, rejected
 from latentcache.sources.formats import TAR
-from latentcache.sources.formats.files import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
+from latentcache.sources.formats.files import check_not_packed, listed, open_source, stat_source
 from latentcache.sources.formats.rows import opened
 from latentcache.sources.formats.tar import Member, tar_members
 from latentcache.sources.inventory import IMAGE_EXTENSIONS
@@ -238,5 +238,3 @@ def _check(path: str, key: str, images: Sequence[Member]) -> None:
         raise fault("two-images", f"{names} have one key, {key}: expected one image for each", path)
     if not images[0].size:
         raise fault("empty", "it has 0 bytes", path)
-    if images[0].size > MAX_SOURCE_BYTES:
-        raise fault("too-large", f"it has {images[0].size} bytes, at most {MAX_SOURCE_BYTES} are read", path)

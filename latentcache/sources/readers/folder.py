@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, count_of
+from latentcache.errors import EmptySourceError, Fix, UnusableSampleError, count_of
 from latentcache.fields.captions import further_captions
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, STAT_WIDTH, Files, Input, Rejected, SampleTable, table_column
@@ -44,8 +44,6 @@ from latentcache.sources.readers.table import read_tables
 from latentcache.sources.units import Scan, ScanResult, Units
 from latentcache.value import Value
 
-#: Most repeats of a sample.
-MAX_REPEATS = 65535
 #: What an image without a caption is counted as.
 NO_CAPTION = "none"
 _SET_COLUMNS = ("repeats", "image_set", SPAN)
@@ -276,8 +274,6 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
         units = Units.joined([units, read_archives(request, layout, sets, held, findings)])
     if archives or not files.is_in_order:
         units = _sorted(names, units)
-    if request.options.repeats is not False:
-        _check_repeats(root, names, units)
     captions = CaptionFiles(root, held, rules)
     good = captions.read(units, findings)
     units = units if good.all() else units.take(good)
@@ -296,19 +292,6 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
         raise _nothing(inventory, layout, notes)
     scanned = ScanResult(samples=samples, rejected=rejections, notes=notes, images=counts)
     return _hashed(request, root, scanned, held)
-
-
-def _check_repeats(root: Path, names: Strings, units: Units) -> None:
-    """Raise for more repeats than are stored; sets that share an image add up."""
-    most = int(units["repeats"].argmax()) if len(units) else 0
-    if len(units) and units["repeats"][most] > MAX_REPEATS:
-        raise SourceError(
-            f"{names[int(units['image'][most])]}: {units['repeats'][most]} repeats, more than {MAX_REPEATS}",
-            where=str(root),
-            why="more occurrences of a sample in an epoch cannot be stored",
-            fix="give fewer repeats, or --no-repeats",
-            fix_python="give fewer repeats, or repeats=False",
-        )
 
 
 def _pair(request: Scan, layout: Layout, files: _Files, units: Units) -> None:
@@ -448,10 +431,10 @@ def _readings(
     return reading
 
 
-def repeats_of(samples: SampleTable) -> NDArray[np.uint16]:
+def repeats_of(samples: SampleTable) -> NDArray[np.uint32]:
     """(S,) how often each sample is seen in one epoch."""
     held = samples.columns.get("repeats")
-    return np.ones(len(samples), dtype=np.uint16) if held is None else np.asarray(held)
+    return np.ones(len(samples), dtype=np.uint32) if held is None else np.asarray(held)
 
 
 def _is_of_file(column: str) -> bool:
@@ -482,7 +465,7 @@ def _samples(
     if "span" in units.columns:
         columns[SPAN] = units["span"]
     if any(image_set.repeats != 1 for image_set in sets) or (units["repeats"] != 1).any():
-        columns["repeats"] = units["repeats"].astype(np.uint16)
+        columns["repeats"] = units["repeats"].astype(np.uint32)
     if len(sets) > 1:
         columns["image_set"] = units["owner"].astype(np.uint16)
     others = units["more"].tolist() if "more" in units.columns else []
@@ -504,15 +487,15 @@ def _nothing(inventory: Inventory, layout: Layout, notes: Sequence[Rejected]) ->
             f"no images in {count_of(count, 'archives')} of {root}",
             where=str(root),
             why="; ".join(note.detail for note in notes[:3]) or "they hold no members or rows",
-            fix="say what the images are: --image-column=NAME (of a tar: the end of their names, such as jpg)",
-            fix_python="say what the images are: image_column=NAME (of a tar: the end of their names, such as jpg)",
+            fix=lambda said: (
+                f"name the column of images, or in tars the end of their names, with {said('image_column')}"
+            ),
         )
     videos = CLIP_EXTENSIONS.intersection(extension for folder in inventory.below() for extension in folder.counts)
     why = f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}; found {inventory.contents}"
     if any(note.reason == "cache-folder" for note in notes) or (root / "CURRENT").is_file():
         why += "; there is a cache in it, which is not read as data"
-    fix, fix_python = "give the folder that holds the images: `latentcache build FOLDER`", ""
+    fix: Fix = "give the folder that holds the images: `latentcache build FOLDER`"
     if videos:
-        fix = "give --frames=N, and the VAE of a video model with --model, to encode the videos"
-        fix_python = "give frames=N, and the VAE of a video model with model=, to encode the videos"
-    return EmptySourceError(f"no images in {root}", where=str(root), why=why, fix=fix, fix_python=fix_python)
+        fix = lambda said: f"give {said('frames')}, and the VAE of a video model as {said('model')}"  # noqa: E731
+    return EmptySourceError(f"no images in {root}", where=str(root), why=why, fix=fix)

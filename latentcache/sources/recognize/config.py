@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latentcache.errors import SourceError, SourceNotFoundError, count_of, keyword, option
+from latentcache.errors import Fix, SourceError, SourceNotFoundError, count_of
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
 from latentcache.sources.formats.files import shown
@@ -97,13 +97,11 @@ class Config:
                 f"{name} = {value!r} is there twice: {beside} and {below}", f"write one of them in {self.path}"
             )
         if not paths:
-            fix, fix_python = _correct(f"correct {name} in {shlex.quote(str(self.path))}")
             raise SourceNotFoundError(
                 f"{self.path.name}: {name} = {value!r} does not exist",
                 where=str(self.path),
                 why=" and ".join(f"nothing at {path}" for path in dict.fromkeys((beside, below))),
-                fix=fix,
-                fix_python=fix_python,
+                fix=_correct(f"correct {name} in {shlex.quote(str(self.path))}"),
             )
         return paths[0]
 
@@ -114,17 +112,15 @@ class Config:
 
 def read_config(path: Path) -> Config:
     """Parse a TOML or JSON file; raises SourceError, with the line."""
-    fix, fix_python = _correct(f"correct {shlex.quote(str(path))}")
     used = {Path(os.path.abspath(path))}  # noqa: PTH100 - links stay
-    return Config(path, read_document(path, fix, fix_python, max_bytes=MAX_BYTES), used=used)
-
-
-def _correct(what: str) -> tuple[str, str]:
-    """A correction of a file, or else the plain folder, for the command line and for Python."""
-    return (
-        f"{what}, or read the folder alone with {option('layout', 'folder')}",
-        f"{what}, or read the folder alone with {keyword('layout', 'folder')}",
+    return Config(
+        path, read_document(path, _correct(f"correct {shlex.quote(str(path))}"), max_bytes=MAX_BYTES), used=used
     )
+
+
+def _correct(what: str) -> Fix:
+    """A correction of a file, or else the plain folder."""
+    return lambda said: f"{what}, or read the folder alone with {said('layout', 'folder')}"
 
 
 def pixels_in(settings: Mapping[str, Any]) -> tuple[int, ...]:

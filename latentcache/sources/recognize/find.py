@@ -19,8 +19,6 @@ from latentcache.errors import (
     SourceError,
     SourceNotFoundError,
     UsageError,
-    keyword,
-    option,
 )
 from latentcache.sources.formats import kind_of_archive
 from latentcache.sources.formats.files import kind_of
@@ -85,8 +83,7 @@ def find_kind(data: Path, inventory: Inventory | None, options: SourceOptions, i
         f"DATA has images and records: {inventory.root}",
         where=str(inventory.root),
         why="a model is for images, a tokenizer for records",
-        fix="give --model to encode the images, or --tokenizer to encode the records",
-        fix_python="give model= to encode the images, or tokenizer= to encode the records",
+        fix=lambda said: f"give {said('model')} to encode the images, or {said('tokenizer')} to encode the records",
     )
 
 
@@ -178,8 +175,7 @@ def _of_folder(inventory: Inventory, options: SourceOptions) -> Layout:
             f"DATA can be read as {' or '.join(words)}: {inventory.root}",
             where=str(inventory.root),
             why="; ".join(f"{name}: {why}" for name, why in readings),
-            fix=f"add {' or '.join(option('layout', name) for name in words)}",
-            fix_python=f"add {' or '.join(keyword('layout', name) for name in words)}",
+            fix=lambda said: f"add {' or '.join(said('layout', name) for name in words)}",
         )
     return fitting[0]
 

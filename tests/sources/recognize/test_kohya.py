@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_folders import notes, put, rows
 
-from latentcache.errors import SourceAmbiguousError, SourceError
+from latentcache.errors import SourceAmbiguousError
 from latentcache.sources.layout import ImageSet, balanced
 from latentcache.sources.options import Part, SourceOptions
 from latentcache.sources.scan import scan
@@ -53,23 +53,6 @@ def test_folders_of_images_and_of_regularization_images(tmp_path):
     assert rows(found) == [("img/5_cat/a.jpg", "cat", 5), ("reg/2_a cat/b.jpg", "a cat", 5)]
     assert [one.is_reg for one in found.layout.sets] == [False, True]
     assert notes(found) == [("img/5_cat/deep/c.jpg", "outside-sets"), ("log/x.txt", "caption-unused")]
-
-
-@pytest.mark.parametrize(
-    ("folders", "what"),
-    [
-        (("65536_cat",), "65536_cat/a.jpg: 65536 repeats, more than 65535"),
-        (("65535_cat", "60000_dog", "1_reg"), "reg/1_a/a.jpg: 125535 repeats, more than 65535"),
-    ],
-)
-def test_more_repeats_than_are_stored_are_an_error(tmp_path, folders, what):
-    for folder in folders:
-        put(tmp_path, {f"{'reg/1_a' if folder == '1_reg' else folder}/a.jpg": "x"})
-    with pytest.raises(SourceError) as error:
-        scan(tmp_path, SourceOptions(layout="kohya"))
-    assert error.value.what == what
-    found = scan(tmp_path, SourceOptions(layout="kohya", repeats=False))
-    assert "repeats" not in found.samples.columns
 
 
 def reference_repeats(train: int, repeats: list[int]) -> list[int]:
