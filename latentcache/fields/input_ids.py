@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from latentcache.errors import UsageError
 from latentcache.fields.protocol import (
     Array,
-    Difference,
     Differences,
     Failure,
     FieldKind,
@@ -142,17 +141,6 @@ class InputIds(FieldKind):
             return None
         detail = f"token id {largest} is outside the vocabulary of {recipe.num_ids}"
         return Failure(reason="storage-overflow", detail=detail)
-
-    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: InputIdsRecipe) -> Difference:
-        """Exact; says where two documents begin to differ."""
-        both = min(len(stored), len(made))
-        at = int(np.append(np.flatnonzero(stored[:both] != made[:both]), both)[0])
-        if at == len(stored) == len(made):
-            return Difference(differs=False)
-        detail = f"{len(stored)} tokens stored, {len(made)} made"
-        if at < both:
-            detail = f"token {at} is {int(stored[at])}, made again {int(made[at])}"
-        return Difference(differs=True, detail=detail)
 
     def differences(
         self, cached: Recipe, requested: Recipe, provenance: Sequence[Mapping[str, Any]] = ({}, {})

@@ -27,10 +27,7 @@ from latentcache.fields.clips import (
     clip_settings,
 )
 from latentcache.fields.dtypes import FLOATS
-from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
-    Array,
-    Difference,
     FieldKind,
     FieldPlan,
     FieldRecipe,
@@ -225,6 +222,11 @@ class LatentsRecipe(FieldRecipe):
         return FieldSpec(dtype=self.encoder.storage_dtype, dims=dims, variants=self.geometry.variants)
 
     @property
+    def compute_dtype(self) -> str:
+        """Type that the encoder computes in."""
+        return self.encoder.compute_dtype
+
+    @property
     def read_time(self) -> ReadSpec:
         """Normalization and draw from the posterior."""
         affine = asdict(self.encoder.normalization)
@@ -406,17 +408,6 @@ class Latents(FieldKind):
             groups=tuple(recipe.group(Size(*one[1:]), one[0]) for one in dims),
             rejected=tuple(unfit),
             notes=tuple(notes),
-        )
-
-    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: LatentsRecipe) -> Difference:
-        """Different if beyond the noise of the build, means and log variances apart; see ``fields.noise``."""
-        return compare_floats(
-            stored,
-            made,
-            noise,
-            compute_dtype=recipe.encoder.compute_dtype,
-            storage_dtype=recipe.encoder.storage_dtype,
-            parts=2 if recipe.encoder.posterior == "moments" else 1,
         )
 
     def describe(self, recipe: LatentsRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:

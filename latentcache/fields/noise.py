@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.dtypes import as_floats, is_finite
-from latentcache.fields.protocol import Difference
+from latentcache.value import Value
 
 #: Allowed parts of a build's own noise: of the largest difference, and of the mean one.
 _OF_FLOOR = (8.0, 4.0)
@@ -28,6 +28,15 @@ EXACT: Mapping[str, Any] = {"devices": ["cpu"], "largest": 0.0, "mean": 0.0}
 LEAST = 0.1, 0.02
 #: In bfloat16 on another device, where each device is 2 % (root mean square) from float32.
 ELSEWHERE_IN_BFLOAT16 = 0.5, 0.06
+
+
+class Difference(Value):
+    """Difference of a stored item from the one made again."""
+
+    differs: bool
+    largest: float = 0.0
+    mean: float = 0.0
+    detail: str = ""
 
 
 def tolerance(noise: Mapping[str, Any], compute_dtype: str) -> tuple[float, float]:

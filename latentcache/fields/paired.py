@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from latentcache.errors import count_of
 from latentcache.fields.clips import ClipSettings
 from latentcache.fields.latents import EncoderSpec, Latents, LatentsRecipe, LatentsSettings, Normalization
-from latentcache.fields.protocol import Array, Difference, FieldKind, FieldPlan, WorkSize
+from latentcache.fields.protocol import FieldPlan, WorkSize
 from latentcache.fields.table import SampleTable
 from latentcache.identity.content import content_hash
 
@@ -77,10 +77,6 @@ class Mask(Paired):
         contents = super().content(samples)
         contents[np.asarray(samples.inputs["mask"].file) < 0] = np.frombuffer(FULL, dtype=np.uint8)
         return contents
-
-    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: LatentsRecipe) -> Difference:
-        """Different if any number is."""
-        return FieldKind.compare(self, stored, made, noise, recipe)
 
     def describe(self, recipe: LatentsRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Size of a cell."""

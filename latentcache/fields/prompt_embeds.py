@@ -18,10 +18,7 @@ from numpy.typing import NDArray
 from latentcache.errors import count_of
 from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.dtypes import FLOATS
-from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
-    Array,
-    Difference,
     FieldKind,
     FieldPlan,
     FieldRecipe,
@@ -241,12 +238,6 @@ class PromptEmbeds(FieldKind):
             own = np.frombuffer(content_hash(text.encode()), dtype=np.uint8)
             content = np.where((variant == number)[:, None], own, content)
         return content
-
-    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: PromptRecipe) -> Difference:
-        """Different if beyond the noise of the build; see ``fields.noise``."""
-        return compare_floats(
-            stored, made, noise, compute_dtype=recipe.compute_dtype, storage_dtype=recipe.storage_dtype
-        )
 
     def describe(self, recipe: PromptRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Pipeline, model and shape."""

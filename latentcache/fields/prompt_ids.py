@@ -9,12 +9,13 @@ are side by side, in the order of the pipeline: ``tokenizer``, ``tokenizer_2``, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from latentcache.fields.prompt_embeds import PromptEmbeds, PromptRecipe
-from latentcache.fields.protocol import Array, Difference, FieldKind, FieldSpec
+from latentcache.fields.protocol import Array, FieldSpec
 from latentcache.fields.table import SampleTable
 
 
@@ -34,10 +35,7 @@ class PromptIdsRecipe(PromptRecipe):
     @property
     def spec(self) -> FieldSpec:
         """Storage and collation."""
-        captions, prompts = super().spec.variants, super().spec.first_prompt
-        return FieldSpec(
-            dtype=self.storage_dtype, dims=("ids and mask", "tokens"), variants=captions, first_prompt=prompts
-        )
+        return replace(super().spec, dims=("ids and mask", "tokens"))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,10 +67,6 @@ class PromptIds(PromptEmbeds):
             asked = held or self.name in fields or getattr(fields.get("latents"), "like", None) is not None
             return super().resolved(fields, samples, held=held) if asked else None
         return super().resolved(fields, samples, held=held) or shown if asked else None
-
-    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: PromptRecipe) -> Difference:
-        """Different if any id is."""
-        return FieldKind.compare(self, stored, made, noise, recipe)
 
     def describe(self, recipe: PromptRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Lengths."""

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from latentcache.errors import RecipeError
 from latentcache.fields.captions import CaptionVariants
-from latentcache.fields.dtypes import is_finite
+from latentcache.fields.dtypes import FLOATS, is_finite
+from latentcache.fields.noise import Difference as Difference
+from latentcache.fields.noise import compare_floats
 from latentcache.fields.table import Failure as Failure
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import (
@@ -92,6 +94,11 @@ class FieldRecipe(Value):
     def spec(self) -> FieldSpec:
         """Storage and collation."""
         raise TypeError(f"{type(self).__name__} lacks spec")
+
+    @property
+    def compute_dtype(self) -> str:
+        """Type that values are computed in."""
+        return "float32"
 
     @property
     def read_time(self) -> ReadSpec:
@@ -287,15 +294,6 @@ class Described(Value):
     """Why a check could not compare the recorded encoder, with its path and the option that names another one."""
 
 
-class Difference(Value):
-    """Difference of a stored item from the one made again."""
-
-    differs: bool
-    largest: float = 0.0
-    mean: float = 0.0
-    detail: str = ""
-
-
 class DescribeContext(Value):
     """Values that a describer may use beside the settings."""
 
@@ -475,8 +473,18 @@ class FieldKind:
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: Recipe) -> Difference:
         """Compare a stored item with the same item made again, both in the storage type.
 
+        Floats differ beyond the noise of the build, means and log variances apart; other values if any does.
         ``noise`` is what the build recorded (:attr:`Producer.noise`), with ``device``: where ``made`` was made.
         """
+        if recipe.spec.dtype in FLOATS:
+            return compare_floats(
+                stored,
+                made,
+                noise,
+                compute_dtype=recipe.compute_dtype,
+                storage_dtype=recipe.spec.dtype,
+                parts=2 if recipe.read_time.posterior else 1,
+            )
         same = stored.shape == made.shape and stored.tobytes() == made.tobytes()
         return Difference(differs=not same, detail="" if same else "the bytes differ")
 

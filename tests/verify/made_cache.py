@@ -38,6 +38,7 @@ class MadeRecipe:
     spec: FieldSpec
     scale: int = 1
     read_time: ReadSpec = field(default_factory=ReadSpec)
+    compute_dtype: str = "float32"
 
     def identity(self):
         return {"scale": self.scale}
