@@ -33,7 +33,6 @@ from latentcache.store.publish import (
     is_unchanged,
     new_field,
     publish_snapshot,
-    remove_unfinished,
     shard_numbers,
 )
 from latentcache.store.snapshot import FieldRows, Snapshot
@@ -67,8 +66,6 @@ def publish(
     new = _new_snapshot(base, works, catalog, root)
     unchanged = current is not None and is_unchanged(new, current, _COMPARED)
     number = 0 if unchanged else publish_snapshot(paths, new)
-    if unchanged:
-        remove_unfinished(paths)
     return BuildReport(
         plan=plan,
         fields={rows.name: field_done(work, rows) for work, rows in zip(works, new.fields, strict=True)},

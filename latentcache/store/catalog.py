@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,20 +97,22 @@ class Catalog:
 
     def find(self, keys: NDArray[np.uint8]) -> NDArray[np.int64]:
         """(n,) item of each key (n, 32); -1 if it is not committed."""
-        return self._search(_KEY, _mixed(keys), lambda items, rows: (self.keys(items) == keys[rows]).all(axis=1))
+        numbers = np.full(len(keys), -1, dtype=np.int64)
+        rows, items = self._candidates(_KEY, _mixed(keys))
+        is_right = (self.keys(items) == keys[rows]).all(axis=1)
+        numbers[rows[is_right]] = items[is_right]
+        return numbers
 
-    def find_same(self, same: NDArray[np.uint8], keys: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """(n,) item with the same-hash (n, 16) whose key differs from the key (n, 32) in content only."""
-
-        def right(at: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.bool_]:
-            stored, wanted = self.keys(at), keys[row].copy()
-            wanted[:, CONTENT_SLICE] = stored[:, CONTENT_SLICE]
-            held: NDArray[np.bool_] = (stored == wanted).all(axis=1)
-            for some, _, index, rows in self._parts(at):
-                held[some] &= (index.columns["item.same"][rows] == same[row][some]).all(axis=1)
-            return held
-
-        return self._search(_SAME, _mixed(keys, same), right)
+    def find_same(self, same: bytes, key: bytes) -> int:
+        """The item with a same-hash whose key differs from this key in its content only; -1: there is none."""
+        wanted, hashes = (np.frombuffer(data, dtype=np.uint8)[None] for data in (key, same))
+        _, items = self._candidates(_SAME, _mixed(wanted, hashes))
+        for _, _, index, rows in self._parts(items):
+            stored = index.keys(rows)
+            stored[:, CONTENT_SLICE] = wanted[:, CONTENT_SLICE]
+            if (stored == wanted).all() and (index.columns["item.same"][rows] == hashes).all():
+                return int(items[0])
+        return -1
 
     def forget(self) -> None:
         """Give the memory back; what is needed again is made again."""
@@ -239,27 +241,14 @@ class Catalog:
             at: Any = slice(None) if (shard == number).all() else np.flatnonzero(shard == number)
             yield at, number, self._index(number), items[at].astype(np.int64) - self._bases[number]
 
-    def _search(
-        self,
-        table: str,
-        wanted: NDArray[np.uint64],
-        right: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]],
-    ) -> NDArray[np.int64]:
-        """(n,) the first item of each wanted number for which ``right(items, rows)`` is true; -1 for none."""
+    def _candidates(self, table: str, wanted: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Positions of wanted numbers (n,) that a table has, and their items, whose keys are still to be compared."""
         numbers, items = self._table(table)
-        result = np.full(len(wanted), -1, dtype=np.int64)
         rows = np.argsort(wanted, kind="stable")  # neighbors are looked up together
-        at = np.searchsorted(numbers, wanted[rows]).astype(np.int64)
-        while len(rows):
-            inside = at < len(numbers)
-            rows, at = rows[inside], at[inside]
-            equal = numbers[at] == wanted[rows]
-            rows, at = rows[equal], at[equal]
-            candidates = items[at].astype(np.int64)
-            held = right(candidates, rows)
-            result[rows[held]] = candidates[held]
-            rows, at = rows[~held], at[~held] + 1
-        return result
+        at = np.searchsorted(numbers, wanted[rows])
+        is_there = at < len(numbers)
+        is_there[is_there] = numbers[at[is_there]] == wanted[rows[is_there]]
+        return rows[is_there], items[at[is_there]].astype(np.int64)
 
     def _table(self, name: str) -> Table:
         if name not in self._tables:
@@ -267,17 +256,12 @@ class Catalog:
             mixed = np.concatenate([np.zeros(0, np.uint64), *(part[0] for part in parts)])
             items = np.concatenate([np.zeros(0, np.uint32), *(part[1] for part in parts)])
             del parts
-            order = np.argsort(mixed)  # a stable sort takes three times as long
+            order = np.argsort(mixed, kind="stable")
             mixed, items = mixed[order], items[order]
-            before_equal = np.flatnonzero(mixed[1:] == mixed[:-1])
-            equal = np.sort(np.concatenate([before_equal, before_equal + 1]))
-            equal = equal[np.diff(equal, prepend=-1) > 0]
-            items[equal] = items[equal][np.lexsort((items[equal], mixed[equal]))]
-            if name == _KEY and len(before_equal):
-                same = (self.keys(items[before_equal]) == self.keys(items[before_equal + 1])).all(axis=1)
-                duplicates = before_equal[same] + 1
-                mixed, items = np.delete(mixed, duplicates), np.delete(items, duplicates)
-            self._tables[name] = mixed, items
+            # Two keys of one number have a chance of 2**-64 for each pair; the second one is then not found.
+            is_first = np.ones(len(mixed), dtype=np.bool_)
+            is_first[1:] = mixed[1:] != mixed[:-1]
+            self._tables[name] = mixed[is_first], items[is_first]
         return self._tables[name]
 
     def _mixed_parts(self, name: str) -> Iterator[Table]:

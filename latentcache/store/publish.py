@@ -6,7 +6,6 @@ A crash leaves the old snapshot or the new one. Entries are shared between snaps
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
@@ -98,8 +97,8 @@ def new_field(
         order = np.lexsort((variant, group, sample))
         sample, group, variant, items = sample[order], group[order], variant[order], items[order]
     rows = catalog.locations(items)
-    entry, first = _in_order(catalog.entry_numbers(rows))
-    entries = rows if len(first) == len(rows) else rows[first]  # there may be ten million
+    _, first, entry = np.unique(catalog.entry_numbers(rows), return_index=True, return_inverse=True)
+    entries = rows[first]
     plain, ragged = catalog.own_columns(kind, items)
     return FieldRows(
         name=kind.name,
@@ -112,7 +111,7 @@ def new_field(
         spec=recipe.spec,
         key=catalog.entry_keys(entries),
         sample=sample,
-        entry=entry,
+        entry=entry.astype(np.int32),
         group=group,
         variant=variant,
         start=rows.start,
@@ -122,17 +121,6 @@ def new_field(
         **{name: entries[name] for name in ENTRY_TYPES},
         **about,
     )
-
-
-def _in_order(number: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
-    """(n,) the rank of each number, in the order in which numbers appear, and the first row of each."""
-    first_row = np.empty(int(number.max(initial=-1)) + 1, dtype=np.int32)
-    first_row[number[::-1]] = np.arange(len(number) - 1, -1, -1, dtype=np.int32)  # of two writes the last one stays
-    first = first_row[number]
-    del first_row  # there is one for each of ten million samples
-    is_first = first == np.arange(len(number), dtype=np.int32)
-    rank = np.cumsum(is_first, dtype=np.int32) - np.int32(1)
-    return rank[first], np.flatnonzero(is_first)
 
 
 def shard_numbers(catalog: Catalog, known: FieldRows) -> NDArray[np.int32]:
@@ -177,11 +165,6 @@ def publish_snapshot(paths: CachePaths, new: NewSnapshot) -> int:
         sync_folder(paths.snapshots_folder)
     write_atomically(paths.current, f"{number:06d}\n".encode("ascii"))
     return number
-
-
-def remove_unfinished(paths: CachePaths) -> None:
-    """Delete the folder of a snapshot that a killed build left without a manifest. The caller holds the lock."""
-    shutil.rmtree(paths.snapshot(paths.next_snapshot()), ignore_errors=True)
 
 
 def publish_replacement(paths: CachePaths, old: Snapshot, fields: Iterable[FieldRows], **changes: Any) -> None:

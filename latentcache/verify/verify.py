@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, LatentcacheError
+from latentcache.errors import CacheDamagedError
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import Described
 from latentcache.fields.registry import load, settings_of
@@ -38,7 +38,7 @@ from latentcache.store.index import load_index, mend_index, remove_entries
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import kept_rows, publish_replacement
-from latentcache.store.snapshot import Snapshot, load_manifest, open_leased
+from latentcache.store.snapshot import Snapshot, open_leased
 from latentcache.value import Value
 from latentcache.verify.entries import (
     Check,
@@ -135,10 +135,9 @@ def check_cache(
     if depth.untrusted:
         check_outside(cache)
     commands = replace(commands, cache=cache, data="" if data is None else f"--data {shlex.quote(str(data))}")
-    unnamed = depth.untrusted and data is None
-    snapshot = _opened(cache, commands, None if unnamed else partial(find_data, cache, data=data))
+    snapshot = _opened(cache, commands)
     described = {} if requested is None else requested(snapshot)
-    root = None if unnamed else find_data(cache, snapshot.source, data)
+    root = None if depth.untrusted and data is None else find_data(cache, snapshot.source, data)
     check = Check(snapshot)
     chosen = choose(snapshot, depth.slice)
     compared = _look(check, depth, root, chosen)
@@ -165,26 +164,16 @@ def check_cache(
     ), check
 
 
-def _opened(cache: Path, commands: Commands, find: Callable[[Mapping[str, Any]], Path] | None) -> Snapshot:
-    """The current snapshot, which is intact; ``find`` gives the data of a source, for the fix if it is not."""
+def _opened(cache: Path, commands: Commands) -> Snapshot:
+    """The current snapshot, which is intact."""
     try:
         snapshot = open_leased(cache)
         snapshot.check()
     except CacheDamagedError as error:
         if error.fix == error.default_fix:
-            error.fix = _build_again(cache, commands, find)
+            error.fix = f"run `{commands.build()}` with the flags of its first build: no entry is lost"
         raise
     return snapshot
-
-
-def _build_again(cache: Path, commands: Commands, find: Callable[[Mapping[str, Any]], Path] | None) -> str:
-    """The build that mends a damaged snapshot: of the data that an intact manifest names, the newest one first."""
-    paths = CachePaths(cache)
-    for number in reversed(paths.snapshots()):
-        with suppress(LatentcacheError):
-            root = find(load_manifest(paths.snapshot(number))["source"]) if find is not None else None
-            return replace(commands, root=root).build()
-    return f"run `{commands.build()}` with the flags of its first build: no entry is lost"
 
 
 def _report(

@@ -22,8 +22,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from latentcache.failpoint import VARIABLE, arm, failpoint
 from latentcache.fields.protocol import Failure, Made, Prepared, Producer, ProducerContext
 from latentcache.fields.registry import field_kinds, load
@@ -247,8 +245,7 @@ class WorkerLoop:
     def _queue(self, item: PendingItem) -> None:
         """Copy a committed item that was made from exactly the same encoder input, or wait for a batch."""
         if self.lookup is not None and item.prepared.same and not item.owner.unit.probe:
-            same, key = (np.frombuffer(hashed, dtype=np.uint8)[None] for hashed in (item.prepared.same, item.key))
-            number = int(self.lookup.find_same(same, key)[0])
+            number = self.lookup.find_same(item.prepared.same, item.key)
             if number >= 0 and (stored := self.lookup.item(number)) is not None:
                 self.jobs.copied.add(item.key)
                 self._store([(item, Made(array=stored.array, columns=stored.columns))])
