@@ -17,7 +17,7 @@ HELP = "Delete unreferenced data (dry run unless --apply)."
 EXAMPLES = """\
 latentcache gc images.latentcache
 latentcache gc images.latentcache --apply
-latentcache gc images.latentcache --keep 1 --grace 0 --apply
+latentcache gc images.latentcache --keep 1 --apply
 """
 
 
@@ -26,15 +26,12 @@ def gc(
     *,
     apply: bool = option(False, "--apply", "Delete unreferenced data instead of listing it."),
     keep: int = option(2, "--keep N", "Snapshots to keep, newest first. [default: 2]", min=1),
-    grace: float = option(
-        3600.0, "--grace SECONDS", "Keep data that was referenced within this time. [default: 3600]", min=0
-    ),
     field: flags.Kinds = None,
 ) -> Result:
     """Delete old snapshots, unreferenced entries and leftovers (dry run unless --apply)."""
     from latentcache.verify.collect import collect
 
-    report = collect(cache, apply=apply, keep=keep, grace_s=grace)
+    report = collect(cache, apply=apply, keep=keep)
     return Result({"cache": str(cache), **report.as_json()}, _lines(report))
 
 

@@ -5,7 +5,7 @@ the name of a dead process waits for its workers.
 
 A reader has a lease of its snapshot, a shared lock on ``manifest.json``, so that no collector removes the files that
 it still reads. A lease writes nothing, so it works on a read-only folder. A forked child shares it; a pickled
-reader takes its own. Without locks in the file system only the grace period of the collector protects a reader.
+reader takes its own. Without locks in the file system, do not collect while a reader is open.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Lease:
             self.close()
             if isinstance(error, BlockingIOError):
                 raise
-            return  # a file system without locks: the grace period has to do
+            return  # a file system without locks
         if not _is_still_there(descriptor, manifest):  # removed between the two calls
             self.close()
             raise FileNotFoundError(manifest)
@@ -226,7 +226,7 @@ def unleased(manifest: Path) -> Iterator[bool]:
         descriptor = os.open(manifest, os.O_RDONLY | flags)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # without locks: the grace period was asked for that
+    except OSError as error:  # without locks nobody can tell
         free = not isinstance(error, BlockingIOError)
     try:
         yield free

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +33,6 @@ from latentcache.value import Value
 
 #: Snapshots that stay, the current one among them.
 KEEP = 2
-#: How long data that stopped being needed stays for readers without a lease, in seconds.
-GRACE_S = 3600.0
 #: A shard is copied if less than this part of its entries is needed: then at least as much is freed as is written.
 MOST_NEEDED = 0.5
 _BUILDING = "until the build that was started has ended"
@@ -99,17 +93,16 @@ class CollectReport(Value):
         }
 
 
-def collect(cache: Path, *, apply: bool = False, keep: int = KEEP, grace_s: float = GRACE_S) -> CollectReport:
+def collect(cache: Path, *, apply: bool = False, keep: int = KEEP) -> CollectReport:
     """Find data that no snapshot needs, and delete it if ``apply`` says so.
 
     Args:
         cache: The cache folder.
         apply: Delete it; otherwise only report it.
         keep: Snapshots that stay, the current one among them; one that a repair or a collection replaced is extra.
-        grace_s: Data that stopped being needed less than so many seconds ago stays.
     """
-    if keep < 1 or not grace_s >= 0:
-        raise UsageError("the current snapshot always stays", argument="keep", value=keep, fix="--keep 1 --grace 0")
+    if keep < 1:
+        raise UsageError("the current snapshot always stays", argument="keep", value=keep, fix="--keep 1")
     paths = CachePaths(cache)
     if not paths.current_snapshot():  # no lock is left in a folder that is no cache
         open_snapshot(cache)
@@ -119,7 +112,7 @@ def collect(cache: Path, *, apply: bool = False, keep: int = KEEP, grace_s: floa
         except CacheReadOnlyError:
             if apply:
                 raise
-        return _Collector(paths, keep, grace_s, apply).run()
+        return _Collector(paths, keep, apply).run()
 
 
 class _Old(Value):
@@ -129,15 +122,14 @@ class _Old(Value):
     shards: frozenset[str] | None
     """None if the manifest is damaged."""
     reason: str
-    """Empty: it goes, unless a reader holds it."""
-    until: str = ""
+    until: str
 
 
 class _Collector:
     """One collection; the caller holds the builder lock."""
 
-    def __init__(self, paths: CachePaths, keep: int, grace_s: float, apply: bool) -> None:
-        self.paths, self.keep, self.grace_s, self.apply = paths, keep, grace_s, apply
+    def __init__(self, paths: CachePaths, keep: int, apply: bool) -> None:
+        self.paths, self.keep, self.apply = paths, keep, apply
         self.items: list[Garbage] = []
 
     def run(self) -> CollectReport:
@@ -182,43 +174,32 @@ class _Collector:
 
     def _snapshots(self, *, remove: bool) -> list[_Old]:
         """Snapshots that stay, upwards; ``remove`` the others, while readers are kept away from them."""
-        staying = list[_Old]()
-        for old in self._on_disk():
-            folder = self.paths.snapshot(old.number)
-            if not old.reason:
-                with unleased(folder / "manifest.json") as free:
-                    if free and remove:
-                        self._remove(folder, "superseded" if old.shards is not None else "damaged")
-                if free:
-                    continue
-                readers = f"`fuser {shlex.quote(str(folder / 'manifest.json'))}` names them on their machine"
-                old = replace(old, reason="leased", until=f"until its readers close the cache ({readers})")
-            if remove and old.number != self.paths.current_snapshot():
-                self._keep_for(folder, old)
-            staying.append(old)
-        return staying
-
-    def _on_disk(self) -> Iterator[_Old]:
-        """The snapshots on disk, upwards, and why each stays."""
-        current, numbers = self.paths.current_snapshot(), self.paths.snapshots()
-        manifests = dict[int, dict[str, Any]]()
-        for number in numbers:
+        current, manifests, staying = self.paths.current_snapshot(), dict[int, dict[str, Any]](), list[_Old]()
+        for number in self.paths.snapshots():
             with suppress(CacheDamagedError, CacheFormatError):
                 manifests[number] = load_manifest(self.paths.snapshot(number))
         replaced = {int(manifest.get("replaces", 0)) for number, manifest in manifests.items() if number <= current}
-        lasting = [number for number in reversed(numbers) if number <= current and number in manifests]
+        lasting = [number for number in sorted(manifests, reverse=True) if number <= current]
         kept = [number for number in lasting if number not in replaced or number == current][: self.keep]
-        for number, after in zip(numbers, [*numbers[1:], current], strict=True):
-            reason = until = ""
+        for number in self.paths.snapshots():
+            folder = self.paths.snapshot(number)
             if number in kept:
                 age = kept.index(number)
-                builds = self.keep - age
-                newer = "the next snapshot" if builds == 1 else f"{builds} newer snapshots"
+                newer = "the next snapshot" if self.keep - age == 1 else f"{self.keep - age} newer snapshots"
                 reason, until = "rollback", f"until {newer}, or now with --keep {age}"
-            elif number < current:
-                reason, until = self._grace(self.paths.snapshot(after) / "manifest.json")
+            else:
+                with unleased(folder / "manifest.json") as free:
+                    if free and remove:
+                        self._remove(folder, "superseded" if number in manifests else "damaged")
+                if free:
+                    continue
+                readers = f"`fuser {shlex.quote(str(folder / 'manifest.json'))}` names them on their machine"
+                reason, until = "leased", f"until its readers close the cache ({readers})"
             shards = frozenset(manifests[number]["shards"]) if number in manifests else None
-            yield _Old(number=number, shards=shards, reason=reason, until=until)
+            staying.append(_Old(number=number, shards=shards, reason=reason, until=until))
+            if remove and number != current:
+                self._keep_for(folder, staying[-1])
+        return staying
 
     def _shards(self, stay: list[_Old]) -> None:
         """Remove shards that no snapshot needs which stays."""
@@ -228,14 +209,10 @@ class _Collector:
             kept = [old for old in needing if old.reason == "rollback"]
             if any(old.number == current for old in kept):
                 continue
-            index = folder / "index.safetensors"
-            grace, until = self._grace(index if index.exists() else folder)  # since it was sealed
             if needing:
                 self._keep_for(folder, kept[-1] if kept else needing[0])
             elif self.paths.building.exists():
                 self._add("held", "unfinished-build", folder, until=_BUILDING)
-            elif grace:
-                self._add("held", grace, folder, until=until)
             else:
                 self._remove(folder, "unreferenced")
 
@@ -252,14 +229,6 @@ class _Collector:
             self._remove(path, "left-over")
         if self.apply:
             shutil.rmtree(paths.scratch, ignore_errors=True)
-
-    def _grace(self, path: Path) -> tuple[str, str]:
-        """Reason and end of the grace period since a file was written; empty if that is over."""
-        since = path.stat().st_mtime
-        if self.grace_s <= max(time.time() - since, 0):
-            return "", ""
-        end = datetime.fromtimestamp(since + self.grace_s, UTC).isoformat(timespec="seconds")
-        return "grace", f"until {end}, for readers without a lease"
 
     def _keep_for(self, path: Path, old: _Old) -> None:
         self._add("held", old.reason, path, until=old.until, snapshot=old.number)

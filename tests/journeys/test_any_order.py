@@ -214,10 +214,10 @@ class AnyOrder(RuleBasedStateMachine):
         """gc removes unreferenced entries only, also when it is killed."""
         gc.collect()  # a collected reader still has a lease until then
         if crash:
-            killed(crash, lambda: collect(self.cache, apply=True, keep=keep, grace_s=0))
+            killed(crash, lambda: collect(self.cache, apply=True, keep=keep))
         else:
-            collect(self.cache, apply=True, keep=keep, grace_s=0)
-            assert not collect(self.cache, keep=keep, grace_s=0).num_bytes("removable")
+            collect(self.cache, apply=True, keep=keep)
+            assert not collect(self.cache, keep=keep).num_bytes("removable")
         self.committed &= {key_of(content, self.built_recipe) for content, _ in self.built.values()}
         self.committed -= {key_of(self.built[name][0], self.built_recipe) for name in self.lost}
         self.look_again()

@@ -210,10 +210,10 @@ def test_gc_copies_referenced_entries(kind, tmp_path):
     assert kind.build(data, cache).json["counts"]["encoded"] == changed
     wanted, size = stored(cache, kind.field), sum(path.stat().st_size for path in cache.rglob("data.mdb"))
     assert len(set(kept) & set(wanted)) == kind.many - changed
-    dry = look("gc", cache, "--keep", 1, "--grace", 0, *kind.words, "--json").json
+    dry = look("gc", cache, "--keep", 1, *kind.words, "--json").json
     assert "low-utilization" in {item["reason"] for item in dry["items"]}
     for _ in range(2):
-        assert look("gc", cache, "--apply", "--keep", 1, "--grace", 0, *kind.words, "--json").status == 0
+        assert look("gc", cache, "--apply", "--keep", 1, *kind.words, "--json").status == 0
     assert stored(cache, kind.field) == wanted
     assert sum(path.stat().st_size for path in cache.rglob("data.mdb")) < size
     assert kind.verify(cache, "--full").json["counts"]["ok"] == kind.many

@@ -43,7 +43,7 @@ class Reader:
 
 
 def collect(cache):
-    return look("gc", cache, "--apply", "--keep", 1, "--grace", 0, "--json").json
+    return look("gc", cache, "--apply", "--keep", 1, "--json").json
 
 
 def damage(cache):

@@ -139,7 +139,7 @@ def test_a_cache_of_an_uninstalled_kind_is_checked(data, cache):
     assert (info["fields"]["edge_map"]["installed"], info["counts"]["entries"]) == (False, 16)
     rejected = command("build", data, "--out", cache)
     assert (rejected.status, "--field" in rejected.json["error"]["fix"]) == (2, True)
-    assert command("gc", cache, "--apply", "--keep", 1, "--grace", 0).status == 0
+    assert command("gc", cache, "--apply", "--keep", 1).status == 0
     assert command("plan", cache, "--batch-size", 2).status == 0
     assert stored(cache, "edge_map") == wanted
     damage_payload(cache, field="edge_map")

@@ -69,16 +69,6 @@ def test_the_dry_run_equals_the_applied_run(case, rebuilt):
     assert not case.paths.scratch.exists()
 
 
-def test_the_grace_period_holds_and_says_until_when(case, rebuilt):
-    report = collect(case.cache, keep=1, apply=True)
-    assert states(report)["snapshots/000001"] == ("held", "grace")
-    assert next(item for item in report.items if item.file == "snapshots/000001").until.startswith("until 20")
-    assert report.num_bytes("removed") == 0
-    assert case.paths.snapshots() == [1, 2, 3]
-    collect(case.cache, keep=1, grace_s=0, apply=True)
-    assert case.paths.snapshots() == [3]
-
-
 def test_a_snapshot_that_cannot_be_read_now_is_not_removed(case, rebuilt, monkeypatch):
     def failing(folder):
         if folder == case.paths.snapshot(1):
@@ -111,11 +101,10 @@ def test_a_rewritten_shard_is_reported_before_and_after(sparse):
     assert (part.state, part.reason, part.file, part.entries) == ("removable", "low-utilization", f"shards/{old}", 7)
     before = everything(sparse)
     report = collect(sparse.cache, apply=True)
-    assert states(report)[f"shards/{old}"] == ("held", "grace")
+    assert states(report)[f"shards/{old}"] == ("removed", "unreferenced")
     assert (report.snapshot, sparse.snapshot.complete, everything(sparse)) == (3, True, before)
     assert sparse.build() == (0, 8)
     assert old not in sparse.snapshot.shards
-    assert states(collect(sparse.cache, apply=True, grace_s=0))[f"shards/{old}"] == ("removed", "unreferenced")
     assert fine(sparse)
     assert sparse.build() == (0, 8)
 
@@ -148,7 +137,7 @@ def test_a_build_that_has_not_ended_holds_everything_it_committed(case):
     case.paths.current.write_bytes(snapshot)  # as before the end of the build
     shutil.rmtree(case.paths.snapshot(2))
     case.paths.building.write_text("{}")
-    report = collect(case.cache, grace_s=0, apply=True)
+    report = collect(case.cache, apply=True)
     assert {(item.state, item.reason) for item in report.items} == {("held", "unfinished-build")}
     assert all(item.until for item in report.items)
     assert case.build() == (0, 8)
