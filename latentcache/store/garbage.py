@@ -191,7 +191,7 @@ def publish_moved(paths: CachePaths, snapshot: Snapshot, moved: Mapping[str, str
         fields.append(replace(rows, shard=shard, offset=offset))
     publish_replacement(paths, snapshot, fields, shards=names)
     for name in moved:
-        remove_entries(paths.shard(name), load_index(paths.shard(name)).offset)
+        remove_entries(paths.shard(name), np.asarray(load_index(paths.shard(name)).key).view("S32")[:, 0])
 
 
 def stored_catalog(cache: Path) -> Catalog:

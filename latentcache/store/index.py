@@ -281,10 +281,12 @@ def write_index(folder: Path, name: str) -> int:
     return len(columns["offset"])
 
 
-def remove_entries(folder: Path, offsets: Any) -> None:
-    """Take entries, by the offsets of their payloads, out of the index of a shard: no build uses them any more."""
+def remove_entries(folder: Path, keys: NDArray[Any]) -> None:
+    """Take the entries with these keys, (n,) S32, out of the index of a shard: no build uses them any more."""
     index = load_index(folder)
-    _write(folder, folder.name, index.columns_without(np.isin(index.offset, offsets)), rewritten="yes")
+    removed = np.isin(np.asarray(index.key).view("S32")[:, 0], keys)
+    if removed.any():
+        _write(folder, folder.name, index.columns_without(removed), rewritten="yes")
 
 
 def mend_index(folder: Path) -> bool:

@@ -165,8 +165,6 @@ class BadEntries(NamedTuple):
     reason: str
     """Problem with their bytes; ``lost``: they are not there."""
     entries: NDArray[np.integer]
-    intact: bool
-    """True if their checksum is right all the same."""
 
 
 class Check:
@@ -204,13 +202,12 @@ class Check:
         entries: NDArray[np.integer],
         *,
         found: str = "",
-        intact: bool = False,
     ) -> None:
         """Note n entries of one shard: a finding for each sample that holds something of them."""
         if not len(entries):
             return
         if category in ("corrupt", "missing"):
-            self.bad.append(BadEntries(view.name, "lost" if category == "missing" else reason, entries, intact))
+            self.bad.append(BadEntries(view.name, "lost" if category == "missing" else reason, entries))
         rows = view.rows_of(entries)
         self.findings.add(
             category,

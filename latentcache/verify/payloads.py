@@ -59,7 +59,7 @@ def _scan_field(check: Check, view: View, entries: NDArray[np.intp], descriptor:
         check.payloads += len(some)
         check.payload_bytes += int(view.bytes[some].sum())
         for entry, (category, reason, text) in wrong.items():
-            check.note(view, category, reason, np.array([entry]), found=text, intact=reason == "values")
+            check.note(view, category, reason, np.array([entry]), found=text)
 
 
 def _batches(view: View, entries: NDArray[np.intp], size: int) -> list[NDArray[np.intp]]:
@@ -176,7 +176,7 @@ def _compare(
     other = [name for name, value in item.columns.items() if not _equal(_stored_column(rows, name, number), value)]
     if difference.differs or other:
         # A block holds items of other samples: it has to go, and only this sample has drifted.
-        check.bad.append(BadEntries(view.name, "drift", entry, intact=True))
+        check.bad.append(BadEntries(view.name, "drift", entry))
         text = difference.detail if difference.differs else f"other values of {', '.join(other)}"
         keys = view.keys_of(row)
         check.findings.add("drift", "reencoded", sample, field=view.name, keys=keys, expected="as stored", found=text)

@@ -356,35 +356,21 @@ class _Work:
         self.check = check
         self.drop = {name: np.zeros(len(view), dtype=np.bool_) for name, view in check.views.items()}
         """(E,) by field: entries that are taken out, and those that are lost already."""
-        self.removed = dict[str, set[int]]()
-        """Payload offsets of entries to be removed, by shard."""
         self.removals = list[Removal]()
 
     def plan(self, report: VerifyReport) -> Repair:
-        check, sums = self.check, [np.empty(0, dtype=np.uint64)]
-        for bad in sorted(check.bad, key=lambda bad_entries: bad_entries.reason == "lost"):
-            view = check.views[bad.field]
+        shards = set(self.check.damaged)
+        for bad in sorted(self.check.bad, key=lambda bad_entries: bad_entries.reason == "lost"):
+            view = self.check.views[bad.field]
             if bad.reason == "lost":
                 self.drop[bad.field][bad.entries] = True
-                continue
-            self._remove(view, bad.entries, bad.reason)
-            if bad.intact:
-                sums.append(view.checksum[bad.entries].astype(np.uint64))
-        # A build takes an entry that it finds by key, and copies one that was made from the same pixels. So entries
-        # with wrong bytes whose checksum is right go everywhere at once, or the next build would bring them back.
-        wanted = np.unique(np.concatenate(sums))
-        for folder in check.paths.sealed_shards() if len(wanted) else ():
-            with suppress(CacheDamagedError):
-                index = load_index(folder)
-                same = np.isin(np.asarray(index.checksum).astype(np.uint64), wanted)
-                self._leave_out(folder.name, np.asarray(index.offset)[same])
-        for view in check.views.values():
-            self._remove(view, np.flatnonzero(np.isin(view.checksum.astype(np.uint64), wanted)), "same-bytes")
-        shards = sorted({*self.removed, *check.damaged})
+            else:
+                self._remove(view, bad.entries, bad.reason)
+                shards |= {self.check.snapshot.shards[number] for number in np.unique(view.shard[bad.entries])}
         return Repair(
             report=report,
             removals=tuple(self.removals),
-            shards=tuple(shards),
+            shards=tuple(sorted(shards)),
             needed=bool(shards or any(mask.any() for mask in self.drop.values())),
             snapshot=report.snapshot,
             complete=report.complete,
@@ -392,29 +378,24 @@ class _Work:
 
     def _remove(self, view: View, entries: NDArray[np.integer], reason: str) -> None:
         """Take out entries that are not out already."""
-        mask, check = self.drop[view.name], self.check
+        mask = self.drop[view.name]
         entries = np.unique(entries)
         entries = entries[~mask[entries]]
         mask[entries] = True
-        for number in np.unique(view.shard[entries]).tolist():
-            self._leave_out(check.snapshot.shards[number], view.offset[entries[view.shard[entries] == number]])
-        names, samples = check.findings.table.names, view.sample[view.first_rows(entries)]
+        names, samples = self.check.findings.table.names, view.sample[view.first_rows(entries)]
         for entry, sample in zip(entries.tolist(), samples.tolist(), strict=True):
             size, key = int(view.head[entry] + view.bytes[entry]), view.key[entry].tobytes().hex()
             self.removals.append(Removal(key, names[sample], reason, size))
-
-    def _leave_out(self, shard: str, offsets: NDArray[np.integer]) -> None:
-        if len(offsets):
-            self.removed.setdefault(shard, set()).update(offsets.tolist())
 
     def carry_out(self, plan: Repair) -> Repair:
         """Take entries out of the indexes, then publish the snapshot without them."""
         check, paths = self.check, self.check.paths
         for shard in sorted(check.damaged):
             self._mend(shard)
-        for shard, offsets in self.removed.items():
-            if paths.shard(shard).exists():
-                remove_entries(paths.shard(shard), np.array(sorted(offsets), dtype=np.uint64))
+        keys = np.array([bytes.fromhex(item.key) for item in self.removals], dtype="S32")
+        for folder in paths.sealed_shards():  # a build takes an entry of this key from any shard
+            with suppress(CacheDamagedError):
+                remove_entries(folder, keys)
         failpoint("repair-delete")
         fields = [kept_rows(view.rows, ~self.drop[name][view.entry]) for name, view in check.views.items()]
         complete = plan.complete and not any(mask.any() for mask in self.drop.values())

@@ -25,16 +25,6 @@ def test_renamed_files_and_moved_folders_encode_nothing(case, data, tmp_path):
     assert moved == str(tmp_path / "moved") or moved == tmp_path / "moved"
 
 
-def test_a_build_of_unchanged_data_removes_a_snapshot_that_was_not_finished(case, data):
-    built(case, data)
-    cache = data.with_name("cache")
-    unfinished = cache / "snapshots/000002"
-    unfinished.mkdir()
-    (unfinished / "columns.safetensors.tmp").write_bytes(b"cut")
-    assert not built(case, data).published
-    assert not unfinished.exists()
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_number_of_workers_changes_no_row_and_no_item(case, tmp_path, workers):
     data = case.data(tmp_path / "data", 12)

@@ -1,10 +1,10 @@
-import numpy as np
+import shutil
+
 import pytest
 from made_cache import make
 
 from latentcache.errors import CacheLockedError
-from latentcache.store.garbage import stored_catalog, stored_entries
-from latentcache.store.index import load_index
+from latentcache.store.index import load_index, mend_index
 from latentcache.store.lock import builder_lock
 from latentcache.verify.verify import repair_cache, verify_cache
 
@@ -30,25 +30,17 @@ def test_nothing_to_repair_changes_nothing(case):
     assert {name for name in after if after[name] != before.get(name)} <= {str(case.paths.lock)}
 
 
-def test_wrong_values_are_removed_in_one_repair(tmp_path, monkeypatch):
-    """Otherwise the next build would reuse the unreferenced entry with equal bytes."""
-    import made_cache
-
-    made = made_cache.Flat.encode
-    monkeypatch.setattr(made_cache.Flat, "encode", lambda self, content, recipe: np.full(64, np.nan, np.float32))
+def test_a_repair_removes_every_entry_of_a_damaged_key(tmp_path):
+    """Otherwise the next build would reuse the entry of another shard."""
     case = make(tmp_path, "flat", total=3)
-    case.write(0, "other")
-    case.build()
-    monkeypatch.setattr(made_cache.Flat, "encode", made)
-    shard = next(name for name in case.snapshot.shards if len(load_index(case.paths.shard(name)).offset) == 1)
-    case.write(0)
-    case.build()  # no entry of the shard is needed now
-    assert load_index(case.paths.shard(shard)).entries == 1
-    report = repair(case)
-    assert len(report.removals) == 3
-    assert load_index(case.paths.shard(shard)).entries == 0
-    assert [entry for entry in stored_entries(stored_catalog(case.cache)) if entry.intact] == []
-    assert case.build() == (3, 0)
+    case.damage(0)
+    data = case.entry(0)[0]
+    shutil.copytree(data.parent, case.paths.shard("copy"))
+    assert mend_index(case.paths.shard("copy"))
+    before = load_index(case.paths.shard("copy")).entries
+    assert len(repair(case).removals) == 1
+    assert load_index(case.paths.shard("copy")).entries == before - 1
+    assert case.build() == (1, 2)
     assert counts(case) == {"ok": 3}
 
 
