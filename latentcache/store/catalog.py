@@ -261,7 +261,7 @@ class Catalog:
             # Two keys of one number have a chance of 2**-64 for each pair; the second one is then not found.
             is_first = np.ones(len(mixed), dtype=np.bool_)
             is_first[1:] = mixed[1:] != mixed[:-1]
-            self._tables[name] = mixed[is_first], items[is_first]
+            self._tables[name] = (mixed, items) if is_first.all() else (mixed[is_first], items[is_first])
         return self._tables[name]
 
     def _mixed_parts(self, name: str) -> Iterator[Table]:

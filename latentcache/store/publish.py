@@ -97,8 +97,8 @@ def new_field(
         order = np.lexsort((variant, group, sample))
         sample, group, variant, items = sample[order], group[order], variant[order], items[order]
     rows = catalog.locations(items)
-    _, first, entry = np.unique(catalog.entry_numbers(rows), return_index=True, return_inverse=True)
-    entries = rows[first]
+    entry, first = _in_order(catalog.entry_numbers(rows))
+    entries = rows if len(first) == len(rows) else rows[first]  # there may be ten million
     plain, ragged = catalog.own_columns(kind, items)
     return FieldRows(
         name=kind.name,
@@ -111,7 +111,7 @@ def new_field(
         spec=recipe.spec,
         key=catalog.entry_keys(entries),
         sample=sample,
-        entry=entry.astype(np.int32),
+        entry=entry,
         group=group,
         variant=variant,
         start=rows.start,
@@ -121,6 +121,16 @@ def new_field(
         **{name: entries[name] for name in ENTRY_TYPES},
         **about,
     )
+
+
+def _in_order(number: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
+    """(n,) the rank of each number, in the order in which numbers appear, and the first row of each."""
+    first_row = np.empty(int(number.max(initial=-1)) + 1, dtype=np.int32)
+    first_row[number[::-1]] = np.arange(len(number) - 1, -1, -1, dtype=np.int32)  # of two writes the last one stays
+    first = first_row[number]
+    is_first = first == np.arange(len(number), dtype=np.int32)
+    rank = np.cumsum(is_first, dtype=np.int32) - np.int32(1)
+    return rank[first], np.flatnonzero(is_first)
 
 
 def shard_numbers(catalog: Catalog, known: FieldRows) -> NDArray[np.int32]:
