@@ -24,11 +24,10 @@ from latentcache.store.atomic_io import make_folder, opened, sync_folder, unread
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry
 from latentcache.store.index import load_index, mend_index, read_entry, remove_entries
-from latentcache.store.lock import unleased
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
-from latentcache.store.publish import publish_replacement
+from latentcache.store.publish import publish_replacement, to_scratch
 from latentcache.store.shard import ShardWriter, seal_folder
-from latentcache.store.snapshot import MANIFEST, FieldRows, Snapshot, open_snapshot
+from latentcache.store.snapshot import FieldRows, Snapshot, open_snapshot
 
 _COMMIT_BYTES = 16 << 20
 #: Bits of an offset in a file; a shard's number is above them.
@@ -88,17 +87,6 @@ def recover_shard(paths: CachePaths, folder: Path) -> bool:
             shutil.rmtree(to_scratch(paths, folder), ignore_errors=True)
             return False
     return True
-
-
-def remove_snapshot(paths: CachePaths, number: int) -> bool:
-    """Remove the columns of a snapshot; False if a reader has it open. Its shards stay."""
-    folder = paths.snapshot(number)
-    with writing(folder), unleased(folder / MANIFEST) as is_free:
-        if is_free:
-            shutil.rmtree(to_scratch(paths, folder), ignore_errors=True)
-            with contextlib.suppress(OSError):
-                paths.scratch.rmdir()
-    return is_free
 
 
 def copy_entries(paths: CachePaths, source: Path, spans: NDArray[Any]) -> str:
@@ -222,15 +210,6 @@ def disk_bytes(path: Path) -> int:
         with contextlib.suppress(OSError):
             total += file.lstat().st_blocks * 512  # POSIX counts in blocks of 512 bytes
     return total
-
-
-def to_scratch(paths: CachePaths, path: Path) -> Path:
-    """Move what is to be removed out of the way in one step; a crash leaves it whole, here or there."""
-    make_folder(paths.scratch)
-    moved = paths.scratch / f"{path.name}-{os.urandom(4).hex()}"
-    path.rename(moved)
-    sync_folder(path.parent)
-    return moved
 
 
 def _entries(folder: Path) -> int:

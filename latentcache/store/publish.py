@@ -5,10 +5,14 @@ A crash leaves the old snapshot or the new one. Entries are shared between snaps
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,7 @@ from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import make_folder, sync_folder, write_atomically, write_json, writing
 from latentcache.store.catalog import Catalog, picked
 from latentcache.store.columns import write_columns
+from latentcache.store.lock import unleased
 from latentcache.store.paths import FORMAT_VERSION, CachePaths
 from latentcache.store.snapshot import (
     COLUMNS,
@@ -55,8 +60,6 @@ class NewSnapshot(Value):
     demo: bool = False
     building: int = 0
     """Samples that the build will have, if it goes on; 0: it has ended."""
-    replaces: int = 0
-    """The snapshot whose entries are in other places now, or removed."""
     created: str = ""
     """When it was made, if not now."""
 
@@ -178,9 +181,30 @@ def publish_snapshot(paths: CachePaths, new: NewSnapshot) -> int:
 
 
 def publish_replacement(paths: CachePaths, old: Snapshot, fields: Iterable[FieldRows], **changes: Any) -> None:
-    """Publish a snapshot of the samples of another one, which is then not kept for its own sake."""
+    """Publish a snapshot in place of another one, which goes unless a reader has it open."""
     kept = {name: getattr(old, name) for name in _KEPT}
-    publish_snapshot(paths, NewSnapshot(fields=tuple(fields), replaces=old.number, **{**kept, **changes}))
+    publish_snapshot(paths, NewSnapshot(fields=tuple(fields), **{**kept, **changes}))
+    remove_snapshot(paths, old.number)
+
+
+def remove_snapshot(paths: CachePaths, number: int) -> bool:
+    """Remove the columns of a snapshot; False if a reader has it open. Its shards stay."""
+    folder = paths.snapshot(number)
+    with writing(folder), unleased(folder / MANIFEST) as is_free:
+        if is_free:
+            shutil.rmtree(to_scratch(paths, folder), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                paths.scratch.rmdir()
+    return is_free
+
+
+def to_scratch(paths: CachePaths, path: Path) -> Path:
+    """Move what is to be removed out of the way in one step; a crash leaves it whole, here or there."""
+    make_folder(paths.scratch)
+    moved = paths.scratch / f"{path.name}-{os.urandom(4).hex()}"
+    path.rename(moved)
+    sync_folder(path.parent)
+    return moved
 
 
 def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[dict[str, Any], bytes]:
@@ -209,8 +233,7 @@ def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[d
         "rejected": {"file": REJECTED, "checksum": f"{checksum(listed):016x}"},
         "fields": {rows.name: _described(rows) for rows in new.fields},
     }
-    more = {"building": new.building, "replaces": new.replaces}
-    return manifest | {name: value for name, value in more.items() if value}, listed
+    return manifest | ({"building": new.building} if new.building else {}), listed
 
 
 def _fingerprint(samples: SampleTable, fields: Iterable[FieldRows]) -> str:

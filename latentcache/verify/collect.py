@@ -24,10 +24,10 @@ from latentcache.store.garbage import (
     intact_snapshots,
     publish_moved,
     shard_use,
-    to_scratch,
 )
 from latentcache.store.lock import builder_lock, unleased
 from latentcache.store.paths import CachePaths
+from latentcache.store.publish import to_scratch
 from latentcache.store.snapshot import load_manifest, open_snapshot
 from latentcache.value import Value
 
@@ -178,9 +178,7 @@ class _Collector:
         for number in self.paths.snapshots():
             with suppress(CacheDamagedError, CacheFormatError):
                 manifests[number] = load_manifest(self.paths.snapshot(number))
-        replaced = {int(manifest.get("replaces", 0)) for number, manifest in manifests.items() if number <= current}
-        lasting = [number for number in sorted(manifests, reverse=True) if number <= current]
-        kept = [number for number in lasting if number not in replaced or number == current][: self.keep]
+        kept = [number for number in sorted(manifests, reverse=True) if number <= current][: self.keep]
         for number in self.paths.snapshots():
             folder = self.paths.snapshot(number)
             if number in kept:

@@ -204,7 +204,7 @@ def test_the_commands(url, cache, run, tmp_path):
     copy = tmp_path / "copy"
     assert f"{copy} has snapshot 1" in run("pull", url, copy).out
     assert run("verify", copy, "--full").status == 0
-    assert run("gc", copy, "--grace", "0", "--apply").status == 0
+    assert run("gc", copy, "--apply").status == 0
     assert run("push", copy, url, "--json").json["files"] == 0
     done = run("info", url, "--json")
     assert (done.status, done.error["fix"]) == (3, f"copy it first: latentcache pull {url} CACHE")
