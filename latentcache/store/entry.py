@@ -43,8 +43,8 @@ FIXED = struct.Struct(f"<4sBBBBIIQQ{KEY_BYTES}s{HASH_BYTES}s{HASH_BYTES}s")
 _DTYPE_NAMES = {code: name for name, (code, _) in DTYPES.items()}
 #: Bytes of a block's value at most: 64 pages of LMDB, whose first 16 bytes are its own.
 BLOCK_BYTES = 64 * 4096 - 16
-#: Bytes of a head beside the values of its columns, at most: with the format's own columns, and of each other one.
-_HEAD_BYTES, _COLUMN_BYTES = 512, 96
+#: Bytes of a head beside its rows, and of a row beside its ragged columns, about.
+_HEAD_BYTES, _ROW_BYTES = 2048, 96
 
 
 class EntryHeader(NamedTuple):
@@ -131,23 +131,16 @@ def pack_items(items: Sequence[Item], recipe: FieldRecipe, kind: FieldKind) -> l
 
 def _blocks(items: Sequence[Item], spec: FieldSpec, kind: FieldKind) -> Iterator[list[Item]]:
     """Items that share a block: neighbors with keys that differ in their contents only, of equal shape."""
-    row_bytes = (
-        HASH_BYTES + 4 + sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in kind.columns.values())
-    )
-    names = (*kind.columns, *kind.ragged_columns, *kind.ragged_columns)
-    head_bytes = _HEAD_BYTES + sum(_COLUMN_BYTES + len(name) for name in names)
     block: list[Item] = []
     size, group = 0, None
     for item in items:
         alike = item.key[: CONTENT_SLICE.start], item.key[CONTENT_SLICE.stop :], item.array.shape[spec.ragged :]
-        more = item.array.nbytes + row_bytes + len(item.same)
-        for name in kind.ragged_columns:
-            if name in item.columns:
-                more += 4 + np.asarray(item.columns[name]).nbytes
+        own = sum(np.asarray(item.columns[name]).nbytes for name in kind.ragged_columns if name in item.columns)
+        more = item.array.nbytes + own + _ROW_BYTES
         if block and (alike != group or size + more > BLOCK_BYTES):
             yield block
             block = []
-        size, group = (size if block else head_bytes) + more, alike
+        size, group = (size if block else _HEAD_BYTES) + more, alike
         block.append(item)
     if block:
         yield block
