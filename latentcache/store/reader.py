@@ -115,11 +115,16 @@ class EntryReader:
         """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""
         entries = np.unique(columns.entry[rows[self.unproven(columns, rows)]])
         for entry in entries.tolist():
-            self.check_hash(
-                columns,
-                entry,
-                checksum(self._pread(columns, entry, int(columns.size[entry]), int(columns.offset[entry]))),
-            )
+            descriptor, size = self.file(int(columns.shard[entry])).descriptor, int(columns.size[entry])
+            offset, payload = int(columns.offset[entry]), memoryview(b"")
+            try:
+                if 0 <= offset <= os.fstat(descriptor).st_size - size:
+                    payload = read_at(descriptor, offset, size)
+            except OSError as error:
+                raise self.corrupt(columns, entry, error) from error
+            if len(payload) != size:
+                raise self.corrupt(columns, entry, "the shard ends early")
+            self.check_hash(columns, entry, checksum(payload))
         columns.proven[entries] = True
 
     def file(self, shard: int) -> _File:
@@ -157,25 +162,11 @@ class EntryReader:
             return np.arange(len(rows))
         return np.flatnonzero(~columns.proven[columns.entry[rows]])
 
-    def _opened(self, shards: Ints) -> tuple[list[_File], Ints | int]:
-        """The files of n items, and (n,) their descriptors, or the one of all."""
-        if len(shards) and (shards == shards[0]).all():
-            file = self.file(int(shards[0]))
-            return [file], file.descriptor
+    def _opened(self, shards: Ints) -> tuple[list[_File], Ints]:
+        """The files of n items, and (n,) their descriptors."""
         numbers, position = np.unique(shards, return_inverse=True)
         files = [self.file(number) for number in numbers.tolist()]
         return files, np.array([file.descriptor for file in files], dtype=np.int64)[position]
-
-    def _pread(self, columns: _Field, entry: int, size: int, offset: int) -> memoryview:
-        file, data = self.file(int(columns.shard[entry])), memoryview(b"")
-        try:
-            if 0 <= offset <= os.fstat(file.descriptor).st_size - size:
-                data = read_at(file.descriptor, offset, size)
-        except OSError as error:
-            raise self.corrupt(columns, entry, error) from error
-        if len(data) != size:
-            raise self.corrupt(columns, entry, "the shard ends early")
-        return data
 
     def check_hash(self, columns: _Field, entry: int, found: int) -> None:
         """Raise unless the payload of an entry has its checksum."""

@@ -90,14 +90,10 @@ class FieldRows(Value, eq=False):
         return len(self.offset)
 
     def row_keys(self, rows: Any = slice(None)) -> NDArray[np.uint8]:
-        """(n, 32) item keys of rows; CacheFormatError for several inputs of a kind that is not installed."""
-        keys = np.array(self.key[self.entry[rows]])
-        if self.packing != "block":
-            return keys
-        content = self._content(np.asarray(self.sample[rows]))
-        if self.kind is None or self.recipe is None:
-            keys[:, CONTENT_SLICE] = content
-            return keys
+        """(n, 32) item keys of rows; keys of their blocks if the kind is not installed, which makes item keys."""
+        if self.packing != "block" or self.kind is None or self.recipe is None:
+            return np.array(self.key[self.entry[rows]])
+        content = _content(self.kind, self.samples, np.asarray(self.sample[rows]))
         group, variant = np.asarray(self.group[rows]), np.asarray(self.variant[rows])
         return self.kind.keys(content, group, variant, self.groups, self.recipe)
 
@@ -120,7 +116,7 @@ class FieldRows(Value, eq=False):
             if self.packing != "block":
                 same &= equal_hashes(self.key[self.entry[part]][:, CONTENT_SLICE], content[sample])
             elif samples is not self.samples:  # else both are read from one column
-                same &= equal_hashes(self._content(mine), content[sample])
+                same &= equal_hashes(_content(self.kind, self.samples, mine), content[sample])
             if not same.all():
                 return False
         return True
@@ -132,24 +128,15 @@ class FieldRows(Value, eq=False):
             spans[name] = getattr(self, name)[entries]
         return spans
 
-    def _content(self, sample: NDArray[np.integer]) -> NDArray[np.uint8]:
-        """(n, 16) what item keys of these samples are made from."""
-        inputs = {
-            name: Input(content=column.content[sample], file=column.file[sample], line=None)
-            for name, column in self.samples.inputs.items()
-            if self.kind is None or name in self.kind.inputs
-        }
-        if self.kind is not None:
-            some = SampleTable(names=_NO_NAMES, files=self.samples.files, inputs=inputs)
-            return np.asarray(self.kind.content(some))
-        if len(inputs) > 1:
-            raise CacheFormatError(
-                f"the field {self.name!r} is of a kind that is not installed",
-                why="its items are packed, and their keys are made by the kind",
-                fix="install the package that has the kind, or name it with --field=MODULE:CLASS",
-                fix_python="install the package that has the kind, or name it in LATENTCACHE_FIELDS=MODULE:CLASS",
-            )
-        return np.asarray(next(iter(inputs.values())).content)
+
+def _content(kind: FieldKind, samples: SampleTable, rows: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """(n, 16) what item keys of some samples are made from."""
+    inputs = {
+        name: Input(content=column.content[rows], file=column.file[rows], line=None)
+        for name, column in samples.inputs.items()
+        if name in kind.inputs
+    }
+    return np.asarray(kind.content(SampleTable(names=_NO_NAMES, files=samples.files, inputs=inputs)))
 
 
 class Snapshot(Value):

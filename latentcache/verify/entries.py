@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CacheFormatError, LatentcacheError, StoreError, UsageError
+from latentcache.errors import CacheDamagedError, LatentcacheError, StoreError, UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected
@@ -121,14 +121,6 @@ class View:
     def __len__(self) -> int:
         return len(self.shard)
 
-    def keys_of(self, rows: NDArray[np.integer]) -> NDArray[np.uint8]:
-        """(n, 32) item keys of rows; those of their entries if the kind that makes item keys is not installed."""
-        try:
-            keys: NDArray[np.uint8] = self.rows.row_keys(rows)
-        except CacheFormatError:
-            keys = self.key[self.entry[rows]]
-        return keys
-
     @cached_property
     def _by_shard(self) -> tuple[NDArray[np.intp], NDArray[Any]]:
         order = np.lexsort((self.offset, self.shard))
@@ -215,7 +207,7 @@ class Check:
             view.sample[rows],
             field=view.name,
             file=f"shards/{self.snapshot.shards[int(view.shard[entries[0]])]}",
-            keys=view.keys_of(rows),
+            keys=view.rows.row_keys(rows),
             found=found,
         )
 

@@ -178,7 +178,7 @@ def _compare(
         # A block holds items of other samples: it has to go, and only this sample has drifted.
         check.bad.append(BadEntries(view.name, "drift", entry))
         text = difference.detail if difference.differs else f"other values of {', '.join(other)}"
-        keys = view.keys_of(row)
+        keys = rows.row_keys(row)
         check.findings.add("drift", "reencoded", sample, field=view.name, keys=keys, expected="as stored", found=text)
     return replace(difference, differs=bool(difference.differs or other))
 
