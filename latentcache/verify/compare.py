@@ -69,9 +69,8 @@ def compare(
         chosen: (S,) samples to look at; all by default.
         inputs: Those that fields are made of; masks and control images are compared if they are among them.
     """
-    count, findings = len(samples), Findings(samples)
-    own_input = "record" if now.data_kind == "records" else "image"
-    if own_input == "record":
+    count, of_records = len(samples), now.data_kind == "records"
+    if of_records:
         pairing, listing_row = _records_paired(samples, now.samples, rejected)
     else:
         labels, there = Strings.of(item.label for item in rejected), now.samples.names
@@ -80,123 +79,123 @@ def compare(
     matched = np.zeros(len(now.samples) + 1, dtype=np.bool_)
     matched[listing_row] = True  # the last one is for -1
     looked = np.ones(count, dtype=np.bool_) if chosen is None else chosen
+    own_input, comparison = "record" if of_records else "image", _Comparison(samples, now, listing_row[:count])
     changed, moved = (np.flatnonzero(looked & (pairing[:count] == word)) for word in (_CHANGED, _MOVED))
-    findings.add("stale", "source-changed", changed, **_both(_own_content, findings, now, changed, listing_row))
-    findings.add("touched", "line-changed", moved, **_both(_line, findings, now, moved, listing_row))
+    comparison.add("stale", "source-changed", changed, _own_content)
+    comparison.add("touched", "line-changed", moved, lambda table, row: f"line {table.where(row)[1]}")
     rows = np.flatnonzero(looked & (listing_row[:count] >= 0) & (pairing[:count] == _SAME))
     if now.samples is not samples:
-        _own_contents(findings, now, own_input, rows, listing_row)
+        comparison.own_input(own_input, rows)
         for name in sorted(set(inputs).intersection(samples.inputs) - {own_input, "caption"}):
-            _contents(findings, now, name, rows, listing_row)
-        if own_input == "image":
-            _columns(findings, now, rows, listing_row)
-    reasons = {item.label: item for item in (*now.notes, *now.rejected) if own_input == "image" or not item.line}
-    _removed(findings, own_input, np.flatnonzero(looked & (listing_row[:count] < 0)), reasons)
+            comparison.other_input(name, rows)
+        if not of_records:
+            comparison.columns(rows)
+    reasons = {item.label: item for item in (*now.notes, *now.rejected) if not (of_records and item.line)}
+    comparison.removed(own_input, np.flatnonzero(looked & (listing_row[:count] < 0)), reasons)
+    findings = comparison.findings
     _rejected(findings, now, rejected, pairing[count:], listing_row[count:], reasons)
     return Compared(now=now, looked=looked, new=np.flatnonzero(~matched[:-1]), findings=findings)
 
 
-def _removed(findings: Findings, own_input: str, rows: NDArray[np.intp], reasons: Mapping[str, Rejected]) -> None:
-    """Add findings on samples (n,) that the listing lacks; ``reasons`` is what the listing says of names."""
-    samples = findings.table
-    names = samples.names.take(rows)
-    if own_input == "record":
-        names = samples.files.names.take(np.asarray(samples.inputs["record"].file)[rows])
-    for row, name in zip(rows.tolist(), names, strict=True) if reasons else ():
-        if (item := _reason_of(name, reasons)) is not None:
-            _unusable_sample(findings, row, item.reason, item.detail)
-    gone = f"its {'record' if own_input == 'record' else 'file'} is gone"
-    findings.add(
-        "stale",
-        "source-removed",
-        rows[~findings.of("unverifiable", "stale")[rows]],
-        expected="the sample",
-        found=gone,
-    )
+class _Comparison:
+    """Collects the findings on samples, (n,) rows of a snapshot's table, whose rows in the listing are known."""
 
+    def __init__(self, samples: SampleTable, now: Listing, listing_row: NDArray[np.int64]) -> None:
+        self.samples, self.now, self.listing_row = samples, now, listing_row
+        self.findings = Findings(samples)
 
-def _own_contents(
-    findings: Findings, now: Listing, name: str, rows: NDArray[np.intp], listing_row: NDArray[np.int64]
-) -> None:
-    """Compare the contents that samples (n,) are made of, and the stat of their files."""
-    samples, files = findings.table, findings.table.files
-    before, after = samples.inputs[name], now.samples.inputs[name]
-    rows = rows[(np.asarray(before.file)[rows] >= 0) & (np.asarray(after.file)[listing_row[rows]] >= 0)]
-    then, there = np.asarray(before.file)[rows], np.asarray(after.file)[listing_row[rows]]
-    content = np.asarray(before.content)[rows]
-    is_known = content.any(axis=1)  # of a cache of captions no image was read
-    same = equal_hashes(content, np.asarray(after.content)[listing_row[rows]])
-    changed = rows[~same & is_known]
-    for row in changed.tolist() if now.unread else ():
-        if (error := now.unread.get((name, int(listing_row[row])))) is not None:
-            _unusable_sample(findings, row, error.slug, error.what)
-    changed = changed[~findings.of("unverifiable", "stale")[changed]]
-    findings.add("stale", "source-changed", changed, **_both(_own_content, findings, now, changed, listing_row))
-    where = np.full(len(files), -1, dtype=np.int64)
-    where[then] = there  # one for all samples of a file
-    matched, touched = np.flatnonzero(where >= 0), np.zeros(len(files), dtype=np.bool_)
-    equal = (np.asarray(files.content)[matched] == now.samples.files.content[where[matched]]).all(axis=1)
-    moved = (np.asarray(files.stat)[matched, :5] != now.samples.files.stat[where[matched], :5]).any(axis=1)
-    touched[matched] = equal & moved
-    findings.add("touched", "stat-changed", rows[same & is_known & touched[then]])
+    def add(self, category: str, reason: str, rows: NDArray[np.intp], shown: Shown, hint: str = "") -> None:
+        """Add samples whose value, as ``shown`` in text, is another one now."""
+        expected, found = (
+            lambda at: shown(self.samples, int(rows[at])),
+            lambda at: shown(self.now.samples, int(self.listing_row[rows[at]])),
+        )
+        self.findings.add(category, reason, rows, expected=expected, found=found, hint=hint)
 
+    def removed(self, own_input: str, rows: NDArray[np.intp], reasons: Mapping[str, Rejected]) -> None:
+        """Compare samples that the listing lacks; ``reasons`` is what it says of names."""
+        names = self.samples.names.take(rows)
+        if own_input == "record":
+            names = self.samples.files.names.take(np.asarray(self.samples.inputs["record"].file)[rows])
+        for row, name in zip(rows.tolist(), names, strict=True) if reasons else ():
+            if (item := _reason_of(name, reasons)) is not None:
+                self.unusable(row, item.reason, item.detail)
+        rows = rows[~self.findings.of("unverifiable", "stale")[rows]]
+        gone = f"its {'record' if own_input == 'record' else 'file'} is gone"
+        self.findings.add("stale", "source-removed", rows, expected="the sample", found=gone)
 
-def _contents(
-    findings: Findings, now: Listing, name: str, rows: NDArray[np.intp], listing_row: NDArray[np.int64]
-) -> None:
-    """Compare masks or control images of samples (n,)."""
-    before, after = findings.table.inputs[name], now.samples.inputs.get(name)
-    had = np.asarray(before.file)[rows] >= 0
-    has = np.zeros(len(rows), dtype=np.bool_) if after is None else np.asarray(after.file)[listing_row[rows]] >= 0
+    def own_input(self, name: str, rows: NDArray[np.intp]) -> None:
+        """Compare the contents that samples are made of, and the stat of their files."""
+        before, after, files = self.samples.inputs[name], self.now.samples.inputs[name], self.samples.files
+        has_file = np.asarray(before.file)[rows] >= 0
+        rows = rows[has_file & (np.asarray(after.file)[self.listing_row[rows]] >= 0)]
+        now_rows = self.listing_row[rows]
+        content = np.asarray(before.content)[rows]
+        is_known = content.any(axis=1)  # of a cache of captions no image was read
+        same = equal_hashes(content, np.asarray(after.content)[now_rows])
+        changed = rows[~same & is_known]
+        for row in changed.tolist() if self.now.unread else ():
+            if (error := self.now.unread.get((name, int(self.listing_row[row])))) is not None:
+                self.unusable(row, error.slug, error.what)
+        self.add(
+            "stale", "source-changed", changed[~self.findings.of("unverifiable", "stale")[changed]], _own_content
+        )
+        then, later = np.asarray(before.file)[rows], self.now.samples.files
+        file_now = np.full(len(files), -1, dtype=np.int64)
+        file_now[then] = np.asarray(after.file)[now_rows]  # one for all samples of a file
+        matched, touched = np.flatnonzero(file_now >= 0), np.zeros(len(files), dtype=np.bool_)
+        equal = (np.asarray(files.content)[matched] == later.content[file_now[matched]]).all(axis=1)
+        moved = (np.asarray(files.stat)[matched, :5] != later.stat[file_now[matched], :5]).any(axis=1)
+        touched[matched] = equal & moved
+        self.findings.add("touched", "stat-changed", rows[same & is_known & touched[then]])
 
-    def add(changed: NDArray[np.bool_], found: Text) -> None:
-        hint = "a build makes it again for this sample, and nothing else"
-        findings.add("stale", f"{name}-changed", rows[changed], field=name, found=found, hint=hint)
+    def other_input(self, name: str, rows: NDArray[np.intp]) -> None:
+        """Compare masks or control images of samples."""
+        before, after, now_rows = self.samples.inputs[name], self.now.samples.inputs.get(name), self.listing_row[rows]
+        had = np.asarray(before.file)[rows] >= 0
+        has = np.zeros(len(rows), dtype=np.bool_) if after is None else np.asarray(after.file)[now_rows] >= 0
 
-    add(had & ~has, f"no {name} any more")
-    add(has & ~had, f"a {name} that was not there")
-    if after is not None:
-        content, later = np.asarray(before.content)[rows], np.asarray(after.content)[listing_row[rows]]
-        changed = had & has & content.any(axis=1) & ~equal_hashes(content, later)
-        now_rows = listing_row[rows[changed]]
-        add(changed, lambda at: f"{places(now.samples, now_rows[[at]], name)[0]['path']}: changed")
+        def add(changed: NDArray[np.bool_], found: Text) -> None:
+            hint = "a build makes it again for this sample, and nothing else"
+            self.findings.add("stale", f"{name}-changed", rows[changed], field=name, found=found, hint=hint)
 
+        add(had & ~has, f"no {name} any more")
+        add(has & ~had, f"a {name} that was not there")
+        if after is not None:
+            content, later = np.asarray(before.content)[rows], np.asarray(after.content)[now_rows]
+            changed = had & has & content.any(axis=1) & ~equal_hashes(content, later)
+            now_rows = now_rows[changed]
 
-def _columns(findings: Findings, now: Listing, rows: NDArray[np.intp], listing_row: NDArray[np.int64]) -> None:
-    """Compare captions, columns of tables and repeats of samples (n,)."""
-    then, later = findings.table, now.samples
-    columns: list[tuple[str, Callable[[SampleTable], Any], Shown, str]] = [
-        ("repeats", repeats_of, lambda table, row: f"{repeats_of(table)[row]} repeats per epoch", _RECORDED_ONLY),
-    ]
-    if "caption" in then.inputs:
-        columns.insert(1, ("caption", lambda table: table.inputs["caption"].content, _caption, _OF_CAPTION))
-    if any(name.startswith(OF_TABLE) for name in (*then.columns, *later.columns)):
-        columns.insert(-1, ("column", _of_table, lambda table, row: _of_table(table, [row])[0], _RECORDED_ONLY))
-    for name, column, shown, hint in columns:
-        before, after = column(then), column(later)
-        if before is after:
-            continue
-        differs = np.asarray(before)[rows] != np.asarray(after)[listing_row[rows]]
-        changed = rows[differs.any(axis=tuple(range(1, differs.ndim)))]
-        sides = _both(shown, findings, now, changed, listing_row)
-        findings.add("stale", f"{name}-changed", changed, hint=hint, **sides)
+            def found(at: int) -> str:
+                error = self.now.unread.get((name, int(now_rows[at])))
+                path = places(self.now.samples, now_rows[[at]], name)[0]["path"]
+                return f"{path}: {'it was changed' if error is None else error.what}"
 
+            add(changed, found)
 
-def _unusable_sample(findings: Findings, row: int, cause: str, detail: str) -> None:
-    """Add a finding on a sample whose file cannot be used now."""
-    category, reason, found = _unusable(cause, detail)
-    expected = "a file that can be read" if category == "unverifiable" else "the sample"
-    findings.add(category, reason, np.array([row]), expected=expected, found=found, hint=hint_for(cause))
+    def columns(self, rows: NDArray[np.intp]) -> None:
+        """Compare captions, columns of tables and repeats of samples."""
+        then, later = self.samples, self.now.samples
+        columns: list[tuple[str, Callable[[SampleTable], Any], Shown, str]] = []
+        if "caption" in then.inputs:
+            columns.append(("caption", lambda table: table.inputs["caption"].content, _caption, _OF_CAPTION))
+        if any(name.startswith(OF_TABLE) for name in (*then.columns, *later.columns)):
+            columns.append(("column", _of_table, lambda table, row: _of_table(table, [row])[0], _RECORDED_ONLY))
+        columns.append(
+            ("repeats", repeats_of, lambda table, row: f"{repeats_of(table)[row]} repeats per epoch", _RECORDED_ONLY)
+        )
+        for name, column, shown, hint in columns:
+            before, after = column(then), column(later)
+            if before is not after:
+                differs = np.asarray(before)[rows] != np.asarray(after)[self.listing_row[rows]]
+                changed = rows[differs.any(axis=tuple(range(1, differs.ndim)))]
+                self.add("stale", f"{name}-changed", changed, shown, hint)
 
-
-def _both(
-    shown: Shown, findings: Findings, now: Listing, rows: NDArray[np.intp], listing_row: NDArray[np.int64]
-) -> dict[str, Any]:
-    """What is expected of samples (n,), and what they have now, as text when it is asked for."""
-    return {
-        "expected": lambda at: shown(findings.table, int(rows[at])),
-        "found": lambda at: shown(now.samples, int(listing_row[rows[at]])),
-    }
+    def unusable(self, row: int, cause: str, detail: str) -> None:
+        """Add a sample whose file cannot be used now."""
+        category, reason, found = _unusable(cause, detail)
+        expected = "a file that can be read" if category == "unverifiable" else "the sample"
+        self.findings.add(category, reason, np.array([row]), expected=expected, found=found, hint=hint_for(cause))
 
 
 def _own_content(samples: SampleTable, row: int) -> str:
@@ -206,10 +205,6 @@ def _own_content(samples: SampleTable, row: int) -> str:
     if not any(content):
         return f"another size: {int(sizes(samples, np.array([row]), name)[0])} bytes"
     return content.hex() if column.line is None else content.hex()[: HASH_BYTES // 2]
-
-
-def _line(samples: SampleTable, row: int) -> str:
-    return f"line {samples.where(row)[1]}"
 
 
 def _caption(samples: SampleTable, row: int) -> str:
