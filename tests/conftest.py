@@ -61,7 +61,7 @@ def library(tmp_path_factory):
 @pytest.fixture(params=["python", "compiled"])
 def each_way(request, monkeypatch):
     """Run the test without and with the compiled library."""
-    found = gather.Library(request.getfixturevalue("library")) if request.param == "compiled" else None
+    found = gather.compiled(request.getfixturevalue("library")) if request.param == "compiled" else None
     monkeypatch.setattr(gather, "LIBRARY", found)
     return request.param
 

@@ -66,7 +66,7 @@ def test_computed_in_float32_and_rounded_once(spec, stored, wanted):
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("spec", KINDS[1:4], ids=lambda spec: f"{spec['kind']}{'-shift' * ('shift' in spec)}")
 def test_values_scaled_during_reads_are_bit_equal(tmp_path, library, monkeypatch, name, spec, width):
-    monkeypatch.setattr(gather, "LIBRARY", gather.Library(library))
+    monkeypatch.setattr(gather, "LIBRARY", gather.compiled(library))
     dtype, affine = getattr(torch, name), Affine.of(spec)
     random = torch.Generator().manual_seed(7)
     z = (torch.randn((9, 4, 3, width), generator=random) * 10.0 ** torch.arange(-6, 3).view(9, 1, 1, 1)).to(dtype)

@@ -29,25 +29,18 @@ class Scaling(NamedTuple):
     term: NDArray[np.float32]
 
 
-class Library:
-    """The compiled library."""
-
-    def __init__(self, path: Path) -> None:
-        loaded = ctypes.CDLL(str(path))
-        if not loaded.can_scale():
-            raise OSError("this processor is too old")
-        number, pointer = ctypes.c_int64, ctypes.c_void_p
-        self.gather = loaded.gather
-        self.gather.argtypes = [number, pointer, pointer, ctypes.c_int, number, number, pointer, pointer]
-        self.gather.restype = number
-
-
-def compiled(path: Path) -> Library | None:
-    """The compiled library; None: it was not built, is turned off, or does not suit this processor."""
+def compiled(path: Path) -> Any:
+    """The compiled function; None: it was not built, is turned off, or does not suit this processor."""
     if os.environ.get("LATENTCACHE_NATIVE") == "0":
         return None
     try:
-        return Library(path)
+        library = ctypes.CDLL(str(path))
+        if not library.can_scale():
+            return None
+        number, pointer = ctypes.c_int64, ctypes.c_void_p
+        library.gather.argtypes = [number, pointer, pointer, ctypes.c_int, number, number, pointer, pointer]
+        library.gather.restype = number
+        return library.gather
     except (OSError, AttributeError):  # an older build has other functions
         return None
 
@@ -117,7 +110,7 @@ def scale_pieces(pieces: NDArray[np.int64], out: NDArray[np.uint8], scaling: Sca
 
 
 def _call(
-    library: Library,
+    gather: Any,
     pieces: NDArray[np.int64],
     out: NDArray[np.uint8],
     scaling: Scaling | None,
@@ -127,7 +120,7 @@ def _call(
     values: tuple[int, ...] = (0, 0, 0, 0)
     if scaling is not None:
         values = scaling.kind, len(scaling.factor), _address(scaling.factor), _address(scaling.term)
-    count: int = library.gather(pieces.shape[1], _address(pieces), _address(out), is_there, *values)
+    count: int = gather(pieces.shape[1], _address(pieces), _address(out), is_there, *values)
     return count
 
 
