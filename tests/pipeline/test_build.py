@@ -56,6 +56,20 @@ def test_rejected_samples_are_quarantined_until_they_change(case, data, trusted,
     assert (built(case, data).encoded, reasons(built(case, data))) == (1, {})
 
 
+def test_a_rejected_image_is_read_again_if_the_answer_may_be_another(tmp_path, trusted, monkeypatch):
+    case = CASES["latents"]
+    data = case.data(tmp_path / "data", 2)
+    case.spoil(data, 7)
+    (reason,) = reasons(built(case, data)).values()
+    assert plan_build(settings(case, data)).to_make == 0
+    assert plan_build(settings(case, data, recipe={"storage_dtype": "float32"})).to_make == 3
+    with monkeypatch.context() as patch:
+        patch.setattr("latentcache.encoders.vae.describe.installed", lambda names: dict.fromkeys(names, "0"))
+        assert plan_build(settings(case, data)).to_make == 1
+    monkeypatch.setattr("latentcache.pipeline.diff.AGAIN", {reason})
+    assert plan_build(settings(case, data)).to_make == 1
+
+
 @pytest.mark.parametrize("name", ["latents", "edge_map"])
 def test_samples_that_are_rejected_do_not_stop_duplicates_of_others(name, tmp_path):
     case = CASES[name]

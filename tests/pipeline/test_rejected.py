@@ -15,7 +15,7 @@ from latentcache.errors import (
     WorkerError,
 )
 from latentcache.pipeline import preflight
-from latentcache.pipeline.build import build_cache
+from latentcache.pipeline.build import build_cache, plan_build
 from latentcache.pipeline.preflight import read_existing
 from latentcache.store.atomic_io import write_json
 from latentcache.store.paths import CachePaths
@@ -70,6 +70,7 @@ def test_a_first_build_that_was_killed_is_continued_without_its_flags(tmp_path, 
     cache = tmp_path / "cache"
     assert CachePaths(cache).building.exists()
     assert read_existing(settings(LATENTS, data, fields={})).field_names == ("latents",)
+    assert plan_build(settings(LATENTS, data, fields={})).cached > 0, "though no image is read"
     state = CachePaths(cache).building.read_bytes()
     rejected, error = dying_workers(LATENTS, data, tmp_path, monkeypatch)
     with pytest.raises(error):
