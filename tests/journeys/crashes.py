@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from commands import RECIPE, acknowledged, commands_are_put_together_once, draw_folder, entries, look
+from stored_items import contents
 
 from latentcache import failpoint
 from latentcache.cli.app import main
@@ -162,33 +163,11 @@ def heal(workspace, reference):
 
 def content(cache):
     """Collect entries, samples and rows of every field, without numbers and times of builds."""
-    made = open_snapshot(cache)
-    samples = made.samples
-    inputs = {
-        name: (np.asarray(one.content).tolist(), list(one.text) if one.text is not None else None)
-        for name, one in samples.inputs.items()
-    }
-    return {
+    snapshot = open_snapshot(cache)
+    return contents(cache) | {
         "entries": {key: checksum for key, (checksum, _) in entries(cache).items()},
-        "samples": (list(samples.names), inputs),
-        "sizes": {name: np.asarray(column).tolist() for name, column in samples.columns.items()},
-        "fields": {name: _rows(rows) for name, rows in made.fields.items()},
-        "rejected": [(one.name, one.line, one.reason) for one in made.rejected],
-    }
-
-
-def _rows(rows):
-    own = {name: np.asarray(column).tolist() for name, column in rows.columns.items()}
-    own |= {name: [np.asarray(part).tolist() for part in column] for name, column in rows.ragged_columns.items()}
-    labels = [rows.groups[number].label for number in np.asarray(rows.group).tolist()]
-    return {
-        "keys": np.asarray(rows.row_keys()).tolist(),
-        "sample": np.asarray(rows.sample).tolist(),
-        "group": labels,
-        "variant": np.asarray(rows.variant).tolist(),
-        "length": np.asarray(rows.length).tolist(),
-        "columns": own,
-        "recipe": rows.recipe_json,
+        "inputs": {name: np.asarray(held.content).tolist() for name, held in snapshot.samples.inputs.items()},
+        "rejected": [(item.name, item.line, item.reason) for item in snapshot.rejected],
     }
 
 

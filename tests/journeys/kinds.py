@@ -3,16 +3,13 @@
 import json
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import numpy as np
 from commands import ROOT, finished, look, noise, start
 from made_videos import write_video
+from stored_items import items
 
 from latentcache import open_cache
 from latentcache.fields import registry
-from latentcache.store.paths import CachePaths
-from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
 
 TOY = "tests.fields.edge_map:EdgeMap"
@@ -134,16 +131,7 @@ def forget_kinds(monkeypatch):
 
 def stored(cache, name):
     """Read one field: item key -> (sample, array), in snapshot order."""
-    snapshot = open_snapshot(cache)
-    reader, rows = EntryReader(CachePaths(Path(cache)), snapshot), snapshot.fields[name]
-    samples = zip(rows.row_keys(), np.asarray(rows.sample).tolist(), strict=True)
-    names = list(snapshot.samples.names)
-    found = {
-        key.tobytes().hex(): (names[sample], reader.read(name, row).tobytes())
-        for row, (key, sample) in enumerate(samples)
-    }
-    reader.close()
-    return found
+    return {key.hex(): (sample, array.tobytes()) for sample, key, array in items(cache, name)}
 
 
 def num_entries(cache, name):

@@ -9,13 +9,12 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from stored_items import items
 
 from latentcache.fields.protocol import DescribeContext
 from latentcache.fields.registry import field_kind, load
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.store.paths import CachePaths
-from latentcache.store.snapshot import open_snapshot
 
 
 def pixels(seed, height=64, width=64):
@@ -114,25 +113,18 @@ def built(case, data, *, observer=None, **changes):
 
 def rows_of(cache, field):
     """Sample name -> item keys of one field, in order."""
-    snapshot = open_snapshot(cache)
-    rows = snapshot.fields[field]
-    names, found = list(snapshot.samples.names), {}
-    for key, sample in zip(rows.row_keys(), np.asarray(rows.sample).tolist(), strict=True):
-        found.setdefault(names[sample].removesuffix(":1"), []).append(key.tobytes())
-    return found
+    keys = {}
+    for name, key, _ in items(cache, field):
+        keys.setdefault(name.removesuffix(":1"), []).append(key)
+    return keys
 
 
 def arrays_of(cache, field):
     """Sample name -> the stored arrays of one field."""
-    from latentcache.store.reader import EntryReader
-
-    snapshot = open_snapshot(cache)
-    reader, rows = EntryReader(CachePaths(cache), snapshot), snapshot.fields[field]
-    names, found = list(snapshot.samples.names), {}
-    for row, sample in enumerate(np.asarray(rows.sample).tolist()):
-        found.setdefault(names[sample].removesuffix(":1"), []).append(reader.read(field, row).copy())
-    reader.close()
-    return found
+    arrays = {}
+    for name, _, array in items(cache, field):
+        arrays.setdefault(name.removesuffix(":1"), []).append(array)
+    return arrays
 
 
 def described(snapshot, name):

@@ -4,13 +4,12 @@ import json
 import random
 import shutil
 
-import numpy as np
 import pytest
 from small_builds import CASES, built, draw
+from stored_items import contents
 
 from latentcache.fields.registry import field_kind
 from latentcache.store.paths import CachePaths
-from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
 
 STEPS = 6
@@ -66,33 +65,6 @@ def change_records(chance, data):
 
 
 WORLDS = {"images": (of_images, change_images), "records": (TOKENS.fields, change_records)}
-
-
-def contents(cache):
-    """Read everything: field -> sample name -> items with metadata and bytes; "" -> the sample table."""
-    snapshot = open_snapshot(cache)
-    reader, names = EntryReader(CachePaths(cache), snapshot), list(snapshot.samples.names)
-    found = {}
-    for field, rows in snapshot.fields.items():
-        keys, of_samples = rows.row_keys(), found.setdefault(field, {})
-        ragged = {one: tuple(map(np.asarray, pair)) for one, pair in rows.ragged_columns.items()}
-        for row, sample in enumerate(np.asarray(rows.sample).tolist()):
-            own = {one: np.asarray(values)[row].tolist() for one, values in rows.columns.items()}
-            for one, (ends, values) in ragged.items():
-                own[one] = values[int(ends[row - 1]) if row else 0 : int(ends[row])].tolist()
-            group = rows.groups[int(np.asarray(rows.group)[row])].label
-            item = (
-                group,
-                int(np.asarray(rows.variant)[row]),
-                keys[row].tobytes(),
-                own,
-                reader.read(field, row).tobytes(),
-            )
-            of_samples.setdefault(names[sample], []).append(item)
-    reader.close()
-    texts = {one: list(given.text) for one, given in snapshot.samples.inputs.items() if given.text is not None}
-    columns = {one: np.asarray(values).tolist() for one, values in snapshot.samples.columns.items()}
-    return found | {"": (names, texts, columns)}
 
 
 def history(world, seed, folder):

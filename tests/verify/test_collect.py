@@ -5,11 +5,11 @@ import shutil
 import numpy as np
 import pytest
 from made_cache import make
+from stored_items import items
 
 from latentcache.errors import CacheDamagedError, CacheLockedError, StoreError, UsageError
 from latentcache.store.atomic_io import unreadable
 from latentcache.store.lock import builder_lock
-from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import load_manifest
 from latentcache.verify import collect as collect_module
 from latentcache.verify.collect import collect
@@ -37,11 +37,7 @@ def age(case, seconds=10_000):
 
 
 def everything(case):
-    snapshot = case.snapshot
-    reader, rows = EntryReader(case.paths, snapshot), snapshot.fields[case.names[0]]
-    keys = rows.row_keys()
-    return [(int(rows.sample[row]), keys[row].tobytes(), reader.read(case.names[0], row).tobytes())
-            for row in range(len(rows))]  # fmt: skip
+    return [(name, key, array.tobytes()) for name, key, array in items(case.cache, case.names[0])]
 
 
 @pytest.fixture
