@@ -16,6 +16,13 @@ FORBIDDEN = re.compile(
     re.IGNORECASE,
 )
 PASSIVE = re.compile(r"\bcannot be\b", re.IGNORECASE)
+#: Options of other programs on pages.
+OTHER_PROGRAMS = {
+    "--concat_tokens", "--count", "--data-path", "--dataset_config", "--edge-threshold", "--eod-mask-loss", "--head",
+    "--help", "--include", "--local-dir", "--masked_loss", "--megabytes", "--nproc-per-node", "--only", "--parts",
+    "--reset-attention-mask", "--reset-position-ids", "--rounds", "--side", "--train-data-path", "--valid-data-path",
+    "--version", "--install-completion", "--block", "--disable-usage-stats", "--port",
+}  # fmt: skip
 EVERYTHING = prose("\n\n".join(page.read_text("utf-8") for page in READ))
 
 
@@ -84,3 +91,15 @@ def test_the_counts_find_what_they_count():
     ]
     assert per_thousand("of", "a b of c") == 250
     assert FORBIDDEN.search("Nobody needs it")
+
+
+def test_every_option_on_a_page_exists():
+    group = typer.main.get_command(application())
+    parameters = [parameter for command in group.commands.values() for parameter in command.params]
+    known = {
+        word for parameter in parameters for word in (*parameter.opts, *parameter.secondary_opts)
+    } | OTHER_PROGRAMS
+    found = {
+        (page.name, word) for page in READ for word in re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text("utf-8"))
+    }
+    assert sorted(pair for pair in found if pair[1] not in known) == []
