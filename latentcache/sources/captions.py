@@ -65,9 +65,7 @@ class CaptionFiles:
                     self._held.remember(file, content, memo)
             except UnusableSampleError as error:
                 good[number] = False
-                image = int(units["image"][number])
-                stat = (*self._held.stat[image, :5].view(np.int64).tolist(), 0)
-                findings.reject(self._held.names[image], error, stat=stat)
+                findings.reject(self._held.names[int(units["image"][number])], error)
         units.columns |= {"text": texts, "caption_known": known}
         return good
 

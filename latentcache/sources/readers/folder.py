@@ -152,7 +152,7 @@ class _Files:
         owners = self._layout.owners(prefix)
         role = self._layout.role(prefix) or ("" if owners else "outside")
         is_sample = self._without_partners(prefix, names, is_image, role)
-        caption, which = self._captions(folder, names, stats, is_image, is_sample, role)
+        caption, which = self._captions(folder, names, is_image, is_sample, role)
         memos = np.zeros((len(names), STAT_WIDTH), dtype=np.uint64)
         memos[:, :5] = stats
         self._stats += memos.tobytes()
@@ -196,7 +196,6 @@ class _Files:
         self,
         folder: Folder,
         names: Sequence[str],
-        stats: NDArray[np.uint64],
         is_image: NDArray[np.bool_],
         is_sample: NDArray[np.bool_],
         role: str,
@@ -219,9 +218,9 @@ class _Files:
             caption[number] = which[number] = -1
             if rule is not _PLAIN_RULE:  # else tables have the captions
                 is_sample[number] = False
-                item, stat = folder.rejected[text], (*stats[number].view(np.int64).tolist(), 0)
+                item = folder.rejected[text]
                 instead = rejected(folder.prefix + names[number], item.reason, f"caption file {text}: {item.detail}")
-                self.findings.rejected.append(replace(instead, stat=stat))
+                self.findings.rejected.append(instead)
                 lost.pop(text, None)
         self.findings.rejected += (item for name, item in folder.rejected.items() if not name or name in lost)
         is_used[caption[caption >= 0]] = True

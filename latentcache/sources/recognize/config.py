@@ -6,7 +6,6 @@ different folders are an error.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -86,24 +85,18 @@ class Config:
     def place(self, value: Any, name: str) -> Path:
         """The folder or file that a setting names; raises an error if it is not there, or there twice."""
         if not isinstance(value, str) or not value:
-            raise self.error(
-                f"{name}: expected a path, found {json.dumps(value)}", f"give {name} in {self.path.name}"
-            )
-        beside = Path(os.path.abspath(self.path.parent / value))  # noqa: PTH100 - links stay
-        below = Path(os.path.abspath(Path(self.folder, value)))  # noqa: PTH100
-        paths = [path for path in dict.fromkeys((beside, below)) if path.exists()]
-        if len(paths) > 1:
-            raise self.error(
-                f"{name} = {value!r} is there twice: {beside} and {below}", f"write one of them in {self.path}"
-            )
-        if not paths:
-            raise SourceNotFoundError(
-                f"{self.path.name}: {name} = {value!r} does not exist",
-                where=str(self.path),
-                why=" and ".join(f"nothing at {path}" for path in dict.fromkeys((beside, below))),
-                fix=_correct(f"correct {name} in {shlex.quote(str(self.path))}"),
-            )
-        return paths[0]
+            raise self.error(f"{name}: expected a path, found {shown(value)}", f"give {name} in {self.path.name}")
+        folders = self.path.parent, Path(self.folder)
+        paths = list(dict.fromkeys(Path(os.path.abspath(folder / value)) for folder in folders))  # noqa: PTH100 - links
+        there = [path for path in paths if path.exists()]
+        if len(there) == 1:
+            return there[0]
+        raise (SourceError if there else SourceNotFoundError)(
+            f"{self.path.name}: {name} = {value!r} {'is there twice' if there else 'does not exist'}",
+            where=str(self.path),
+            why=f"looked for {' and '.join(map(str, paths))}",
+            fix=_correct(f"correct {name} in {shlex.quote(str(self.path))}"),
+        )
 
     def error(self, what: str, fix: str, why: str = "") -> SourceError:
         """An error of this file."""

@@ -47,7 +47,7 @@ def _tables(inventory: Inventory, options: SourceOptions) -> Layout | None:
     )
     return Layout(
         word=TABLES_WORD,
-        why=_listing(names, "tables", "list the images", "lists the images"),
+        why=f"{names[0]} lists images",
         root=inventory.root,
         sets=sets,
         notes=tuple(read_as_train(dict.fromkeys(names, 1), splits)),
@@ -107,7 +107,7 @@ def _layout(inventory: Inventory, kind: str, names: Sequence[str], splits: Seque
     images = sum(folder.images for folder in inventory.below())
     return Layout(
         word=WORDS[kind],
-        why=_listing(names, "files", "hold images", "holds images"),
+        why=f"{names[0]} holds images",
         root=inventory.root,
         sets=tuple(
             ImageSet(
@@ -133,8 +133,3 @@ def _two_tables(folder: Path, names: Sequence[str]) -> TableError:
         why="expected one: both would say which images are used and their captions",
         fix=f"rename one, e.g. `mv {shlex.quote(str(path))} {shlex.quote(f'{path}.off')}`",
     )
-
-
-def _listing(names: Sequence[str], what: str, several: str, single: str) -> str:
-    more = f" and {count_of(len(names) - 1, f'more {what}')} {several}"
-    return names[0] + (more if len(names) > 1 else f" {single}")
