@@ -10,8 +10,8 @@ from small_tokens import build, texts, write_texts
 
 from latentcache import open_cache
 from latentcache.errors import CacheNotFoundError, PlanError, UsageError
-from latentcache.store.garbage import remove_snapshot
 from latentcache.store.paths import CachePaths
+from latentcache.store.publish import remove_snapshot
 
 SHAPES = [(64, 96), (96, 64), (80, 80)]
 
