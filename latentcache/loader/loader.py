@@ -76,7 +76,7 @@ class Loader(IterableDataset[Batch]):
         title: str = "",
         of_snapshot: Callable[[int], Reader | None] | None = None,
     ) -> None:
-        self.rank, self.world_size, self._found = find_ranks(rank, world_size)
+        self.rank, self.world_size, self._ranks_from = find_ranks(rank, world_size)
         batches = BatchPlan(batch_size=batch_size, world_size=self.world_size, remainder=remainder)
         seed = None if seed is None else whole("seed", seed, -(2**63))
         self._prefetch = whole("prefetch", prefetch, 0, MAX_STEP)
@@ -112,7 +112,7 @@ class Loader(IterableDataset[Batch]):
         slow = "" if reader.kind == "compiled" else f"\n  slow reader: {reader.why}; fix: {reader.fix}"
         return (
             f"Loader({len(self)} batches of {report.batches.batch_size}, rank {self.rank} of {self.world_size}"
-            f" ({self._found}), epoch {self.epoch}, seed {self.seed}\n"
+            f" ({self._ranks_from}), epoch {self.epoch}, seed {self.seed}\n"
             f"  {report.samples_used} samples of {self._title}{excluded};"
             f" remainder={report.batches.remainder!r}{report.beside}{slow})"
         )
@@ -144,7 +144,7 @@ class Loader(IterableDataset[Batch]):
         Counted in this process as batches are read, also those read ahead; a worker of a ``DataLoader`` counts its
         own.
         """
-        return self._substitutes.counts(self._reader.index)
+        return dict(self._substitutes.counts)
 
     @property
     def sampler(self) -> Sampler:
@@ -261,7 +261,7 @@ class Loader(IterableDataset[Batch]):
                 worker of a ``DataLoader``, or accelerate would deal the batches of this rank out again.
             CacheDamagedError: More samples are bad than may be replaced.
         """
-        check_ranks(self.rank, self.world_size, self._found)
+        check_ranks(self.rank, self.world_size, self._ranks_from)
         check_double_sharding(self.world_size)
         worker = get_worker_info()
         if worker is not None and worker.dataset is self:
@@ -303,13 +303,13 @@ class Loader(IterableDataset[Batch]):
         index = self._reader.index
         chosen = checked_rows(rows, len(index.bucket))
         epoch = self.epoch if epoch is None else whole("epoch", epoch, 0)
-        found = index.bucket[chosen]
-        bucket = int(found.max())
-        if int(found.min()) != bucket:
-            first = dict(zip(found.tolist(), chosen.tolist(), strict=True))
+        buckets = index.bucket[chosen]
+        bucket = int(buckets.max())
+        if int(buckets.min()) != bucket:
+            row_of = dict(zip(buckets.tolist(), chosen.tolist(), strict=True))
             raise UsageError(
-                f"rows: samples of {len(first)} buckets",
-                where=", ".join(f"{row}: {index.buckets[one]}" for one, row in sorted(first.items())[:8]),
+                f"rows: samples of {len(row_of)} buckets",
+                where=", ".join(f"{row}: {index.buckets[number]}" for number, row in sorted(row_of.items())[:8]),
                 why="all samples of a batch have one shape",
                 fix="ask for the samples of one bucket at a time",
             )
@@ -373,21 +373,21 @@ class Loader(IterableDataset[Batch]):
 
     def _warn(self) -> None:
         """Say what a user would not expect: excluded samples, batches of padding, buckets that are mostly repeats."""
-        blank, found, lines = self.report.blank_batches, self.report.overfilled, self._reader.notes(self._title)
+        blank, overfilled, lines = self.report.blank_batches, self.report.overfilled, self._reader.notes(self._title)
         if blank:
             lines.append(
                 f"{blank} batches of all ranks hold padding only: a mean over their labels is nan; divide the sum of"
                 " losses by the labels of all ranks, as the Trainer of transformers does, or take a batch_size of 2"
                 " or more, fewer ranks, or remainder='repeat' or 'drop'"
             )
-        if found:
-            more = f"; {len(found) - _SHOWN} more buckets too" if len(found) > _SHOWN else ""
+        if overfilled:
+            more = f"; {len(overfilled) - _SHOWN} more buckets too" if len(overfilled) > _SHOWN else ""
             lines.append(
-                f"{'; '.join(found[:_SHOWN])}{more}: use remainder='partial' or 'drop', a smaller"
+                f"{'; '.join(overfilled[:_SHOWN])}{more}: use remainder='partial' or 'drop', a smaller"
                 " batch_size, or fewer buckets"
             )
-        for one in lines:
-            warnings.warn(one, stacklevel=5)
+        for line in lines:
+            warnings.warn(line, stacklevel=5)
 
 
 class Sampler(TorchSampler[BatchIndex]):
@@ -414,7 +414,7 @@ class SamplerIterator:
     """One iteration over a sampler; torchdata's ``StatefulDataLoader`` saves and loads its state."""
 
     def __init__(self, loader: Loader) -> None:
-        check_ranks(loader.rank, loader.world_size, loader._found)
+        check_ranks(loader.rank, loader.world_size, loader._ranks_from)
         loader._sampled = True
         self._loader, self._position = loader, replace(loader._position)
         self._next: Iterator[BatchIndex] | None = None
@@ -428,9 +428,9 @@ class SamplerIterator:
             self._loader._position.is_loaded = False  # the next iteration serves a whole epoch
             self._loader._named = False
             self._next = map(plan.batch, range(len(plan)), repeat(self._loader.rank))
-        found = next(self._next)
+        index = next(self._next)
         self._position.delivered += 1
-        return found
+        return index
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this iteration."""
@@ -472,8 +472,8 @@ class BatchDataset(Dataset[Batch]):
                 " DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None)",
                 slug="foreign-sampler",
             )
-        held = self._loader._reader.index.bucket
-        if int(index.rows.max()) >= len(held) or (held[index.rows] != index.bucket).any():
+        buckets = self._loader._reader.index.bucket
+        if int(index.rows.max()) >= len(buckets) or (buckets[index.rows] != index.bucket).any():
             raise UsageError(
                 "a batch was asked for by the sampler of other samples",
                 why="it holds samples that this data set does not have, or has in another bucket",
@@ -486,13 +486,14 @@ class BatchDataset(Dataset[Batch]):
 def checked_rows(rows: Any, count: int) -> NDArray[np.int64]:
     """(B,) numbers of samples below ``count``, as a caller gives them."""
     try:
-        found = np.asarray(rows)
+        numbers = np.asarray(rows)
     except (TypeError, ValueError, RuntimeError):  # lists of several lengths, a tensor that numpy cannot take
-        found = np.empty(0)
-    if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size or found.min() < 0 or found.max() >= count:
+        numbers = np.empty(0)
+    is_list = numbers.ndim == 1 and numbers.dtype.kind in "iu" and numbers.size
+    if not is_list or numbers.min() < 0 or numbers.max() >= count:
         what = f"rows={reprlib.repr(rows)}: must be whole numbers from 0 to {count - 1}"
         raise NoSuchRowError(what, fix="batch([0])")
-    return found.astype(np.int64, copy=False)
+    return numbers.astype(np.int64, copy=False)
 
 
 class NoSuchRowError(UsageError, IndexError):

@@ -21,40 +21,40 @@ _SHARDING = {"DataLoaderDispatcher", "DataLoaderShard", "IterableDatasetShard"}
 
 def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int, str]:
     """The rank, the number of ranks, and where they are from."""
-    found: str = "given"
+    source: str = "given"
     numbers: tuple[Any, Any] = rank, world_size
     if (rank is None) != (world_size is None):
-        given, other = ("rank", "world_size") if world_size is None else ("world_size", "rank")
+        name, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
         raise UsageError(
-            f"{given}={rank if world_size is None else world_size!r}: {other} is missing",
+            f"{name}={rank if world_size is None else world_size!r}: {missing} is missing",
             why="one number alone does not say which part of each step this process gets",
             fix="pass rank and world_size, or neither",
         )
     if rank is None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        numbers, found = (torch.distributed.get_rank(), torch.distributed.get_world_size()), "torch.distributed"
+        numbers, source = (torch.distributed.get_rank(), torch.distributed.get_world_size()), "torch.distributed"
     elif rank is None:
-        named = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-        numbers, found = (0, 1), "one process"
-        if named != (None, None):
+        texts = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+        numbers, source = (0, 1), "one process"
+        if texts != (None, None):
             try:
-                numbers, found = (int(named[0] or ""), int(named[1] or "")), "environment"
+                numbers, source = (int(texts[0] or ""), int(texts[1] or "")), "environment"
             except ValueError:
                 raise UsageError(
-                    f"RANK={named[0]} and WORLD_SIZE={named[1]} in the environment do not say the rank",
+                    f"RANK={texts[0]} and WORLD_SIZE={texts[1]} in the environment do not say the rank",
                     fix="pass rank and world_size",
                 ) from None
     total = whole("world_size", numbers[1], 1)
-    return whole("rank", numbers[0], 0, total - 1, why="ranks count from 0"), total, found
+    return whole("rank", numbers[0], 0, total - 1, why="ranks count from 0"), total, source
 
 
-def check_ranks(rank: int, world_size: int, found: str) -> None:
-    """Raise an error if torch.distributed, started after a loader was made, says other numbers than it found."""
-    if found == "given" or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+def check_ranks(rank: int, world_size: int, source: str) -> None:
+    """Raise an error if torch.distributed, started after a loader was made, says other numbers."""
+    if source == "given" or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     now = torch.distributed.get_rank(), torch.distributed.get_world_size()
     if now != (rank, world_size):
         raise UsageError(
-            f"the loader is that of rank {rank} of {world_size} ({found}), this is rank {now[0]} of {now[1]}",
+            f"the loader is that of rank {rank} of {world_size} ({source}), this is rank {now[0]} of {now[1]}",
             why="it was made before torch.distributed was started here, and other ranks would serve the same samples",
             fix="make the loader after init_process_group, or pass rank and world_size",
         )

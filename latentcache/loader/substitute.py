@@ -9,7 +9,8 @@ fails. Then each sample of its batch is read alone, and known bad ones are repla
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -33,15 +34,8 @@ class Substitutes:
     def __init__(self, on_error: str) -> None:
         self.active = choice("on_error", on_error, ("error", "substitute")) == "substitute"
         self._bad: dict[int, Bad] = {}
-        self._times: dict[int, int] = {}
-
-    def counts(self, index: SampleIndex) -> Mapping[str, int]:
+        self.counts: Counter[str] = Counter()
         """Sample -> how often another took its place, as far as this process has read."""
-        found: dict[str, int] = {}
-        for row, times in list(self._times.items()):  # a sample that is repeated is several rows
-            name = _name(index, row)
-            found[name] = found.get(name, 0) + times
-        return found
 
     def read(self, index: SampleIndex, batch: BatchIndex, read: Read[Made]) -> Made:
         """Read the rows of a batch with ``read``, or those in place of bad ones."""
@@ -65,11 +59,11 @@ class Substitutes:
                     raise
                 continue
             for row in known:
-                self._times[row] = self._times.get(row, 0) + 1
-                if self._times[row] == 1:
-                    bad = self._bad[row]
+                name, bad = _name(index, row), self._bad[row]
+                self.counts[name] += 1
+                if self.counts[name] == 1:
                     warnings.warn(
-                        f"{bad.what}, so {_name(index, others[row])} is served in place of {_name(index, row)}"
+                        f"{bad.what}, so {_name(index, others[row])} is served in place of {name}"
                         f" (at {bad.where}; {bad.why}); fix: {bad.fix}",
                         stacklevel=2,
                     )

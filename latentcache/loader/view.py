@@ -183,21 +183,21 @@ def combine(
         UsageError: Nothing to combine, fields or settings that differ (they are named), a value that is not allowed,
             or a source that has weights itself.
     """
-    found: list[Any] = several("sources", sources, fix="combine([one, other])")
-    if len({type(one) for one in found}) != 1 or not isinstance(found[0], View):
+    views: list[Any] = several("sources", sources, fix="combine([one, other])")
+    if len({type(view) for view in views}) != 1 or not isinstance(views[0], View):
         raise UsageError(
             "combine: needs caches, or rows, and not both", fix="combine([open_cache(a), open_cache(b)])"
         )
-    if any(one.mixture for one in found):
+    if any(view.mixture for view in views):
         raise UsageError("combine: a source has weights itself", fix="combine the caches that it is made of")
     if weights is None and samples is not None:
         raise UsageError(f"samples={samples!r}: only allowed with weights", fix="pass weights too, as [1, 1]")
-    for one in found[1:]:
-        found[0]._check_alike(one)
-    first, mix = found[0], None
+    for view in views[1:]:
+        views[0]._check_alike(view)
+    mix = None
     if weights is not None:
-        mix = mixture([one.name for one in found], list(map(len, found)), weights, samples=samples)
-        pairs = zip(mix.sources, found, strict=True)
-        mix = Mixture(sources=tuple(replace(source, parts=len(one.parts)) for source, one in pairs))
-    made: Any = first._combined([part for one in found for part in one.parts], mix)
-    return made  # type: ignore[no-any-return]
+        mix = mixture([view.name for view in views], list(map(len, views)), weights, samples=samples)
+        pairs = zip(mix.sources, views, strict=True)
+        mix = Mixture(sources=tuple(replace(source, parts=len(view.parts)) for source, view in pairs))
+    first: Any = views[0]
+    return first._combined([part for view in views for part in view.parts], mix)  # type: ignore[no-any-return]

@@ -33,10 +33,6 @@ class Store:
     def read(self, rows, epoch=0):
         return self.substitutes.read(self.index, BatchIndex(epoch, 0, rows, 0, seed=1), self)
 
-    @property
-    def counts(self):
-        return self.substitutes.counts(self.index)
-
     def __call__(self, rows):
         self.reads.append(len(rows))
         wrong = self.bad & set(rows.tolist())
@@ -58,7 +54,7 @@ def test_the_substitute_depends_on_seed_epoch_and_sample_alone(bad, epoch, batch
     assert all(other % 2 == 0 for other in values)
     again = [row for start in range(0, 200, batch) for row in parts.read(rows[start : start + batch], epoch)]
     assert again == values
-    assert parts.counts == whole.counts == {f"s{row}": 1 for row in bad}
+    assert parts.substitutes.counts == whole.substitutes.counts == {f"s{row}": 1 for row in bad}
 
 
 def test_a_known_bad_sample_is_replaced_before_it_is_read():
@@ -77,7 +73,7 @@ def test_each_substitute_is_reported_once():
         for epoch in range(3):
             store.read(np.array([0, 2, 4]), epoch)
     assert len(caught) == 2
-    assert store.counts == {"s0": 3, "s2": 3}
+    assert store.substitutes.counts == {"s0": 3, "s2": 3}
 
 
 def test_too_many_substitutes_are_an_error():
