@@ -12,7 +12,6 @@ from latentcache.cli.console import SHOWN, Result, finding_lines, findings
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import about, captions_text, field_lines, planned_entries
 from latentcache.errors import LatentcacheError, UsageError, count_of
-from latentcache.plan.numbers import clock, human_bytes
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan
@@ -29,7 +28,6 @@ Three samples are shown with their captions, splits, buckets and masks. Nothing 
 """
 EXAMPLES = """\
 latentcache inspect images/ --model ./sdxl
-latentcache inspect images/ --model ./sdxl --estimate
 latentcache inspect --machine
 """
 
@@ -38,9 +36,6 @@ def inspect(
     data: Path | None = argument("[DATA]", "A folder with images, a table with images, or records.", None),
     *,
     machine: bool = option(False, "--machine", "Check this machine only, without DATA."),
-    estimate: bool = option(
-        False, "--estimate", "Encode a few samples in a temporary folder to estimate the build time."
-    ),
     out_folder: flags.Out = None,
     requested: flags.Requested,
     source: flags.Source,
@@ -62,7 +57,7 @@ def inspect(
             lines = (*chain.from_iterable(map(_check_lines, checks)), _verdict(checks))
             return Result(payload, lines, exit_code=_status(checks))
         settings = BuildSettings(data=data, out=out_folder, source=source, **run, **requested.build)
-        planned = _plan(settings, engine, estimate=estimate)
+        planned = _plan(settings, engine)
 
         def rebuild(more: str) -> str:
             return flags.build_command(data, out_folder, requested, device, more)
@@ -80,15 +75,12 @@ class _Planned(NamedTuple):
     needs: str
     """Option without which there is no plan."""
     space: list[Check]
-    estimates: dict[str, dict[str, Any]]
-    """Field -> time and bytes."""
     warnings: list[str]
 
 
-def _plan(settings: BuildSettings, engine: LocalEngine, *, estimate: bool) -> _Planned:
+def _plan(settings: BuildSettings, engine: LocalEngine) -> _Planned:
     """List DATA and plan a build; raises the error if DATA cannot be listed."""
     from latentcache.pipeline.build import plan_build
-    from latentcache.report.data import estimate as estimated
     from latentcache.report.machine import checked, space
 
     listings: list[Listing] = []
@@ -96,14 +88,13 @@ def _plan(settings: BuildSettings, engine: LocalEngine, *, estimate: bool) -> _P
     try:
         plan = plan_build(settings, listed=listings.append, warned=warnings.append, engine=engine)
         assert plan.listing is not None  # of every build
-        estimates = {name: estimated(plan, name, engine) for name in plan.fields} if estimate else {}
-        return _Planned(plan.listing, plan, None, "", [checked("space", lambda: space(plan))], estimates, warnings)
+        return _Planned(plan.listing, plan, None, "", [checked("space", lambda: space(plan))], warnings)
     except LatentcacheError as error:
         if not listings:
             raise
         if error.slug == "tokenizer-missing":
-            return _Planned(listings[0], None, None, "--tokenizer", [], {}, warnings)
-        return _Planned(listings[0], None, error, "", [], {}, warnings)
+            return _Planned(listings[0], None, None, "--tokenizer", [], warnings)
+        return _Planned(listings[0], None, error, "", [], warnings)
 
 
 def _result(data: Path, planned: _Planned, checks: Sequence[Check], rebuild: Any, *, strict: bool) -> Result:
@@ -120,11 +111,10 @@ def _result(data: Path, planned: _Planned, checks: Sequence[Check], rebuild: Any
     payload["counts"] |= {"cached": plan.cached, "duplicates": plan.duplicates} if plan else {}
     payload |= {"needs": planned.needs, **(about(plan) if plan else {"plan": None})}
     payload["checks"] = checks
-    payload |= {"warnings": planned.warnings, "estimate": planned.estimates}
+    payload["warnings"] = planned.warnings
     too_many = rejected > (tolerated(plan.allow_failed, plan.samples) if plan else 0)
-    failed = any(estimate["failed"] for estimate in planned.estimates.values())
     fix = rebuild(f"--allow-failed {rejected}") if too_many else ""
-    status = _status(checks) or int(too_many or failed or (strict and bool(source.notes)))
+    status = _status(checks) or int(too_many or (strict and bool(source.notes)))
     return Result(payload, _lines(payload, items, plan, checks, fix), exit_code=status, error=planned.error)
 
 
@@ -168,20 +158,10 @@ def _lines(
     yield from (f"{'warning':10} {message}" for message in payload["warnings"] if message not in said)
     needs = f"also needs {payload['needs']}" if payload["needs"] else "would reject DATA:"
     yield f"{'build':10} {planned_entries(plan) if plan else needs}"
-    yield from (f"{'time':10} {name}: {_estimate_text(cost)}" for name, cost in payload["estimate"].items())
     if fix:
         yield f"  fix: repair the rejected files, or allow them: {fix}"
     yield f"{'machine':10} {_verdict(checks)} (all checks: `latentcache inspect --machine`)"
     yield from chain.from_iterable(_check_lines(check) for check in checks if check["state"] != "ok")
-
-
-def _estimate_text(cost: Mapping[str, Any]) -> str:
-    if cost["failed"]:
-        return f"none of {cost['failed']} inputs of the largest group could be encoded"
-    if not cost["probed"]:
-        return "nothing to encode"
-    measured = count_of(cost["probed"], "entries")
-    return f"about {clock(cost['seconds'])} and {human_bytes(cost['bytes'])} (after {measured} of the largest group)"
 
 
 def _sample_lines(sample: Mapping[str, Any]) -> Iterator[str]:

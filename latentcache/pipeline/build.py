@@ -305,7 +305,6 @@ class _Build:
             no_caption=listing.no_caption,
             allow_failed=self.settings.allow_failed or str(self.existing.state.get("allow_failed", "0")),
             listing=listing,
-            tasks={work.name: self.task(work) for work in works},
         )
 
     def mend(self) -> None:

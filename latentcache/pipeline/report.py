@@ -19,7 +19,6 @@ from latentcache.plan.numbers import tolerated
 from latentcache.value import Value
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.workers.engine import Task
     from latentcache.sources.scan import Listing
     from latentcache.store.snapshot import FieldRows
 
@@ -41,8 +40,6 @@ class BuildPlan(Value):
     allow_failed: str = "0"
     listing: Listing | None = field(default=None, repr=False)
     """Listing of DATA, with header columns and with the contents that are known; None for a merge."""
-    tasks: Mapping[str, Task] = field(default_factory=dict, repr=False)
-    """Task of the workers for each field."""
 
     @property
     def cached(self) -> int:

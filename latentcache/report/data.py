@@ -1,16 +1,8 @@
-"""What is understood of DATA: layout, captions, sizes, records, and a few samples as a build would use them.
-
-The time and bytes of a build are estimated from a few items, which are encoded into a temporary folder.
-"""
+"""What is understood of DATA: layout, captions, sizes, records, and a few samples as a build would use them."""
 
 from __future__ import annotations
 
-import tempfile
-import time
 from collections import Counter
-from dataclasses import replace
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,18 +10,14 @@ import numpy as np
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.clips import CLIP
 from latentcache.pipeline.report import quarantined
-from latentcache.pipeline.workers.scheduler import Run, StopSignal
 from latentcache.verify.findings import path_json
 
 if TYPE_CHECKING:
     from latentcache.fields.table import SampleTable
     from latentcache.pipeline.report import BuildPlan
-    from latentcache.pipeline.workers.engine import Engine, RunResult
     from latentcache.sources.records import Record
     from latentcache.sources.scan import Listing
 
-#: Inputs of a field that are encoded at most, and seconds after which no further batch begins.
-_PROBED, _PROBE_S = 64, 3.0
 #: ``Record.form`` of a conversation.
 _CHAT = 1
 #: Records whose roles are counted, and files of records that are named.
@@ -160,43 +148,3 @@ def _shown_image(listing: Listing, row: int, plan: BuildPlan | None) -> dict[str
     if captions is not None:
         shown["caption"] = _excerpt(captions[row].replace(BETWEEN, " | "))
     return path_json(name) | shown
-
-
-def estimate(plan: BuildPlan, name: str, engine: Engine) -> dict[str, Any]:
-    """Estimate the ``seconds`` and ``bytes`` of a field by encoding up to 64 of its inputs, the largest group first.
-
-    The seconds include opening the encoder. ``probed`` inputs were encoded. If none could be, ``failed`` counts them.
-    """
-    work, started = plan.fields[name], time.monotonic()
-    if not len(work.todo):
-        return {"seconds": 0.0, "bytes": 0, "probed": 0, "failed": 0}
-    result = _probed(plan, name, engine)
-    open_s = max((result.began or time.monotonic()) - started, 0.0)
-    times = work.cost / result.cost_done if result.cost_done else 0.0
-    return {
-        "seconds": round(open_s + result.encode_s * times, 1),
-        "bytes": int(result.written_bytes * times) if work.recipe.spec.ragged else work.bytes_to_write,
-        "probed": result.encoded,
-        "failed": 0 if result.encoded else len(result.failed),
-    }
-
-
-def _probed(plan: BuildPlan, name: str, engine: Engine) -> RunResult:
-    """Encode a few items of a field by the normal workers, into a temporary folder."""
-    assert plan.listing is not None  # of every build
-    jobs, stop = list(islice(plan.fields[name].jobs(plan.listing), _PROBED)), StopSignal()
-
-    def look(progress: RunResult) -> None:
-        if progress.began and progress.done and time.monotonic() - progress.began > _PROBE_S:
-            stop.request()
-
-    with tempfile.TemporaryDirectory(prefix="latentcache-estimate-") as folder:
-        Path(folder, "shards").mkdir()
-        return Run(
-            replace(plan.tasks[name], cache=folder, lookup="", owner=""),
-            jobs,
-            total=len(jobs),
-            total_cost=sum(job.cost for job in jobs),
-            stop=stop,
-            engine=engine,
-        ).run(look)

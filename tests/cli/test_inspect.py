@@ -1,6 +1,5 @@
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from small_cache import SMALL, draw
@@ -8,7 +7,7 @@ from small_cache import SMALL, draw
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "data", "data_kind", "part", "plan", "counts", "layout",
     "captions", "further", "first_without_caption", "several_captions", "sizes", "duplicates", "items",
-    "samples", "needs", "checks", "estimate", "warnings",
+    "samples", "needs", "checks", "warnings",
 }  # fmt: skip
 
 
@@ -77,16 +76,6 @@ def test_samples_are_shown_as_they_were_understood(run, kohya):
     text = run("inspect", kohya, *SMALL, "--layout", "kohya").out
     assert "sample     1_cat/z.png, set 1_cat, bucket " in text
     assert "mask 1_cat/z-masklabel.png" in text
-
-
-def test_an_estimate_is_made_on_request(run, data):
-    done = run("inspect", data, *SMALL, "--estimate", "--json")
-    assert done.json["estimate"]["latents"]["probed"] == 4
-    assert done.json["estimate"]["latents"]["bytes"] > 0
-    assert run("inspect", data, *SMALL, "--json").json["estimate"] == {}
-    assert not data.with_name("data.latentcache").exists()
-    assert list(Path("/tmp").glob("latentcache-estimate-*")) == []
-    assert "time       latents: about 0:0" in run("inspect", data, *SMALL, "--estimate").out
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ class Output(Value):
     parts: tuple[str, ...]
     """Text encoders that are loaded; each has its tokenizer."""
     run: Run
-    """``(pipeline, texts, device, length, arguments)`` -> (B, ...) tensor, or a list of tensors without padding; with
-    :attr:`pools` a pair of it and the pooled vectors (B, width)."""
+    """``(pipeline, texts, device, length, arguments)`` -> (B, ...) tensor, or a list of tensors without padding."""
     width: tuple[tuple[str, str], ...]
     """Values of one vector: (part, field of its configuration), added up."""
     length: int
@@ -36,8 +35,6 @@ class Output(Value):
     fixed: bool = False
     """True: the length is a property of the model and no option."""
     masked: bool = False
-    pools: bool = False
-    """True: a run also gives the pooled vectors of the pipeline."""
     pads: bool = True
     """True: the tokenizer pads to the length; False: to the longest text of a call."""
     drop: int = 0
@@ -69,20 +66,18 @@ def _encode(pipe: Any, texts: list[str], device: Any, length: int, arguments: Ma
     return pipe.encode_prompt(texts, device=device, max_sequence_length=length, **arguments)[0]
 
 
-def _fixed(*places: int) -> Run:
-    """One or two results of ``encode_prompt`` for a class with one length."""
+def _fixed(position: int) -> Run:
+    """A result of ``encode_prompt``, by its position, for a class with one length."""
 
     def run(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
-        results = pipe.encode_prompt(texts, device=device, num_images_per_prompt=1, **arguments)
-        return results[places[0]] if len(places) == 1 else tuple(results[place] for place in places)
+        return pipe.encode_prompt(texts, device=device, num_images_per_prompt=1, **arguments)[position]
 
     return run
 
 
 def _stable_diffusion_3(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
     tokens = length - pipe.tokenizer_max_length
-    results = pipe.encode_prompt(texts, None, None, device=device, max_sequence_length=tokens, **arguments)
-    return results[0], results[2]
+    return pipe.encode_prompt(texts, None, None, device=device, max_sequence_length=tokens, **arguments)[0]
 
 
 def _pooled_3(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
@@ -131,7 +126,7 @@ PIPELINES: Mapping[str, Mapping[str, Output]] = {
     "StableDiffusionPipeline": _sequence(_ONE, _fixed(0), (_FIRST,), 77, fixed=True, arguments=_PLAIN),
     # Without the first text encoder ``encode_prompt`` runs the second one alone, which gives the pooled vector.
     "StableDiffusionXLPipeline": {
-        **_sequence(_TWO, _fixed(0, 2), (_FIRST, _SECOND), 77, pools=True, fixed=True, arguments=_PLAIN),
+        **_sequence(_TWO, _fixed(0), (_FIRST, _SECOND), 77, fixed=True, arguments=_PLAIN),
         **_vector(("text_encoder_2",), _fixed(2), (_PROJECTED,), arguments=_PLAIN),
     },
     "StableDiffusion3Pipeline": {
@@ -140,7 +135,6 @@ PIPELINES: Mapping[str, Mapping[str, Output]] = {
             _stable_diffusion_3,
             (("text_encoder_3", "d_model"),),
             77 + 256,
-            pools=True,
             before=77,
             arguments=_PLAIN,
         ),

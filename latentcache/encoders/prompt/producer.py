@@ -32,10 +32,6 @@ from latentcache.fields.protocol import Made, Prepared, Producer, ProducerContex
 _TOKENS, _CPU_TOKENS = 8192, 2048
 #: Padded lengths are multiples of this number of tokens.
 _STEP = 8
-#: Pooled vectors that a run of the sequence gave as well, for the field that this process makes next.
-_POOLED: dict[tuple[str, ...], Any] = {}
-#: Number of them at most: 170 MB of Stable Diffusion XL's in half precision.
-_MOST_POOLED = 1 << 16
 #: Words whose embeddings alone and beside others show the noise.
 _PROBES = ("a photo of a red bicycle", "a very long caption, " * 12)
 
@@ -124,11 +120,11 @@ class _PipelineEncoder:
         from latentcache.encoders.vae.encoder import choose_device, device_name
 
         self._torch, self._recipe = torch, recipe
-        self._output, self._folder = pipeline.output, str(pipeline.folder)
+        self._output = pipeline.output
         self._device = choose_device(device)
         self._budget = _CPU_TOKENS if self._device.type == "cpu" else _TOKENS
         self.device = device_name(self._device)
-        self._errors = Translator(device=self._device, name=recipe.pipeline, label=self._folder)
+        self._errors = Translator(device=self._device, name=recipe.pipeline, label=str(pipeline.folder))
         self._seen: list[_Length] = []
         self._arguments = {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
         self._pipe = self._errors.run(lambda: self._opened(pipeline), "its text encoders")
@@ -136,31 +132,24 @@ class _PipelineEncoder:
     def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
         """The values of each caption, and how many of its tokens are beyond the length."""
         output, longest = self._output, self._recipe.length
-        memos = [(self._folder, self._recipe.compute_dtype, text) for text in texts]
-        known = {} if self._recipe.is_sequence else {n: _POOLED.pop(m) for n, m in enumerate(memos) if m in _POOLED}
-        found = {place: (self._stored(value), columns) for place, (value, columns) in known.items()}
-        order = [place for place in range(len(texts)) if place not in found]
+        embeddings = dict[int, tuple[NDArray[Any], dict[str, Any]]]()
+        order = list(range(len(texts)))
         lengths = [_Length(longest, longest, 0)] * len(texts)
         if output.masked:
             lengths = self._measured(texts)
-            order.sort(key=lambda place: lengths[place].tokens)
+            order.sort(key=lambda number: lengths[number].tokens)
         while order:  # the longest that are left
             count = max(1, self._budget // max(lengths[order[-1]].tokens, 1))
-            places, order = order[-count:], order[:-count]
-            spare = min(lengths[place].padded - lengths[place].tokens for place in places)
+            numbers, order = order[-count:], order[:-count]
+            spare = min(lengths[number].padded - lengths[number].tokens for number in numbers)
             spare = spare // _STEP * _STEP if output.pads else 0
-            values, seen = self._run([texts[place] for place in places], longest - spare)
-            pooled: Any = [None] * len(places)
-            if output.pools:
-                values, pooled = values[0], values[1].cpu()
-            for place, value, vector, own in zip(places, values, pooled, seen, strict=True):
-                if vector is not None and len(_POOLED) < _MOST_POOLED:
-                    _POOLED[memos[place]] = vector, {"cut": own.cut}
+            values, seen = self._run([texts[number] for number in numbers], longest - spare)
+            for number, value, length in zip(numbers, values, seen, strict=True):
                 if output.trim and not isinstance(values, list):
-                    value = value[: own.tokens]
-                dropped = 0 if output.pads else max(own.tokens - output.drop - longest, 0)
-                found[place] = self._stored(value), {"cut": own.cut + dropped}
-        return [found[place] for place in range(len(texts))]
+                    value = value[: length.tokens]
+                dropped = 0 if output.pads else max(length.tokens - output.drop - longest, 0)
+                embeddings[number] = self._stored(value), {"cut": length.cut + dropped}
+        return [embeddings[number] for number in range(len(texts))]
 
     def close(self) -> None:
         """Free the memory of the device."""

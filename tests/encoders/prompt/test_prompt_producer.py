@@ -107,21 +107,3 @@ def test_weights_that_lack_a_tensor_are_an_error(pipelines, tmp_path):
     with pytest.raises(EncoderError, match="text encoders") as error:
         encoded(described(folder, "prompt_embeds"), ["a"])
     assert "lacks 1 tensors" in error.value.why
-
-
-@pytest.mark.parametrize("name", ["StableDiffusionXLPipeline", "StableDiffusion3Pipeline"])
-def test_text_encoders_run_once_for_both_fields(pipelines, name):
-    pipe, folder = pipelines(name)
-    encoded(described(folder, "prompt_embeds"))
-    found, calls = described(folder, "pooled_prompt_embeds"), []
-    producer = PromptProducer(found.producer, found.recipe, ProducerContext(root=""))
-    producer.open()
-    for part in PIPELINES[name]["pooled_prompt_embeds"].parts:
-        getattr(producer._encoder._pipe, part).register_forward_hook(lambda *_: calls.append(1))
-    for text, (array, columns) in zip(TEXTS, producer._encoder.encode(TEXTS), strict=True):
-        expected = asked_alone(pipe, "pooled_prompt_embeds", text).float()
-        torch.testing.assert_close(torch.from_numpy(array), expected, atol=1e-5, rtol=1e-5)
-        assert (columns["cut"] > 0) == (text == TEXTS[-1])
-    assert not calls
-    producer._encoder.encode(TEXTS)
-    assert calls, "a vector is kept for one use"
