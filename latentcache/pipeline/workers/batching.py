@@ -136,7 +136,7 @@ class Unit:
     """True for work whose result is dropped: it shows that the worker works."""
     items: list[tuple[int, Any]] = field(default_factory=list)
     """Items that wait to be packed, with their place in the unit."""
-    made: list[TrackedJob] = field(default_factory=list)
+    finished: list[TrackedJob] = field(default_factory=list)
     """Jobs whose items wait to be packed."""
 
 

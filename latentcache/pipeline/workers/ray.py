@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, redirect_stdout, suppress
+from contextlib import AbstractContextManager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib import import_module
@@ -145,12 +145,12 @@ class Supervisor:
 
     def prepare(self, build: NodeCheck, cost: int) -> list[str]:
         """Compare this node with the build's machine; get ready for the task if nothing differs."""
-        found = list(differences(build, self._device, self._engine.ask))
-        if not found and build.task is not None:
+        problems = list(differences(build, self._device, self._engine.ask))
+        if not problems and build.task is not None:
             device = "cuda" if self._device == "cuda" else "cpu*1"
             task = replace(build.task, device=device, workers=1, places=(), provenance={})
             self._engine.open(task, cost * self._neighbors)
-        return found
+        return problems
 
     def start(self, shard: str) -> None:
         """Start a worker that writes a shard of this name."""
@@ -247,11 +247,9 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         device: str = "auto",
         warn: Callable[[str], None],
     ) -> None:
+        self._ray, self._is_ours = connected(address)
         self._stdout = redirect_stdout(sys.stderr)  # Ray prints what happens to nodes
-        with ExitStack() as stack:
-            stack.enter_context(self._stdout)
-            self._ray, self._is_ours = connected(address)
-            stack.pop_all()
+        self._stdout.__enter__()
         self._workers, self._warn = workers, warn
         self._actor_class = self._ray.remote(concurrency_groups={"poll": 1})(Supervisor)
         gpus = any(node["Resources"].get("GPU") for node in self._alive())
@@ -270,7 +268,9 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         self._nodes: dict[str, _Node] = {}
         self._notes: deque[str] = deque()
         self._error: BaseException | None = None
-        self._looked_at = self._without_since = time.monotonic()
+        self._looked_at = self._asked_at = self._without_since = time.monotonic()
+        self._silent_s = 0.0
+        """Seconds since the last look at the nodes; a pause of the build itself counts as one."""
         self._closed, self._lock = threading.Event(), threading.RLock()
         self._thread = threading.Thread(target=self._serve, name="ray", daemon=True)
         self._thread.start()
@@ -302,7 +302,10 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         """See :class:`Engine`; raises what ends the build."""
         while self._notes:
             self._warn(self._notes.popleft())
-        if self._error is None and time.monotonic() - self._looked_at > _SILENT_S:
+        now = time.monotonic()
+        self._silent_s += min(now - self._asked_at, _NODES_S)
+        self._asked_at = now
+        if self._error is None and self._silent_s > _SILENT_S:
             self._error = _silence(TimeoutError(f"it has been silent for {_SILENT_S:.0f} s"))
         if self._error is not None:
             raise self._error
@@ -364,7 +367,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
                 nodes = self._alive() if time.monotonic() - self._looked_at >= _NODES_S else None
                 with self._lock:
                     if nodes is not None:
-                        self._looked_at = time.monotonic()
+                        self._looked_at, self._silent_s = time.monotonic(), 0.0
                         self._look({node["NodeID"]: node for node in nodes})
                     calls = {actor.call: number for number, actor in self._actors.items() if actor.call is not None}
                 if not calls:

@@ -192,7 +192,7 @@ class WorkerLoop:
                 self.writer.check()  # it fails on its own, and no further put() would raise it
         self._fetch(wait=True)
         for unit in self._units.values():
-            self._write(self._packed(unit), unit.made)
+            self._write(self._packed(unit), unit.finished)
 
     def _next(self) -> Any:
         """A unit, a prepared job, or None; without waiting if a batch has to be encoded first."""
@@ -306,12 +306,12 @@ class WorkerLoop:
         settled: list[TrackedJob] = []
         for tracked in jobs:
             unit = tracked.unit
-            unit.made.append(tracked)
+            unit.finished.append(tracked)
             unit.unmade -= 1
             if self.kind.packing == "entry" or not unit.unmade:
                 entries += self._packed(unit)
-                settled += unit.made
-                unit.made = []
+                settled += unit.finished
+                unit.finished = []
         if settled:
             self._write(entries, settled)
         for number in {tracked.unit.number for tracked in jobs if not tracked.unit.unmade}:

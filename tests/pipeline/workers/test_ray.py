@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,11 @@ import pytest
 from PIL import Image
 
 from latentcache.pipeline.workers import local
+from latentcache.pipeline.workers.engine import Task
 from latentcache.pipeline.workers.ray import differences, node_check
 from latentcache.store.index import load_index
 from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import open_snapshot
 from tests.ray_cluster import ROOT, Cluster
 
 pytest.importorskip("ray")
@@ -183,6 +187,32 @@ def test_a_node_that_differs_is_named_and_left_out(tmp_path, photos, cluster):
     assert "simplejpeg is 0.1 and not" in result["talk"]
     assert "the node is left out" in result["talk"]
     cluster.do("kill")
+
+
+@pytest.mark.slow
+def test_a_model_is_compared_and_gives_the_keys_of_a_local_build(tmp_path, photos, cluster):
+    from tests.tiny_vae import tiny_vae
+
+    model = tiny_vae(tmp_path / "vae")
+    data = tmp_path / "photos"
+    data.mkdir()
+    for number in range(6):
+        (data / f"{number}.png").write_bytes((photos / f"{number:03}.png").read_bytes())
+    command = [sys.executable, "-m", "latentcache", "build", str(data), "--model", str(model), "--resolution", "64"]
+    more = ("--engine", "ray", "--address", cluster.address, "--workers", "1")
+    for out, words in (("expected", ()), ("out", more)):
+        subprocess.run([*command, "--out", str(tmp_path / out), *words], check=True, capture_output=True, env=AROUND)
+    keys, others = ([(key, paths) for key, _, paths in entries_of(tmp_path / out)] for out in ("out", "expected"))
+    assert keys == others
+
+    fields = open_snapshot(tmp_path / "out").manifest["fields"]["latents"]
+    task = Task(field="latents", recipe=fields["recipe"], producer={}, groups=(), root="", cache="")
+    check = node_check(replace(task, provenance=fields["provenance"]))
+    assert list(differences(check, "cpu", None)) == []
+    tiny_vae(tmp_path / "vae", seed=8)
+    assert [text.split(":")[0] for text in differences(check, "cpu", None)] == ["VAE differs"]
+    shutil.rmtree(tmp_path / "vae")
+    assert [text.split(":")[0] for text in differences(check, "cpu", None)] == ["VAE"]
 
 
 @pytest.mark.slow
