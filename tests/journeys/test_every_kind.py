@@ -194,8 +194,10 @@ def test_damage_is_found_by_one_check_repaired_and_built_again(kind, few):
     damage_payload(cache, row=2, field=kind.field)
     assert kind.counts(cache) == {"ok": 6}, "a fast check reads no payload"
     lost = kind.counts(cache, "--full")["corrupt"]
-    assert kind.verify(cache, "--repair", "--yes").json["repair"]
+    removed = kind.verify(cache, "--repair", "--yes").json
+    assert (removed["exit_code"], removed["repair"]["removed"]) == (1, 1)
     assert kind.counts(cache).get("missing") == lost
+    assert not look("info", cache, *kind.words, "--json").json["complete"]
     assert kind.build(data, cache).json["counts"]["encoded"] == lost
     assert kind.counts(cache, "--full") == {"ok": 6}
 
