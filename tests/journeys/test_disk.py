@@ -6,15 +6,15 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 from commands import ROOT, acknowledged, build, draw_folder, entries, finished, look, start_build, state_of, wait_for
+from small_cache import open_folder
 
 from latentcache.store.garbage import mend_shards
 from latentcache.store.paths import CachePaths
 
+__all__ = ["open_folder"]
 #: Runs every command as root to load all modules, then again as an unprivileged user.
 AS_NOBODY = """
 import contextlib, io, json, os, sys
@@ -45,16 +45,8 @@ print(json.dumps(answers))
 """
 
 
-@pytest.fixture
-def shared():
-    """A folder that other users can read, unlike those of pytest."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
-def test_a_read_only_cache_is_readable(shared):
-    data, cache = draw_folder(shared / "data", 4), shared / "cache"
+def test_a_read_only_cache_is_readable(open_folder):
+    data, cache = draw_folder(open_folder / "data", 4), open_folder / "cache"
     assert build(data, cache).status == 0
     folders = [path for path in (cache, *cache.rglob("*")) if path.is_dir()]
     for folder in folders:
@@ -73,6 +65,25 @@ def test_a_read_only_cache_is_readable(shared):
     assert names == [f"{number:04}.png" for number in range(4)]
 
 
+def stopped_by_a_full_disk(process, cache, events):
+    """Wait for a build that the disk stops; return the keys that it committed."""
+    full = finished(process)
+    assert (full.status, full.json["error"]["slug"]) == (3, "disk-full")
+    assert "disk is full" in full.err
+    keys = acknowledged(events)
+    assert set(keys) <= set(entries(cache))
+    return keys
+
+
+def goes_on(data, cache, events, keys):
+    """Build again when there is room: what was committed is used."""
+    again = build(data, cache, events=events)
+    assert (again.status, again.json["counts"]["encoded"]) == (0, 60 - again.json["counts"]["cached"])
+    assert again.json["counts"]["cached"] >= len(keys)
+    assert len(set(acknowledged(events))) == len(acknowledged(events))
+    assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == 60
+
+
 def test_a_build_continues_after_a_full_disk(tmp_path):
     data, cache, events = draw_folder(tmp_path / "data", 60), tmp_path / "cache", tmp_path / "events"
     sources = state_of(data)
@@ -80,17 +91,9 @@ def test_a_build_continues_after_a_full_disk(tmp_path):
     def little_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))
 
-    full = finished(start_build(data, cache, events=events, preexec_fn=little_room))
-    assert (full.status, full.json["error"]["slug"]) == (3, "disk-full")
-    assert "disk is full" in full.err
-    keys = acknowledged(events)
+    keys = stopped_by_a_full_disk(start_build(data, cache, events=events, preexec_fn=little_room), cache, events)
     assert keys
-    assert set(keys) <= set(entries(cache))
-    again = build(data, cache, events=events)
-    assert (again.status, again.json["counts"]["encoded"]) == (0, 60 - again.json["counts"]["cached"])
-    assert again.json["counts"]["cached"] >= len(keys)
-    assert len(set(acknowledged(events))) == len(acknowledged(events))
-    assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == 60
+    goes_on(data, cache, events, keys)
     assert state_of(data) == sources
 
 
@@ -108,6 +111,15 @@ def small_disk(tmp_path):
         yield place
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(disk):
+    """Write a file that takes all that is free."""
+    filler = disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    return filler
 
 
 BEGIN = """
@@ -129,11 +141,8 @@ except DiskFullError as error:
 @pytest.mark.parametrize("pages", [0, 1, 2, 3, 8, 18, 60])
 def test_a_new_shard_on_a_full_disk(small_disk, pages):
     """A sparse mapped file would crash the process here; existing files stay intact."""
-    filler = small_disk / "filler"
     (small_disk / "shards").mkdir()
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while file.write(bytes(4096)):
-            pass
+    filler = fill(small_disk)
     os.truncate(filler, filler.stat().st_size - 4096 * pages)
     command = [sys.executable, "-c", BEGIN, str(small_disk)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -149,21 +158,11 @@ def test_a_disk_filled_by_another_process(tmp_path, small_disk):
     data, cache, events = draw_folder(tmp_path / "data", 60), small_disk / "cache", tmp_path / "events"
     process = start_build(data, cache, delay_ms=30, events=events)
     wait_for(lambda: len(acknowledged(events)) >= 5, process)
-    filler = small_disk / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while file.write(bytes(64 << 10)):
-            pass
-    full = finished(process)
-    assert (full.status, full.json["error"]["slug"]) == (3, "disk-full")
-    assert "disk is full" in full.err
-    keys = acknowledged(events)
+    filler = fill(small_disk)
+    keys = stopped_by_a_full_disk(process, cache, events)
     assert 5 <= len(keys) < 60
-    assert set(keys) <= set(entries(cache))
     filler.unlink()
-    again = build(data, cache, events=events)
-    assert again.json["counts"]["encoded"] + again.json["counts"]["cached"] == 60
-    assert len(set(acknowledged(events))) == len(acknowledged(events))
-    assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == 60
+    goes_on(data, cache, events, keys)
 
 
 @pytest.mark.parametrize("room", [0, 100, 5_000, 20_000])

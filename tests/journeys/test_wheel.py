@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -23,12 +24,16 @@ def packed(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_reader_and_every_file_of_the_package(packed):
+def test_the_wheel_holds_every_file_and_the_reader_for_the_oldest_glibc_that_it_runs_on(packed, tmp_path):
     wheel, _ = packed
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = subprocess.run(["git", "ls-files", "latentcache"], cwd=ROOT, check=True, capture_output=True, text=True)
     assert set(tracked.stdout.split()) <= names
-    assert "latentcache/store/gather/_gather.so" in names
+    reader = zipfile.ZipFile(wheel).extract("latentcache/store/gather/_gather.so", tmp_path)
+    symbols = subprocess.run(["objdump", "-T", reader], check=True, capture_output=True, text=True).stdout
+    versions = [(int(major), int(minor)) for major, minor in re.findall(r"GLIBC_(\d+)\.(\d+)", symbols)]
+    oldest = max([(2, 5), *versions])  # pip knows no older one
+    assert wheel.stem.split("-")[-1].startswith("manylinux_{}_{}_".format(*oldest))
 
 
 @pytest.mark.slow

@@ -9,17 +9,14 @@ import json
 import sys
 from unittest.mock import MagicMock
 
-from serve_onetrainer import _Finder, model_of
+from serve_onetrainer import install, model_of
 
 
 def main():
     trainer, mgds, out, resolutions = sys.argv[1:]
     import torch
-    import transformers.utils
 
-    transformers.utils.is_torchvision_available()
-    sys.meta_path.insert(0, _Finder((trainer, mgds)))
-    sys.path[:0] = [trainer, mgds]
+    install(trainer, mgds)
     from modules.util.config.TrainConfig import TrainConfig
     from modules.util.TrainProgress import TrainProgress
 

@@ -71,6 +71,15 @@ def _is_installed(name):
     return any(finder.find_spec(name.partition(".")[0], None) for finder in others if hasattr(finder, "find_spec"))
 
 
+def install(*folders):
+    """Make the modules of the trainer importable."""
+    import transformers.utils
+
+    transformers.utils.is_torchvision_available()  # remembered: it must not find the stand-in
+    sys.meta_path.insert(0, _Finder(folders))
+    sys.path[:0] = folders
+
+
 class Refused:
     """A model that must not be used."""
 
@@ -119,11 +128,8 @@ def main():
     trainer, mgds, out, served_path, settings = sys.argv[1:]
     settings = json.loads(settings)
     import torch
-    import transformers.utils
 
-    transformers.utils.is_torchvision_available()  # remembered: it must not find the stand-in
-    sys.meta_path.insert(0, _Finder((trainer, mgds)))
-    sys.path[:0] = [trainer, mgds]
+    install(trainer, mgds)
     from modules.util.config.TrainConfig import TrainConfig
     from modules.util.TrainProgress import TrainProgress
 

@@ -14,7 +14,7 @@ import types
 from pathlib import Path
 
 import numpy as np
-from standins import install
+from standins import Refused, install
 
 #: Imported by the trainer's modules, never called here.
 _STANDINS = ("torchaudio", "imageio", "boto3", "botocore", "peft", "lycoris", "torchao", "trainingsample", "optimum",
@@ -25,18 +25,6 @@ _MODULES = ("transformers.image_utils", "diffusers.loaders", "diffusers.models",
 #: Of a batch: values that are compared.
 PARTS = ("prompts", "latent_batch", "prompt_embeds", "add_text_embeds", "batch_time_ids", "encoder_attention_mask")
 BATCH = 2
-
-
-class Refused:
-    """A model that must not be used."""
-
-    device, dtype = "cpu", None
-
-    def to(self, *_, **__):
-        return self
-
-    def __getattr__(self, name):
-        raise AssertionError(f"the trainer encodes again: {name}")
 
 
 def refuse(*_, **__):

@@ -39,6 +39,18 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+class Refused:
+    """A model that must not be used."""
+
+    device, dtype = "cpu", None
+
+    def to(self, *_, **__):
+        return self
+
+    def __getattr__(self, name):
+        raise AssertionError(f"the trainer encodes again: {name}")
+
+
 def install(checkout, names=(), modules=()):
     """Make the modules of a checkout importable; ``names`` have stand-ins too, ``modules`` are imported before."""
     import transformers.utils

@@ -1,21 +1,16 @@
-"""SimpleTuner, by its own code, takes our folders: nothing is encoded again, all values are equal, and it trains.
-
-The checkout runs in a process of its own; see ``checkouts.toml`` for where it comes from.
-"""
+"""SimpleTuner, by its own code, takes our folders: nothing is encoded again, all values are equal, and it trains."""
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import diffusers
 import numpy as np
 import pytest
 import torch
+from captioned_images import TEN, draw_captioned
+from checkouts import HERE, checkout, served_by
 from made_pipelines import flux_transformer, make_pipeline, tiny_unet, tiny_vae
 from small_cache import draw
 
@@ -23,30 +18,15 @@ from latentcache import open_cache
 from latentcache.cli.app import main
 
 pytestmark = pytest.mark.peers
-HERE = Path(__file__).parent
-PEERS = Path(os.environ.get("PEERS", "peers"))
-NAME = "SimpleTuner-bc8e6ab"
-SIZES = [(400, 240), (240, 400), (300, 300), (410, 240), (500, 300), (260, 250), (240, 410), (301, 299), (400, 250),
-         (999, 600)]  # fmt: skip
 
 
 def serve(out, family, model):
     """What the trainer served, and its counts; what it said and None, if it stopped."""
-    about = tomllib.loads((HERE / "checkouts.toml").read_text("utf-8"))[NAME]
-    folder, python = PEERS / NAME, PEERS / "venv-simpletuner/bin/python"
-    if not folder.is_dir():
-        pytest.fail(
-            f"{folder} is missing: git clone {about['url']} {folder} && git -C {folder} checkout {about['commit']}"
-        )
+    code, python = checkout("SimpleTuner-bc8e6ab", "venv-simpletuner")
     served = out.with_name("served.npz")
-    python = python.absolute() if python.exists() else Path(sys.executable)
-    command = [python, HERE / "serve_simpletuner.py", folder.resolve(), out, served, family, model]
+    command = [python, HERE / "serve_simpletuner.py", code, out, served, family, model]
     # It writes lists of files into the folder that it runs in.
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=out.parent)
-    if done.returncode:
-        return done.stderr, None
-    with np.load(served) as found:
-        return dict(found), json.loads(done.stdout.splitlines()[-1])
+    return served_by(command, served, cwd=out.parent)
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +49,7 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ten(tmp_path_factory):
     """Ten images in three buckets, with captions."""
-    folder = tmp_path_factory.mktemp("ten")
-    for number, size in enumerate(SIZES):
-        draw(folder / f"p{number}.png", size, seed=number)
-        (folder / f"p{number}.txt").write_text(f"caption {number}, tag", "utf-8")
-    return folder
+    return draw_captioned(tmp_path_factory.mktemp("ten"), TEN)
 
 
 def exported(data, folder, model, *more):
@@ -153,13 +129,10 @@ def test_a_changed_caption_is_encoded_again_and_verify_names_it(run, ten, models
     assert found == {"images-1x/p3.txt"}
 
 
-def test_sizes_by_the_shorter_side_and_masks(ten, models, tmp_path):
+def test_sizes_by_the_shorter_side_and_masks(models, tmp_path):
     """``resolution_type = pixel`` without square crops; every image has a mask, a data set of its own."""
-    data = tmp_path / "data"
-    data.mkdir()
-    for number, size in enumerate(SIZES[:8]):  # the ninth would be alone in its bucket, at which it stops
-        for end in (".png", ".txt"):
-            shutil.copyfile(ten / f"p{number}{end}", data / f"p{number}{end}")
+    data = draw_captioned(tmp_path / "data", TEN[:8])  # the ninth would be alone in its bucket, at which it stops
+    for number, size in enumerate(TEN[:8]):
         draw(data / f"weights/p{number}.png", size, seed=90 + number)
     more = ("--resolution", "256", "--min-side", "256", "--masks", "weights")
     cache, out = exported(data, tmp_path, models / "sdxl", *more)

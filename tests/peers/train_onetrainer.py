@@ -9,19 +9,17 @@ import os
 import sys
 from unittest.mock import MagicMock
 
-from serve_onetrainer import _Finder
+from serve_onetrainer import install
 
 
 def main():
     trainer, mgds, out, model, work, epochs = sys.argv[1:]
     import diffusers
     import torch
-    import transformers.utils
+    import transformers
 
-    transformers.utils.is_torchvision_available()  # remembered: it must not find the stand-in
-    sys.meta_path.insert(0, _Finder((trainer, mgds)))
+    install(trainer, mgds)
     sys.modules["modules.util.triton_mm_8bit"] = MagicMock()  # kernels for a GPU
-    sys.path[:0] = [trainer, mgds]
     os.chdir(trainer)  # it finds its modules from there
     from modules.trainer.GenericTrainer import GenericTrainer
     from modules.util.callbacks.TrainCallbacks import TrainCallbacks

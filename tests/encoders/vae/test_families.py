@@ -13,7 +13,6 @@ from latentcache.encoders.vae.families import (
 )
 from latentcache.errors import UnsupportedModelError
 from latentcache.fields.dtypes import is_finite
-from latentcache.fields.latents import Normalization
 
 FOUR = [128, 256, 512, 512]
 WAN = {"z_dim": 16, "dim_mult": [1, 2, 4, 4], "temperal_downsample": [False, True, True], "scale_factor_spatial": 8}
@@ -44,32 +43,6 @@ PUBLISHED = [
 def test_shape_of_published_models(name, config, expected):
     shape = shape_of(family_of(name, ""), {"_class_name": name, **config}, "")
     assert (shape.channels, shape.factor, shape.multiple, shape.frame_step) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "expected"),
-    [
-        ("AutoencoderKL", {}, Normalization(kind="scale-shift", scale=0.18215)),
-        (
-            "AutoencoderKL",
-            {"scaling_factor": 0.3611, "shift_factor": 0.1159},
-            Normalization(kind="scale-shift", scale=0.3611, shift=0.1159),
-        ),
-        (
-            "AutoencoderKL",
-            {"latent_channels": 2, "scaling_factor": 0.5, "latents_mean": [1, 2], "latents_std": [4.0, 3.0]},
-            Normalization(kind="mean-std", scale=0.5, mean=(1, 2), std=(4, 3)),
-        ),
-        (
-            "AutoencoderKLCosmos",  # per channel and frame
-            {"latent_channels": 2, "latents_mean": [1.0, 9.0, 2.0, 9.0], "latents_std": [3.0, 9.0, 4.0, 9.0]},
-            Normalization(kind="mean-std", mean=(1, 2), std=(3, 4)),
-        ),
-        ("AutoencoderKLMagvit", {}, Normalization(kind="none")),
-    ],
-)
-def test_normalization_from_the_configuration(name, config, expected):
-    assert normalization_of(family_of(name, ""), config, {}, "") == expected
 
 
 @pytest.mark.parametrize("name", ["AutoencoderKLWan", "AutoencoderKLLTXVideo", "AutoencoderKLFlux2"])
