@@ -114,16 +114,18 @@ class Cache(View):
     @property
     def tokens(self) -> int:
         """Tokens of all documents; 0 of images."""
-        packed = [name for name, one in self.parts[0].snapshot.fields.items() if one.spec.collate == "pack"]
+        packed = [name for name, rows in self.parts[0].snapshot.fields.items() if rows.spec.collate == "pack"]
         return sum(self._documents(part, name).tokens for part in self.parts for name in packed)
 
     @property
     def repeats(self) -> dict[int, int]:
         """Samples by how often an epoch serves each: ``{1: 90, 10: 5}``, as their data set and ``repeated`` say."""
-        found: Counter[int] = Counter()
+        samples_by_times: Counter[int] = Counter()
         for part in self.parts:
-            found.update(times_counted(part.occurrences(part.chosen, self.settings.repeats), len(part.chosen)))
-        return dict(sorted(found.items()))
+            samples_by_times.update(
+                times_counted(part.occurrences(part.chosen, self.settings.repeats), len(part.chosen))
+            )
+        return dict(sorted(samples_by_times.items()))
 
     def __getitem__(self, sample: int | str) -> Any:
         """Describe one sample: file, crop, caption, values, decoded tokens; for people, in a terminal or a notebook.
@@ -154,7 +156,7 @@ class Cache(View):
         counts = sorted(self.buckets.items(), key=lambda item: -item[1]) if self._has_samples else []
         shapes = [f"{label}: {count}" for label, count in counts[:4]] or [f"{self.tokens} tokens"]
         more = f" and {len(counts) - 4} more buckets" if len(counts) > 4 else ""
-        numbers = ", ".join(str(one.number) for one in self.snapshots[:3])
+        numbers = ", ".join(str(snapshot.number) for snapshot in self.snapshots[:3])
         return (
             f"Cache({len(self)} samples of {self.name} (snapshot {numbers}){repeated}{excluded}\n"
             f"  fields: {', '.join(self.fields)}\n  {', '.join(shapes)}{more})"
@@ -193,10 +195,11 @@ class Cache(View):
                     f"{snapshot.paths.root} was made with another model",
                     where=str(snapshot.paths.root),
                     why=", ".join(
-                        f"{one}: {str(was)[:8] or 'none'} -> {str(now)[:8] or 'none'}" for one, was, now in different
+                        f"{name}: {str(was)[:8] or 'none'} -> {str(now)[:8] or 'none'}"
+                        for name, was, now in different
                     ),
                     fix="build the cache again with this model, or load the model that fits",
-                    differences=tuple((one, str(was), str(now)) for one, was, now in different),
+                    differences=tuple((name, str(was), str(now)) for name, was, now in different),
                 )
 
     def split(self, validation: float) -> tuple[Cache, Cache]:
@@ -211,7 +214,7 @@ class Cache(View):
         self._check_no_weights("split")
         contents = (np.asarray(part.snapshot.samples.first_input.content)[part.chosen] for part in self.parts)
         held = [in_validation(content, validation) for content in contents]
-        training = self._some([~one for one in held], ", training part")
+        training = self._some([~chosen for chosen in held], ", training part")
         return training, self._some(held, ", validation part")
 
     def repeated(self, times: int) -> Cache:
@@ -307,15 +310,15 @@ class Cache(View):
         from latentcache.loader.rows import Rows
 
         self._check_no_weights("rows")
-        given = {"pack": pack, "pad": pad, "chunk": chunk}
-        kinds = [kind for kind, length in given.items() if length is not None]
+        lengths = {"pack": pack, "pad": pad, "chunk": chunk}
+        kinds = [kind for kind, length in lengths.items() if length is not None]
         if len(kinds) != 1:
             raise UsageError(
-                f"rows({', '.join(f'{kind}={given[kind]}' for kind in kinds)}): needs one of pack, pad and chunk",
+                f"rows({', '.join(f'{kind}={lengths[kind]}' for kind in kinds)}): needs one of pack, pad and chunk",
                 fix="rows(pack=4096)",
             )
         kind = kinds[0]
-        length = whole(kind, given[kind], 2, _MAX_LENGTH, why="a token is learned from the one before it")
+        length = whole(kind, lengths[kind], 2, _MAX_LENGTH, why="a token is learned from the one before it")
         foreign = {
             "last_chunk": kind != "chunk" and last_chunk != "keep",
             "cross_document": kind != "chunk" and not cross_document,
@@ -355,7 +358,8 @@ class Cache(View):
     @property
     def name(self) -> str:
         """Names of the folders, without ``.latentcache``, and the samples that were chosen of them."""
-        names = [one.paths.root.absolute().name.removesuffix(".latentcache") for one in self.snapshots]
+        roots = [snapshot.paths.root.absolute() for snapshot in self.snapshots]
+        names = [path.name.removesuffix(".latentcache") for path in roots]
         return " + ".join(names[:3]) + (" + ..." if len(names) > 3 else "") + self._note
 
     @property
@@ -393,15 +397,15 @@ class Cache(View):
 
     def _field(self, field: str | None, collate: str = "") -> str:
         """The field that is named, or the only one."""
-        found = self.parts[0].snapshot.fields
-        if field is not None and field not in found:
-            raise UsageError(f"field={field!r}: unknown", fix=f"use one of {', '.join(found)}")
-        names = [name for name, one in found.items() if not collate or one.spec.collate == collate]
+        fields = self.parts[0].snapshot.fields
+        if field is not None and field not in fields:
+            raise UsageError(f"field={field!r}: unknown", fix=f"use one of {', '.join(fields)}")
+        names = [name for name, rows in fields.items() if not collate or rows.spec.collate == collate]
         if field is None and len(names) != 1:
             what = "several fields hold documents" if collate else "the cache has several fields"
             raise UsageError(
                 f"field=None: {what}" if names else "no field holds documents",
-                fix=f"field={(names or list(found))[0]!r}" if names else "use cache.loader(...)",
+                fix=f"field={(names or list(fields))[0]!r}" if names else "use cache.loader(...)",
             )
         return field or names[0]
 
@@ -423,12 +427,12 @@ class Cache(View):
                     fix="build the missing fields",
                 )
             for name, field in snapshot.fields.items():
-                own, changes = first.fields[name], list[str]()
-                pairs = [(one.recipe_id, one.spec, _affine_of(one.recipe)) for one in (field, own)]
+                of_first, changes = first.fields[name], list[str]()
+                pairs = [(rows.recipe_id, rows.spec, _affine_of(rows.recipe)) for rows in (field, of_first)]
                 if pairs[0] == pairs[1]:
                     continue
-                if field.kind is not None and field.recipe is not None and own.recipe is not None:
-                    different = field.kind.differences(own.recipe, field.recipe)
+                if field.kind is not None and field.recipe is not None and of_first.recipe is not None:
+                    different = field.kind.differences(of_first.recipe, field.recipe)
                     changes = [f"{part}: {was} and {now}" for part, was, now in different[:8]]
                 raise UsageError(
                     f"combine: {name} of {snapshot.paths.root} and {first.paths.root} were made differently",

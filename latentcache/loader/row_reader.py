@@ -217,8 +217,8 @@ class RowBatch:
                 third[gap] = reader.counting[: width - length] if isolated else 0
                 if isolated:
                     batch["seq_idx"][gap] = 0
-        made: Batch = {name: torch.from_numpy(array) for name, array in batch.items()}
-        return made | {"names": list(map(reader.where, self.rows.tolist()))} if reader.named else made
+        tensors: Batch = {name: torch.from_numpy(array) for name, array in batch.items()}
+        return tensors | {"names": list(map(reader.where, self.rows.tolist()))} if reader.named else tensors
 
     def _learn(self, ids: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
         """Labels, of ids of all places."""

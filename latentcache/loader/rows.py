@@ -133,7 +133,7 @@ class Rows(View, Dataset[Batch]):
     def __getitems__(self, rows: Sequence[int]) -> list[Batch]:
         """Several rows, each a view of one batch; errors as for one row."""
         batch = self.batch(rows)
-        return [{key: value[place] for key, value in batch.items()} for place in range(len(rows))]
+        return [{key: value[number] for key, value in batch.items()} for number in range(len(rows))]
 
     def transform(self, examples: Mapping[str, Sequence[int]]) -> Batch:
         """Serve ``datasets.Dataset.from_dict({"row": range(len(rows))}).with_transform(rows.transform)``."""
@@ -173,7 +173,7 @@ class Rows(View, Dataset[Batch]):
                 why=", ".join(f"{reason}: {tokens}" for reason, tokens in dropped.items() if tokens),
                 fix="longer rows, another overflow, or more data",
             )
-        silent = [one for one in self.dropped if one[0] == "no_loss"]
+        silent = [document for document in self.dropped if document[0] == "no_loss"]
         if silent:
             warnings.warn(
                 f"{dropped['no_loss']} tokens of {len(silent)} documents are left out: nothing would be learned of"
@@ -206,7 +206,7 @@ class Rows(View, Dataset[Batch]):
         return self._combined([RowPart(again, self.settings, part.name)], None)
 
     def _reader_of(self, fields: Sequence[str] | None) -> RowReader:
-        unknown = [one for one in fields or () if one not in (*_EXTRA, self.settings.field, *_TENSORS)]
+        unknown = [name for name in fields or () if name not in (*_EXTRA, self.settings.field, *_TENSORS)]
         if unknown:
             raise UsageError(f"fields: {unknown[0]!r} is unknown", fix=f"use some of {', '.join(_EXTRA)}")
         reader = copy(self._reader)

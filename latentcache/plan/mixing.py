@@ -119,26 +119,28 @@ def occurrences(bucket: NDArray[np.integer], mix: Mixture, *, seed: int | None, 
     times = np.empty(len(bucket), dtype=np.int64)
     for number, (start, source) in enumerate(zip(mix.starts(), mix.sources, strict=False)):
         each, extra = divmod(source.samples, source.entries)
-        part, own = times[start : start + source.entries], bucket[start : start + source.entries]
-        part[:] = each
+        entries = slice(start, start + source.entries)
+        times[entries] = each
         if extra:
-            order = grouped(shuffled(source.entries, seed or 0, number, stream=2), own, int(own.max()) + 1)
+            order = grouped(
+                shuffled(source.entries, seed or 0, number, stream=2), bucket[entries], int(bucket[entries].max()) + 1
+            )
             # the places in this order where floor(extra * (place + epoch) / entries) rises
             risen = -(-np.arange(1, extra + 1, dtype=np.int64) * source.entries // extra) - 1
-            part[order[(risen - epoch % source.entries) % source.entries]] += 1
+            times[entries][order[(risen - epoch % source.entries) % source.entries]] += 1
     return times
 
 
 def bucket_counts(bucket: NDArray[np.integer], mix: Mixture, num_buckets: int) -> NDArray[np.int64]:
     """(3, num_buckets) occurrences of each bucket: in the first epoch, in any epoch at least, and at most."""
-    found = np.zeros((3, num_buckets), dtype=np.int64)
+    counts = np.zeros((3, num_buckets), dtype=np.int64)
     for start, source in zip(mix.starts(), mix.sources, strict=False):
         held = np.bincount(bucket[start : start + source.entries], minlength=num_buckets)
         each, extra = divmod(source.samples, source.entries)
         upto = np.concatenate(([0], np.cumsum(held))) * extra // source.entries
         least, most = held * extra // source.entries, -(-held * extra // source.entries)
-        found += held * each + np.stack([np.diff(upto), least, most])
-    return found
+        counts += held * each + np.stack([np.diff(upto), least, most])
+    return counts
 
 
 def _exact(weight: Weight) -> Fraction:
