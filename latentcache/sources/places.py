@@ -129,7 +129,7 @@ def read_each(
     ``quick``: threads are used only where the first reads wait for the disk more than they work.
     """
 
-    def one(place: Place) -> T | UnusableSampleError | None:
+    def outcome_of(place: Place) -> T | UnusableSampleError | None:
         try:
             return None if stopping() else read(place)
         except UnusableSampleError as error:
@@ -137,14 +137,14 @@ def read_each(
         except OSError as error:
             return fault(cause_of(error), f"it cannot be read: {error.strerror}", place["path"])
 
-    def several(each: Sequence[Place]) -> list[T | UnusableSampleError | None]:
-        return [one(place) for place in each]
+    def outcomes_of(each: Sequence[Place]) -> list[T | UnusableSampleError | None]:
+        return [outcome_of(place) for place in each]
 
-    def alone(each: Sequence[Place]) -> list[T | UnusableSampleError | None]:
+    def outcomes_alone(each: Sequence[Place]) -> list[T | UnusableSampleError | None]:
         began, worked = time.perf_counter(), time.thread_time()
-        results = several(each[:_PROBE])
+        results = outcomes_of(each[:_PROBE])
         is_waiting = time.perf_counter() - began > 3 * (time.thread_time() - worked)
-        return results if is_waiting else results + several(each[_PROBE:])
+        return results if is_waiting else results + outcomes_of(each[_PROBE:])
 
     if not len(rows):
         return
@@ -154,10 +154,10 @@ def read_each(
     try:
         for start in range(0, len(rows), _WINDOW):
             each = places(samples, rows[start : start + _WINDOW], name)
-            first = pool.submit(alone, each).result() if quick else []
+            first = pool.submit(outcomes_alone, each).result() if quick else []
             rest = each[len(first) :]
             blocks = [rest[at : at + _BLOCK] for at in range(0, len(rest), _BLOCK)]
-            results = chain(first, chain.from_iterable(pool.map(several, blocks)))
+            results = chain(first, chain.from_iterable(pool.map(outcomes_of, blocks)))
             for number, result in enumerate(results, start=start):
                 if result is not None:
                     yield number, result

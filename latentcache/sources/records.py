@@ -225,8 +225,7 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
         turns = tuple(_MAPPERS[form.form](record, form))
         return chat_record(source, line, turns, _tools(record, form.tools), options=spelled)
     except UnicodeEncodeError as error:
-        found = f"half of a surrogate pair, {error.object[error.start]!r}"
-        raise fault("record-unicode", found) from error
+        raise fault("record-unicode", f"half of a surrogate pair, {error.object[error.start]!r}") from error
 
 
 _KINDS = {str: "text", dict: "an object", list: "a list", bool: "true or false"}
@@ -240,8 +239,8 @@ def _part(held: Mapping[str, Any], name: str, kind: type, default: Any = _REQUIR
         return value
     if value is None and default is not _REQUIRED:
         return default
-    found = shown(value) if name in held else f"the fields {listed(list(held)) or 'none'}"
-    raise fault("record-field", f"expected {_KINDS[kind]}, found {found}", where or name)
+    actual = shown(value) if name in held else f"the fields {listed(list(held)) or 'none'}"
+    raise fault("record-field", f"expected {_KINDS[kind]}, found {actual}", where or name)
 
 
 def _alpaca(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
@@ -308,10 +307,10 @@ def _messages(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
 
 def _called(turn: Mapping[str, Any], form: RecordFormat, where: str) -> Message:
     """A turn whose content is one call as JSON, or a list of them; a thought may stand before it."""
-    written, place = _content(turn, form, where), f"{where}.{form.content_tag}"
+    written, field_name = _content(turn, form, where), f"{where}.{form.content_tag}"
     thought = _THOUGHT.fullmatch(written)
-    calls = _json_in(thought[2] if thought else written, place)
-    fields = (("tool_calls", _tool_calls(_wrapped(calls), place, "")),)
+    calls = _json_in(thought[2] if thought else written, field_name)
+    fields = (("tool_calls", _tool_calls(_wrapped(calls), field_name, "")),)
     content = thought[1] if thought else ""
     return Message(role="assistant", content=content, learned=_learned(turn, where), fields=fields)
 
@@ -324,8 +323,8 @@ def _message(turn: Mapping[str, Any], role: str, form: RecordFormat, where: str)
             spelled = _tool_calls(value, f"{where}.{name}") if name == "tool_calls" else _spelled(value, where)
             fields.append((name, spelled))
     if turn.get("function_call") is not None and not turn.get("tool_calls"):  # the older spelling
-        place = f"{where}.function_call"
-        fields.append(("tool_calls", _tool_calls(_wrapped(turn["function_call"]), place, "")))
+        field_name = f"{where}.function_call"
+        fields.append(("tool_calls", _tool_calls(_wrapped(turn["function_call"]), field_name, "")))
     has_calls = any(name == "tool_calls" for name, _ in fields)
     content = "" if has_calls and turn.get(form.content_tag) is None else _content(turn, form, where)
     learned = role == "assistant" and _learned(turn, where)
@@ -335,12 +334,12 @@ def _message(turn: Mapping[str, Any], role: str, form: RecordFormat, where: str)
 
 
 def _content(turn: Mapping[str, Any], form: RecordFormat, where: str) -> str:
-    place, parts = f"{where}.{form.content_tag}", turn.get(form.content_tag)
+    field_name, parts = f"{where}.{form.content_tag}", turn.get(form.content_tag)
     if not isinstance(parts, list):
-        return str(_part(turn, form.content_tag, str, where=place))
+        return str(_part(turn, form.content_tag, str, where=field_name))
     for number, part in enumerate(parts):
         if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise fault("record-field", f"expected a part of text, found {shown(part)}", f"{place}[{number}]")
+            raise fault("record-field", f"expected a part of text, found {shown(part)}", f"{field_name}[{number}]")
     return "".join(part["text"] for part in parts)
 
 
@@ -387,10 +386,10 @@ def _tool_calls(calls: Any, where: str, inside: str = ".function") -> str:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise fault("record-field", f"expected a function with a name, found {shown(call)}", f"{where}[{number}]")
-        arguments, place = function.get("arguments", {}), f"{where}[{number}]{inside}.arguments"
-        arguments = _json_in(arguments, place) if isinstance(arguments, str) else arguments
+        arguments, field_name = function.get("arguments", {}), f"{where}[{number}]{inside}.arguments"
+        arguments = _json_in(arguments, field_name) if isinstance(arguments, str) else arguments
         if not isinstance(arguments, dict):
-            raise fault("record-field", f"expected an object, found {shown(arguments)}", place)
+            raise fault("record-field", f"expected an object, found {shown(arguments)}", field_name)
         opened.append({**call, "function": {**function, "arguments": arguments}})
     return _spelled(opened, where)
 

@@ -25,12 +25,12 @@ _SERIES = re.compile(r"(.*-)([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
 _KEYWORD = re.compile(rf"(?<![^-._ 0-9/])(?:{'|'.join(SPLITS)})(?![^-._ 0-9/])", re.IGNORECASE)
 
 
-def splits_of(names: Sequence[str], given: str = "") -> list[str]:
+def splits_of(names: Sequence[str], asked: str = "") -> list[str]:
     """Split of each file; empty: none.
 
     If all are named ``train-00000-of-00001.parquet``, by that. Else by a word in the names of their folders, if every
     folder that holds files has one: beside others, a folder called ``test`` is a folder like them. Else by a word in
-    the file names, as ``datasets`` finds it. If these have none either, a ``given`` split may name folders.
+    the file names, as ``datasets`` finds it. If these have none either, a split that is asked for may name folders.
     """
     shards = [_SHARD.fullmatch(name) for name in names]
     if all(shards):
@@ -38,7 +38,7 @@ def splits_of(names: Sequence[str], given: str = "") -> list[str]:
     parts = [name.rpartition("/") for name in names]
     of_folder = {folder: _last_word(folder) for folder in {folder for folder, _, _ in parts} - {""}}
     of_file = [_last_word(base) for _, _, base in parts]
-    if not all(of_folder.values()) and (not given or any(of_file)):
+    if not all(of_folder.values()) and (not asked or any(of_file)):
         return of_file
     return [of_folder.get(folder, "") or word for (folder, _, _), word in zip(parts, of_file, strict=True)]
 
@@ -49,12 +49,12 @@ def _last_word(text: str) -> str:
 
 
 def unread_folders(
-    root: Path, folders: Mapping[str, int], given: str
+    root: Path, folders: Mapping[str, int], asked: str
 ) -> tuple[str, dict[str, str], tuple[Rejected, ...]]:
     """The split to read of folders (prefix -> images), ``Layout.unread`` of the others, and notes."""
-    named = splits_of([*folders], given)
+    named = splits_of([*folders], asked)
     splits = for_training(named)
-    chosen = which_split(root, splits or [""], given)
+    chosen = which_split(root, splits or [""], asked)
     tops = dict[str, str]()
     for prefix, split in zip(folders, splits, strict=True):
         parts = prefix.removesuffix("/").split("/")
@@ -98,19 +98,19 @@ def for_training(splits: Sequence[str]) -> list[str]:
     return [split or TRAIN for split in splits] if len({*splits}) > 1 else [*splits]
 
 
-def which_split(root: Path, splits: Sequence[str], given: str) -> str:
+def which_split(root: Path, splits: Sequence[str], asked: str) -> str:
     """The split to read: the given one, else ``train``, else the only one. Raises an error if there is none."""
-    if given and given not in splits:
+    if asked and asked not in splits:
         good = max(splits, key=lambda split: split == TRAIN, default="")
         raise UsageError(
             "DATA has no such split",
             argument="split",
-            value=given,
+            value=asked,
             where=str(root),
             why=f"it has {', '.join(dict.fromkeys(filter(None, splits))) or 'no splits'}",
             fix=lambda said: said("split", good) if good else f"leave {said('split')} out",
         )
-    chosen = given or (TRAIN if TRAIN in splits or len({*splits}) > 1 else splits[0])
+    chosen = asked or (TRAIN if TRAIN in splits or len({*splits}) > 1 else splits[0])
     if chosen not in splits:
         raise SourceAmbiguousError(
             f"DATA has {len({*splits})} splits, and none is called {TRAIN}: {', '.join(dict.fromkeys(splits))}",
@@ -121,10 +121,10 @@ def which_split(root: Path, splits: Sequence[str], given: str) -> str:
     return chosen
 
 
-def choose_split(layout: Layout, given: str) -> Layout:
+def choose_split(layout: Layout, asked: str) -> Layout:
     """The sets of one split: the one that is asked for, else ``train``; archives of other splits are noted."""
     splits = for_training([image_set.split for image_set in layout.sets])
-    chosen = which_split(layout.root, splits or [""], given)
+    chosen = which_split(layout.root, splits or [""], asked)
     pairs = list(zip(layout.sets, splits, strict=True))
     left, notes = set[str](), Notes()
     for image_set, split in pairs:

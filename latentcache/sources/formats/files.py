@@ -61,9 +61,9 @@ def read_source(
 
 def open_source(path: Path | str, span: tuple[int, int] | None = None) -> BinaryIO:
     """A regular file or a range of it (offset, bytes), for its header; raises as ``read_source``. To be closed."""
-    descriptor, found = _opened(path)
+    descriptor, state = _opened(path)
     file = os.fdopen(descriptor, "rb")
-    if not found.st_size:
+    if not state.st_size:
         file.close()
         raise fault("empty", "it has 0 bytes", path)
     return file if span is None else io.BufferedReader(_Range(file, *span))

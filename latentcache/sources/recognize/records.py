@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, UsageError
-from latentcache.sources.causes import hint_for, rejected
+from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError
+from latentcache.sources.causes import rejected
 from latentcache.sources.formats import TAR, kind_of_archive
 from latentcache.sources.formats.files import open_source
 from latentcache.sources.formats.rows import opened
@@ -55,7 +55,7 @@ def find_records(
     splits = saved_splits(inventory) if inventory is not None else {}
     if inventory is None:
         which_split(data, [""], options.split)
-        records = _alone(data)
+        records = RecordFiles(data.parent, alone=True, names=[data.name])
     elif splits:
         records = _by_state(inventory, splits, options)
     elif is_dataset_info(inventory):
@@ -87,15 +87,6 @@ def _nothing(inventory: Inventory) -> EmptySourceError:
         why=f"expected one of {', '.join(KINDS)}; found {inventory.contents}",
         fix="give the file or folder that holds the texts or conversations",
     )
-
-
-def _alone(data: Path) -> RecordFiles:
-    if extension_of(data.name) not in KINDS:
-        packed = extension_of(data.name) in PACKED_EXTENSIONS
-        why = "it is packed" if packed else f"expected one of {', '.join(KINDS)}"
-        fix = hint_for("compressed") if packed else "rename it by its format"
-        raise UsageError(f"{data.name} is not a supported file of records", where=str(data), why=why, fix=fix)
-    return RecordFiles(data.parent, alone=True, names=[data.name])
 
 
 def holds_records(inventory: Inventory) -> bool:
