@@ -32,6 +32,7 @@ from latentcache.store.atomic_io import (
     write_json,
     writing,
 )
+from latentcache.store.lock import NO_LOCKS
 from latentcache.value import Value
 
 #: Names of the list of files, of a file that is being written, and of the metadata, with the version of their keys.
@@ -175,6 +176,9 @@ class Folder:
             except BlockingIOError as error:
                 what, fix = f"{self.root}: another export writes here", "wait for it, or give another folder"
                 raise UsageError(what, where=str(self.root), fix=fix) from error
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise as_store_error(error, self.root) from error
             self._listing.seek(0)
             self._listing.truncate(self._listing.read().rfind(b"\n") + 1)  # after the last whole line
             yield

@@ -100,6 +100,8 @@ class ImageExport:
         self._samples = {number: self._sample(number) for number in self._numbers}
         self._check_names()
         self._format.begin(list(self._samples.values()))
+        self._partners_left_out = 0 if settings.beside else sum(map(self._unwritten, self._numbers))
+        """Masks and control images that the folder does not have."""
         self._redrawn = 0
         """Images that are written as PNG: EXIF data turn the file, or the trainer does not read its format."""
 
@@ -139,7 +141,7 @@ class ImageExport:
             "redrawn": self._redrawn,
             "several_lines": sum(len(sample.caption.splitlines()) > 1 for sample in samples),
             "no_caption": sum(not sample.has_caption for sample in samples),
-            "partners_left_out": self._partners_left_out(),
+            "partners_left_out": self._partners_left_out,
         }
         return about, {**about, **counts, "advice": list(self._format.advice())}
 
@@ -316,15 +318,11 @@ class ImageExport:
         files = {role: int(held.file[number]) for role, held in samples.inputs.items() if role != "caption"}
         return {role: places(samples, [number], role)[0] for role, file in files.items() if file not in (-1, image)}
 
-    def _partners_left_out(self) -> int:
-        """Masks and control images that the folder does not have."""
-        if self._settings.beside:
-            return 0
-        inputs, left_out = self._snapshot.samples.inputs, 0
-        for number, sample in self._samples.items():
-            roles = {role for role in inputs.keys() - {"image", "caption"} if int(inputs[role].file[number]) >= 0}
-            left_out += len(roles - {*sample.partners, *({"mask"} if MASK in self._wanted else ())})
-        return left_out
+    def _unwritten(self, number: int) -> int:
+        """Masks and control images of a sample that no file of the export holds."""
+        inputs = self._snapshot.samples.inputs
+        roles = {role for role in inputs.keys() - {"image", "caption"} if int(inputs[role].file[number]) >= 0}
+        return len(roles - {*self._samples[number].partners, *({"mask"} if MASK in self._wanted else ())})
 
     def _bucket(self, name: str, variants: list[int]) -> Size:
         """Size of an item of a sample."""

@@ -25,7 +25,7 @@ BATCH_ROWS = 256
 class TokenExport:
     """One export of tokens. See :class:`~latentcache.export.run.Export`."""
 
-    resumes = False
+    resumes, plan = False, ""
 
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
@@ -44,11 +44,6 @@ class TokenExport:
         rows = {name: part.rows(**self._layout()) for name, part in parts.items()} if settings.layout else {}
         self._splits: Mapping[str, Any] = rows or documents
         self.noun = "rows" if rows else "documents"
-
-    @property
-    def plan(self) -> str:
-        """What will be written, as a sentence; empty: nothing to say."""
-        return ""
 
     @property
     def bytes(self) -> int:

@@ -127,7 +127,10 @@ class TrainerRun(Value):
         """
         now, best = self.plan(sets), None
         least = _lost(now, self)
-        for change, tables, batch in self.trainer.changes(self.tables, self.batch):
+        sizes = range(max(self.batch // 2, 2) if self.trainer.keeps_batch else 1, self.batch * 3 // 2 + 1)
+        batches = [(f"{self.trainer.batch_setting} = {size}", self.tables, size) for size in sizes]
+        changes = [(words, tables, self.batch) for words, tables in self.trainer.changes(self.tables)]
+        for change, tables, batch in [*batches, *changes]:
             run = replace(self, tables=tables, batch=batch)
             plan = run.plan(sets)
             if _lost(plan, run) < least and plan.unused <= now.unused:

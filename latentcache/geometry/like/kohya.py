@@ -158,6 +158,7 @@ class KohyaTrainer(Trainer):
     """sd-scripts and lora-scripts. See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "kohya"
+    keeps_batch = True
 
     def tables(self, sizes: SizeOptions) -> Sequence[KohyaTable]:
         """See ``Trainer``."""
@@ -208,10 +209,8 @@ class KohyaTrainer(Trainer):
         """See ``Trainer``: the last step of an epoch may have fewer batches."""
         return -(-batches // (ranks * accum))
 
-    def changes(self, tables: Sequence[KohyaTable], batch: int) -> Iterator[tuple[str, Sequence[KohyaTable], int]]:
-        """See ``Trainer``: a batch of nearly the same size, a coarser step, narrower limits."""
-        for size in range(max(batch // 2, 2), batch * 3 // 2 + 1):
-            yield f"train_batch_size = {size}", tables, size
+    def changes(self, tables: Sequence[KohyaTable]) -> Iterator[tuple[str, Sequence[KohyaTable]]]:
+        """See ``Trainer``: a coarser step, narrower limits."""
         with_buckets = [table for table in tables if table.buckets]
         if not with_buckets:
             return
@@ -226,7 +225,7 @@ class KohyaTrainer(Trainer):
                 narrower = [replace(table, **changed) for table in with_buckets]
             except RecipeError:  # limits that the trainer does not take
                 continue
-            yield f"{name} = {side}", narrower, batch
+            yield f"{name} = {side}", narrower
 
 
 def _subsets(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -102,6 +102,7 @@ class OneTrainer(Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "onetrainer"
+    batch_setting = "batch_size"
     draws_resolution = True
 
     def tables(self, sizes: SizeOptions) -> Sequence[OneTrainerTable]:
@@ -159,14 +160,10 @@ class OneTrainer(Trainer):
         """See ``Trainer``: those of the first epoch, because accumulation goes on into the next."""
         return batches // ranks // accum
 
-    def changes(
-        self, tables: Sequence[OneTrainerTable], batch: int
-    ) -> Iterator[tuple[str, Sequence[OneTrainerTable], int]]:
-        """See ``Trainer``: another batch size, or no buckets."""
-        for size in range(1, batch * 3 // 2 + 1):
-            yield f"batch_size = {size}", tables, size
+    def changes(self, tables: Sequence[OneTrainerTable]) -> Iterator[tuple[str, Sequence[OneTrainerTable]]]:
+        """See ``Trainer``: no buckets."""
         squares = [OneTrainerTable(resolution=table.resolution, step=table.step, buckets=False) for table in tables]
-        yield "aspect_ratio_bucketing = false", squares, batch
+        yield "aspect_ratio_bucketing = false", squares
 
 
 class TrainingConfig(Value):

@@ -243,14 +243,10 @@ class SimpleTuner(Trainer):
         """See ``Trainer``: ``split_buckets_between_processes`` raises an error for smaller ones."""
         return batch * ranks * accum
 
-    def changes(
-        self, tables: Sequence[SimpleTunerTable], batch: int
-    ) -> Iterator[tuple[str, Sequence[SimpleTunerTable], int]]:
-        """See ``Trainer``: another batch size, or squares."""
-        for size in range(1, batch * 3 // 2 + 1):
-            yield f"train_batch_size = {size}", tables, size
+    def changes(self, tables: Sequence[SimpleTunerTable]) -> Iterator[tuple[str, Sequence[SimpleTunerTable]]]:
+        """See ``Trainer``: squares."""
         squares = [SimpleTunerTable(resolution=table.square, step=table.step, buckets=False) for table in tables]
-        yield "crop = true and crop_aspect = square", squares, batch
+        yield "crop = true and crop_aspect = square", squares
 
 
 def _ratio(size: Size) -> float:

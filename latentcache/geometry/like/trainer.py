@@ -89,6 +89,10 @@ class Trainer:
     name: str
     parts_sets: bool = False
     """True: images of other repeats, and regularization images, are in other batches."""
+    batch_setting: str = "train_batch_size"
+    """Name of the setting of its batch size."""
+    keeps_batch: bool = False
+    """True: a change to a batch of less than half is no suggestion, because all batches would be small."""
     draws_resolution: bool = False
     """True: of several resolutions an image has one in an epoch, drawn; False: it has all of them."""
 
@@ -122,8 +126,8 @@ class Trainer:
         """Samples without which a bucket stops the trainer at its start; 0: none does."""
         return 0
 
-    def changes(self, tables: Sequence[Any], batch: int) -> Iterator[tuple[str, Sequence[Any], int]]:
-        """Each one setting changed: its words, and the tables and the batch size that follow."""
+    def changes(self, tables: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Each one setting of sizes changed: its words, and the tables that follow."""
         raise NotImplementedError
 
 
