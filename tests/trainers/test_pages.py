@@ -28,7 +28,7 @@ def test_the_page_of_trl(texts, run_howto):
 def test_the_page_of_formats_without_labels(texts, run_howto):
     run_howto("language-models", "Megatron, nanotron and llm-foundry", consoles=True)
     assert sorted(path.name for path in Path("indexed").iterdir()) == [
-        "latentcache.json", "train.bin", "train.idx", "validation.bin", "validation.idx",
+        "latentcache.files", "latentcache.json", "train.bin", "train.idx", "validation.bin", "validation.idx",
     ]  # fmt: skip
 
 
