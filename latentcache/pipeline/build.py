@@ -186,8 +186,7 @@ class _Build:
                     f"the cache holds {kind.name}, and DATA has no input for it: {lacking}",
                     where=str(self.paths.root),
                     why="a build keeps every field of its cache; a loader serves those of fields=",
-                    fix="build this data into another folder with --out",
-                    fix_python="build this data into another folder with out=",
+                    fix=lambda said: f"build this data into another folder with {said('out')}",
                     slug="cache-kind",
                 )
             if lacking:

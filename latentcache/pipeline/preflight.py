@@ -31,7 +31,6 @@ from latentcache.errors import (
     StoreError,
     StrictError,
     UsageError,
-    keyword,
     option,
 )
 from latentcache.fields.protocol import Described, FieldKind
@@ -118,8 +117,7 @@ class Existing(Value):
                 value=requested,
                 where=str(settings.cache),
                 why="the samples of one part would replace those of the other (0/1 is all of them)",
-                fix="give each part, and the whole, a folder of its own with --out",
-                fix_python="give each part, and the whole, a folder of its own with out=",
+                fix=lambda said: f"give each part, and the whole, a folder of its own with {said('out')}",
             )
         return wanted or stored or ""
 
@@ -191,8 +189,7 @@ def read_state(paths: CachePaths) -> Mapping[str, Any]:
         raise CacheFormatError(
             f"a build of format {version} is under way here; this version reads formats up to {_FORMAT}",
             where=str(paths.building),
-            fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
-            fix_python="upgrade with `pip install -U latentcache`, or build into another folder with out=",
+            fix=lambda said: f"`pip install -U latentcache`, or build into another folder with {said('out')}",
         )
     return state if intact else {}
 
@@ -228,8 +225,7 @@ def check_paths(data: Path, cache: Path) -> None:
                 value=cache,
                 where=str(cache),
                 why="data folders are only read; a cache inside one would be taken for data",
-                fix=f"use {option('out', beside(data))}",
-                fix_python=f"use {keyword('out', str(beside(data)))}",
+                fix=lambda said: f"use {said('out', str(beside(data)))}",
             )
         check_out(cache)
 

@@ -111,8 +111,7 @@ class BuildSettings(Value):
                     "only with a Ray cluster",
                     argument="address",
                     value=self.address,
-                    fix="--engine ray",
-                    fix_python="engine='ray'",
+                    fix=lambda said: said("engine", "ray"),
                 )
         elif self.device not in ("auto", "cpu", "cuda"):
             fix = "give auto, cuda or cpu"

@@ -51,8 +51,7 @@ def _describe(name: str, settings: PromptSettings, context: DescribeContext) -> 
         raise UsageError(
             "needs a text encoder" if named else f"field {name}: no pipeline was named",
             argument=named[0] if named else "",
-            fix="--text-encoder=PIPELINE",
-            fix_python="text_encoder='PIPELINE'",
+            fix=lambda said: said("text_encoder", "PIPELINE"),
         )
     described = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, context)
     recipe, other = described.recipe, context.followed.recipe if context.followed is not None else None

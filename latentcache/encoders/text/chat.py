@@ -228,8 +228,7 @@ class ChatRenderer:
                 "the chat template is not valid Jinja",
                 where=f"line {error.lineno} of the template",
                 why=str(error.message),
-                fix="give another one with --chat-template=FILE",
-                fix_python="give another one with chat_template='FILE'",
+                fix=lambda said: f"give another one with {said('chat_template', 'FILE')}",
             ) from error
         except _FAILURES as error:
             raise fault(

@@ -140,8 +140,9 @@ def _completed(
         raise UsageError(
             "no tokenizer was given",
             why="token ids need one, and the cache names none",
-            fix="--tokenizer=PATH: a tokenizer.json, or a folder with one (stub: bytes, for trying things)",
-            fix_python="tokenizer='PATH': a tokenizer.json, or a folder with one (stub: bytes, for trying things)",
+            fix=lambda said: (
+                f"{said('tokenizer', 'PATH')}: a tokenizer.json, or a folder with one (stub: bytes, to try things)"
+            ),
             slug="tokenizer-missing",
         )
     same = check or settings.tokenizer in (None, recorded)
@@ -173,8 +174,7 @@ def _pinned(loaded: LoadedTokenizer, settings: InputIdsSettings) -> tuple[str, t
         raise UsageError(
             f"the tokenizer {settings.tokenizer} has no chat template, and the data has conversations",
             why="only a template defines how turns are written",
-            fix="give one with --chat-template=FILE",
-            fix_python="give one with chat_template='FILE'",
+            fix=lambda said: f"give one with {said('chat_template', 'FILE')}",
         )
     options = dict(settings.template_options or ())
     if CLOCK in template:

@@ -201,14 +201,12 @@ def describe_model(
 
 def no_posterior(family: str, why: str) -> UnsupportedModelError:
     """The error for an encoder without a posterior."""
-    other = "or an autoencoder that has one (AutoencoderKL and its like)"
     return UnsupportedModelError(
         f"{family} has no posterior",
         argument="latents",
         value="moments",
         why=why,
-        fix=f"--latents=mode, {other}",
-        fix_python=f"latents='mode', {other}",
+        fix=lambda said: f"{said('latents', 'mode')}, or an autoencoder that has one (AutoencoderKL and its like)",
         slug="no-posterior",
     )
 

@@ -51,14 +51,12 @@ def choose_device(device: str) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        other = "or install a torch build for this device"
         raise DeviceError(
             "torch cannot use it",
             argument="device",
             value=device,
             why=first_line(error),
-            fix=f"use --device=cpu, {other}",
-            fix_python=f"use device='cpu', {other}",
+            fix=lambda said: f"use {said('device', 'cpu')}, or install a torch build for this device",
         ) from error
     return chosen
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from latentcache.encoders.hub import Wanted, expanded, find
 from latentcache.encoders.weights import TensorInfo, Tensors, read_header, read_json, weights_in
-from latentcache.errors import ModelNotFoundError, UnsupportedModelError, option
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError
 from latentcache.value import Value
 
 #: Folders in a pipeline of the model that its latents are for.
@@ -101,8 +101,7 @@ def _without_config(path: Path) -> UnsupportedModelError:
         f"{path.name} alone does not identify a model",
         where=str(path),
         why="a lone file has neither its class nor its normalization; there is no config.json beside it",
-        fix=f"give the vae/config.json of its model: {option('model', path)} --model-config=FOLDER{source}",
-        fix_python=f"give the vae/config.json of its model: model_config='FOLDER'{source}",
+        fix=lambda said: f"add {said('model_config', 'FOLDER')}, with the vae/config.json of its model{source}",
     )
 
 

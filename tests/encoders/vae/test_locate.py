@@ -63,7 +63,7 @@ def test_a_single_file_alone_names_the_option(model, tmp_path):
     assert caught.value.why == (
         "a lone file has neither its class nor its normalization; there is no config.json beside it"
     )
-    assert f"--model={lone} --model-config=FOLDER" in caught.value.fix
+    assert "add --model-config=FOLDER" in caught.value.fix
     for config in (model.config, model.folder):
         assert locate(str(lone), str(config)).config_path == model.config
 
