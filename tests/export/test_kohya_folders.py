@@ -1,12 +1,12 @@
 """Folders for sd-scripts and lora-scripts: what is in them, what is refused, and what later exports change."""
 
-import io
 import json
 import tomllib
 
 import numpy as np
 import pytest
 from captioned_images import FOUR, data_and_cache, draw_captioned, files_below
+from made_archives import png, write_tar
 from PIL import Image
 from small_cache import build, draw
 
@@ -227,26 +227,15 @@ def test_rejected_images_are_counted(run, tmp_path):
 
 
 def test_members_of_archives_are_files(run, tmp_path):
-    import tarfile
-
     (tmp_path / "set").mkdir()
-    with tarfile.open(tmp_path / "set/a.tar", "w") as archive:
-        for name, data in {"x.png": _png(0), "x.txt": b"in a tar", "y.png": _png(1)}.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+    first = png(9, 300, 300)
+    members = [("x.png", first), ("x.txt", b"in a tar"), ("y.png", png(90, 300, 300))]
+    write_tar(tmp_path / "set/a.tar", members)
     build(tmp_path / "set", tmp_path / "cache", **LIKE)
     assert run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--release", "stable").status == 0
-    assert (tmp_path / "out/1_a.tar/x.png").read_bytes() == _png(0)
+    assert (tmp_path / "out/1_a.tar/x.png").read_bytes() == first
     assert (tmp_path / "out/1_a.tar/x.txt").read_text() == "in a tar"
     assert run("verify", tmp_path / "out", "--data", tmp_path / "set").status == 0
-
-
-def _png(seed):
-    buffer = io.BytesIO()
-    noise = np.random.default_rng(seed).integers(0, 256, (300, 300, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def test_a_trainers_configuration_is_followed(run, kohya, tmp_path):

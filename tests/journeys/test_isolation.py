@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 from commands import ROOT, build, draw_folder, look, noise, run, state_of
 from damaged import flip
 
@@ -16,7 +15,7 @@ from latentcache.store.snapshot import open_snapshot
 READER = """
 import hashlib, json, sys
 from latentcache import open_cache
-loader = open_cache(sys.argv[1]).loader(batch_size=2, seed=3, prefetch=int(sys.argv[2]))
+loader = open_cache(sys.argv[1]).loader(batch_size=2, seed=3, prefetch=2)
 def epoch():
     loader.close()  # so that every file is looked up anew
     pairs = ((b["latents"].numpy().tobytes(), b["keys"]["latents"].numpy().tobytes()) for b in loader)
@@ -28,8 +27,8 @@ for line in sys.stdin:
 
 
 class Reader:
-    def __init__(self, cache, prefetch):
-        words = [sys.executable, "-c", READER, str(cache), str(prefetch)]
+    def __init__(self, cache):
+        words = [sys.executable, "-c", READER, str(cache)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(words, cwd=ROOT, text=True, **pipes)
 
@@ -55,11 +54,10 @@ def damage(cache):
     flip(cache / "shards" / names[entry] / "data.mdb", int(rows.offset[entry]) + 8, 4)
 
 
-@pytest.mark.parametrize("prefetch", [2])
-def test_a_reader_beside_build_repair_and_gc(tmp_path, prefetch):
+def test_a_reader_beside_build_repair_and_gc(tmp_path):
     data, cache = draw_folder(tmp_path / "data", 8), tmp_path / "cache"
     assert build(data, cache).status == 0
-    reader = Reader(cache, prefetch)
+    reader = Reader(cache)
     try:
         assert reader.is_right()
         for number in range(7):  # one image is unchanged

@@ -10,7 +10,6 @@ from made_entries import (
     GROUPS,
     KINDS,
     RECIPES,
-    about,
     entries_of,
     items_of,
     keys_of,
@@ -23,9 +22,7 @@ from made_entries import (
 from latentcache.errors import CacheDamagedError, CacheFormatError
 from latentcache.store import snapshot as snapshot_module
 from latentcache.store.atomic_io import write_json
-from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import ColumnFile
-from latentcache.store.publish import new_field
 from latentcache.store.snapshot import load_manifest, open_snapshot, own_checksum
 
 
@@ -82,16 +79,6 @@ def test_own_columns_follow_their_items_through_builds(tmp_path_factory, first, 
     publish(paths, second)
     check_rows(open_snapshot(paths.root), second)
     check_rows(known, first)
-
-
-def test_rows_are_put_in_the_order_of_samples_and_entries_in_that_of_rows(paths):
-    catalog, numbers = load_catalog(paths), np.array([5, 3, 8, 3])
-    place = catalog.find(keys_of(items_of("plane", numbers.tolist())))
-    columns = {"sample": np.array([3, 1, 0, 2]), "group": numbers % 3, "variant": np.zeros(4, np.uint8)}
-    new = new_field(catalog, **about("plane"), **columns, items=place)
-    assert new.sample.tolist() == [0, 1, 2, 3]
-    assert new.entry.tolist() == [0, 1, 1, 2]
-    np.testing.assert_array_equal(np.asarray(new.key), keys_of(items_of("plane", [8, 3, 5])))
 
 
 def test_a_kind_that_is_not_installed_is_opened_all_the_same(paths, monkeypatch):

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latentcache.fields.table import Rejected
-from latentcache.identity.content import content_hash
 from latentcache.sources import known
 from latentcache.sources.causes import fault
 from latentcache.sources.options import SourceOptions
@@ -67,25 +66,6 @@ def images(root, before=None, *, full=False, **options):
     before = before or scan(root, IMAGES, hash_all=True)
     known = {"rejected": before.rejected, **options}
     return compare(before.samples, scan(root, IMAGES, before.samples, full=full, **known), **known)
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_states_of_images(data, full):
-    before = scan(data, IMAGES, hash_all=True)
-    assert set(states(images(data, before, full=full)).values()) == {OK}
-    (data / "a.jpg").write_text("z")
-    os.utime(data / "b.jpg", (1, 1))
-    (data / "c.txt").write_text("another")
-    (data / "d.jpg").rename(data / "e.jpg")
-    found = images(data, before, full=full)
-    assert states(found) == {"a.jpg": CHANGED, "b.jpg": TOUCHED, "c.jpg": CAPTION, "d.jpg": REMOVED}
-    assert (new(found), found.findings.others, found.now.hashed) == (["e.jpg"], [], 3 if full else 2)
-    a, b, c, d = (findings(found)[f"{name}.jpg"] for name in "abcd")
-    assert (a.category, a.reason, a.path) == ("stale", "source-changed", "a.jpg")
-    assert (a.expected, a.found) == (content_hash(b"a").hex(), content_hash(b"z").hex())
-    assert (b.category, b.reason) == ("touched", "stat-changed")
-    assert (c.reason, c.expected, c.found) == ("caption-changed", "caption c", "another")
-    assert (d.reason, d.expected, d.found) == ("source-removed", "the sample", "its file is gone")
 
 
 TABLE = "file_name,text\nb.jpg,x\n"
