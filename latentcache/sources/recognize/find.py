@@ -20,9 +20,10 @@ from latentcache.errors import (
     SourceNotFoundError,
     UsageError,
 )
+from latentcache.sources.causes import hint_for
 from latentcache.sources.formats import kind_of_archive
 from latentcache.sources.formats.files import kind_of
-from latentcache.sources.inventory import TABLE_NAMES, Inventory, extension_of
+from latentcache.sources.inventory import PACKED_EXTENSIONS, TABLE_NAMES, Inventory, extension_of
 from latentcache.sources.layout import FOLDER, ImageSet, Layout, above, unfit
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize import hub, kohya
@@ -132,6 +133,8 @@ def check_folder(data: Path) -> None:
 
 
 def _no_folder(data: Path) -> UsageError:
+    if extension_of(data.name) in PACKED_EXTENSIONS:
+        return UsageError(f"DATA is packed: {data}", where=str(data), fix=hint_for("compressed"))
     mode = data.stat().st_mode
     why = f"expected a folder of images, found {'a file' if stat.S_ISREG(mode) else kind_of(mode)}"
     fix = f"give the folder that holds the images: `latentcache build {shlex.quote(str(data.parent))}`"

@@ -100,10 +100,12 @@ def test_a_missing_folder_and_a_file_as_folder(tmp_path):
     put(tmp_path, a_jpg="x")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "a.jsonl.gz").touch()
     for name, kind, why in (
         ("gone", SourceNotFoundError, "No such file or directory"),
         ("a.jpg", UsageError, "expected a folder of images, found a file"),
         ("pipe", UsageError, "expected a folder of images, found a named pipe"),
+        ("a.jsonl.gz", UsageError, ""),
         ("loop", SourceError, "Too many levels of symbolic links"),
     ):
         with pytest.raises(kind) as caught:
