@@ -5,7 +5,7 @@ import re
 
 import pytest
 import typer
-from package_source import modules
+from package_source import ROOT, modules
 from prose import READ, per_thousand, prose, sentences, words
 
 from latentcache.cli.app import application
@@ -103,3 +103,8 @@ def test_every_option_on_a_page_exists():
         (page.name, word) for page in READ for word in re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text("utf-8"))
     }
     assert sorted(pair for pair in found if pair[1] not in known) == []
+
+
+def test_a_release_has_at_most_fifteen_lines_of_changes():
+    releases = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.M)[1:]
+    assert [len(re.findall("^- ", release, flags=re.M)) <= 15 for release in releases] == [True] * len(releases)
