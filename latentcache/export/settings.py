@@ -86,7 +86,8 @@ class ExportSettings(Value):
         takes, layouts = FORMATS[self.format], [name for name in LAYOUTS if getattr(self, name) is not None]
         for flag in self._given():
             if flag not in takes:
-                why = "it holds whole documents" if "pad" not in takes else f"its flags: --{', --'.join(takes)}"
+                documents = "it holds whole documents; " if takes == ("validation",) else ""
+                why = f"{documents}its flags: --{', --'.join(takes)}"
                 raise UsageError(
                     f"--{flag}: not available with --to {self.format}", why=why, fix=f"leave --{flag} out"
                 )

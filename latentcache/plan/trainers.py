@@ -34,11 +34,10 @@ class TrainerBucket(Value):
     dropped: int
     """Samples that are in no batch."""
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """All numbers but the size."""
-        names = ("samples", "batches", "short", "dropped")
-        return {name: getattr(self, name) for name in names}
+    def as_json(self) -> dict[str, int]:
+        """For the JSON output."""
+        counts = {name: getattr(self, name) for name in ("samples", "batches", "short", "dropped")}
+        return {"height": self.size.height, "width": self.size.width, **counts}
 
 
 class TrainerPlan(Value):
@@ -62,9 +61,7 @@ class TrainerPlan(Value):
     def as_json(self) -> dict[str, Any]:
         """For the JSON output."""
         return {
-            "buckets": [
-                {"height": bucket.size.height, "width": bucket.size.width, **bucket.counts} for bucket in self.buckets
-            ],
+            "buckets": [bucket.as_json() for bucket in self.buckets],
             "batches_per_epoch": self.batches,
             "steps_per_epoch": self.steps,
             "samples_short": self.short,
