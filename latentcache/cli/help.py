@@ -21,8 +21,9 @@ OF_BUILD = "build"
 _SECTIONS = {
     "Model": "--model | --model-config --tiling --compute-dtype --text-compute-dtype --storage-dtype "
     "--text-storage-dtype --latents --text-length",
-    "Sizes": "--resolution --crop --flip --frames --like | --bucket --bucket-step --min-side --max-side --upscale "
-    "--min-pixels --trainer-config --crop-variants --fps --resample --max-pixels",
+    "Sizes": "--resolution --crop --flip --frames --like | --plan-buckets --max-crop --max-buckets --replan --bucket "
+    "--bucket-step --min-side --max-side --upscale --min-pixels --trainer-config --crop-variants --fps --resample "
+    "--max-pixels",
     "Data": "--repeats --split | --layout --masks --controls --image-column --text-lines --follow-links",
     "Captions": "--text-encoder --default-caption --shuffle-tags | --caption-ext --caption-lines --caption-column "
     "--caption-prefix --caption-suffix --caption-variants --keep-tags --tag-separator --empty-prompt "

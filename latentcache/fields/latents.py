@@ -42,6 +42,7 @@ from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_tabl
 from latentcache.geometry.like.trainer import SizeOptions, Table
 from latentcache.geometry.like.trainers import TRAINERS, trainer_of
 from latentcache.geometry.placement import CROPS, Placement, enlarged, place_in, unusable
+from latentcache.geometry.planned import PlannedTable, Target, planned_table
 from latentcache.geometry.sizes import Size, latent_size
 from latentcache.identity.content import MAX_DIM, checksum
 from latentcache.value import Value
@@ -155,6 +156,10 @@ class GeometrySettings(Value):
     """Random crops that are stored of every image."""
     clips: ClipSettings | None = None
     """None: images only; latents then have no axis of frames."""
+    target: Target | None = None
+    """What the buckets are planned for; None: they do not depend on the images."""
+    planned: tuple[PlannedTable, ...] = ()
+    """The planned buckets of each resolution; empty: not planned yet."""
     like: str | None = None
     """Trainer whose buckets, resized sizes and crops these are, of ``TRAINERS``; None: our own."""
     rule: int = GEOMETRY_RULE
@@ -185,8 +190,10 @@ class GeometrySettings(Value):
             resize = self.like_tables()[0].resized(image, bucket, upscale=self.upscale)
         return place_in(image, bucket, self.crop, draw, resize)
 
-    def tables(self) -> Sequence[BucketTable | Table]:
+    def tables(self) -> Sequence[BucketTable | PlannedTable | Table]:
         """One bucket table per resolution, or that of an explicit list; raises RecipeError if no bucket is left."""
+        if self.planned:
+            return self.planned
         if self.like:
             return self.like_tables()
         if self.buckets:
@@ -279,6 +286,19 @@ class LatentsSettings(Settings):
         "Use this bucket, HEIGHTxWIDTH; repeat for several.", flag="--bucket", metavar="HxW", parse=parse_size
     )
     bucket_step: int | None = setting("Round sides to this number [default: 64]", metavar="PIXELS", min=1)
+    plan_buckets: int | None = setting(
+        "Choose buckets so that batches of N samples (of all ranks) are full and no image is lost; 0: do not.",
+        metavar="N",
+        min=0,
+    )
+    max_crop: int | None = setting(
+        "With --plan-buckets: percent of an image that a crop may cut off [default: 15]",
+        metavar="PERCENT",
+        min=0,
+        max=99,
+    )
+    max_buckets: int | None = setting("With --plan-buckets: most buckets of a resolution.", metavar="N", min=1)
+    replan: bool | None = setting("Plan the buckets again, for the images that are there now.")
     min_side: int | None = setting("Shortest bucket side.", metavar="PIXELS")
     max_side: int | None = setting("Longest bucket side.", metavar="PIXELS")
     upscale: bool | None = setting("Enlarge images that are smaller than their bucket, or use a smaller bucket.")
@@ -364,6 +384,18 @@ class Latents(FieldKind):
             options |= trainer_of(settings.trainer_config, settings.like).settings(settings.trainer_config).source
         return options
 
+    def completed(self, recipe: LatentsRecipe, samples: SampleTable) -> LatentsRecipe:
+        """The recipe with buckets that are planned for these samples, once."""
+        geometry = recipe.geometry
+        if geometry.target is None or geometry.planned:
+            return recipe
+        size, repeats = np.asarray(samples.columns["original_size"]), samples.columns.get("repeats")
+        rows = np.flatnonzero((size > 0).all(axis=1) & (size.prod(axis=1, dtype=np.int64) >= geometry.min_pixels))
+        times = np.ones(len(size), dtype=np.int64) if repeats is None else np.asarray(repeats)
+        every = [table.sizes for table in geometry.tables() if isinstance(table, BucketTable)]
+        planned = [planned_table(size[rows], times[rows], sizes, geometry.target) for sizes in every]
+        return replace(recipe, geometry=replace(geometry, planned=tuple(planned)))
+
     def plan(self, samples: SampleTable, recipe: LatentsRecipe) -> FieldPlan:
         """Buckets of every sample; each distinct size is placed once."""
         size, geometry = np.asarray(samples.columns["original_size"]), recipe.geometry
@@ -446,12 +478,44 @@ def geometry_of(
     if settings.like is not None:
         given["like"] = None if settings.like == "none" else settings.like
     made = replace(base, multiple=math.lcm(step, model_multiple), clips=clips, **given)
+    made = _with_target(made, base, settings)
     if made.like:
         _check_like(made, step)
     elif oblong := [side for side in made.resolutions if not isinstance(side, int)]:
         what, why = "not without like", "only a trainer's buckets have the area of two sides"
         raise UsageError(what, argument="resolutions", value=oblong[0], why=why, fix="--resolution PIXELS")
     return replace(made, crops=_crops(settings, base, made.crop))
+
+
+def _with_target(geometry: GeometrySettings, base: GeometrySettings, settings: LatentsSettings) -> GeometrySettings:
+    """The geometry with what its buckets are planned for; those of the cache stay until something else is asked."""
+    names = {"batch": "plan_buckets", "max_crop": "max_crop", "max_buckets": "max_buckets"}
+    given = {name: getattr(settings, setting) for name, setting in names.items()}
+    given = {name: value for name, value in given.items() if value is not None}
+    target = base.target
+    if given.get("batch") == 0:
+        target = None
+    elif target is not None or "batch" in given:
+        target = replace(target, **given) if target is not None else Target(**given)
+    elif given or settings.replan:
+        name = "replan" if not given else names[next(iter(given))]
+        raise UsageError(
+            "only with --plan-buckets N", argument=name, value=getattr(settings, name), fix="--plan-buckets 16"
+        )
+    if target is not None:
+        wrong = {
+            "like": geometry.like,
+            "buckets": geometry.buckets,
+            "frames": geometry.clips,
+            "upscale": not geometry.upscale,
+        }
+        for name in (name for name, value in wrong.items() if value):
+            raise UsageError(
+                "not with planned buckets", argument=name, fix="leave one of them out, or --plan-buckets 0"
+            )
+    same = replace(geometry, flip=base.flip, crop=base.crop, crops=base.crops, target=base.target) == base
+    keeps = same and target == base.target and not settings.replan
+    return replace(geometry, target=target, planned=base.planned if keeps else ())
 
 
 def _check_like(geometry: GeometrySettings, step: int) -> None:
@@ -504,7 +568,8 @@ def _chosen(geometry: GeometrySettings) -> str:
     upscale = "" if geometry.upscale else ", never enlarged"
     least = f", {geometry.min_pixels} pixels or more" if geometry.min_pixels else ""
     like = f", sizes and crops like {geometry.like}" if geometry.like else ""
-    return f"{words.get(geometry.crop, '')}{flips}{upscale}{least}{like}"
+    planned = f", buckets planned for batches of {geometry.target.batch}" if geometry.target else ""
+    return f"{words.get(geometry.crop, '')}{flips}{upscale}{least}{like}{planned}"
 
 
 def _upscaled(
@@ -543,7 +608,7 @@ def _altered(samples: SampleTable, rows: NDArray[np.intp]) -> list[Rejected]:
 
 
 def _buckets_of(
-    size: Size, tables: Sequence[BucketTable | Table], geometry: GeometrySettings
+    size: Size, tables: Sequence[BucketTable | PlannedTable | Table], geometry: GeometrySettings
 ) -> tuple[tuple[Size, ...], str]:
     """Buckets of one size, or the reason why it has none: too small or too long for every table."""
     if size.area < geometry.min_pixels:

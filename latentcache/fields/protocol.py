@@ -400,6 +400,10 @@ class FieldKind:
         """Options of the source, as JSON, that settings of this field bring with them: ``{"videos": True}``."""
         return {}
 
+    def completed(self, recipe: Recipe, samples: SampleTable) -> Recipe:
+        """The recipe with what depends on the sizes of the samples, which are known by now."""
+        return recipe
+
     def plan(self, samples: SampleTable, recipe: Recipe) -> FieldPlan:
         """The items that this recipe makes from these samples: one of each that has the first input."""
         rows = np.flatnonzero(np.asarray(samples.inputs[self.inputs[0]].file) >= 0).astype(np.int32)

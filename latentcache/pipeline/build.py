@@ -237,6 +237,14 @@ class _Build:
                 root, stopping = self.listing.root, lambda: self.stop.requested
                 hashed = with_equal_files(self.samples, name, root, heads.get(name), stopping=stopping)
                 self.listing = replace(self.listing, samples=hashed)
+        for kind in kinds:
+            described = self.described[kind.name]
+            recipe = kind.completed(described.recipe, self.samples)
+            if recipe != described.recipe and self.existing.part(self.settings):
+                what, why = "not with --part", "the buckets depend on all images"
+                fix = "build without --part, or use --bucket with the sizes that `latentcache plan DATA` shows"
+                raise UsageError(what, argument="plan_buckets", why=why, fix=fix)
+            self.described[kind.name] = replace(described, recipe=recipe)
         works = dict[str, FieldWork]()
         unusable = np.zeros(len(self.samples), dtype=np.bool_)
         for kind in sorted(kinds, key=lambda kind: kind not in sized):  # images first

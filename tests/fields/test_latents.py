@@ -22,6 +22,7 @@ from latentcache.fields.latents import (
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
 from latentcache.geometry.placement import unusable
+from latentcache.geometry.planned import PlannedBucket, PlannedTable, Target
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import entry_key
 
@@ -50,6 +51,8 @@ READ_TIME = {
     "geometry": {
         "resolutions": (512, 1024), "multiple": 32, "min_side": 256, "max_side": 1536,
         "buckets": (Size(704, 1088),), "flip": True, "upscale": False, "min_pixels": 4096,
+        "target": Target(batch=8),
+        "planned": (PlannedTable(buckets=(PlannedBucket(size=Size(512, 704), width=3, height=2),)),),
     },
 }  # fmt: skip
 cases = [(part, name, value) for part, named in IDENTITY.items() for name, value in named.items()]

@@ -1,0 +1,89 @@
+"""Buckets planned for a batch size: no image is lost, and the table stays until it is planned again."""
+
+import shutil
+
+import numpy as np
+import pytest
+from small_cache import SMALL, draw, run
+
+from latentcache.loader.cache import open_cache
+
+__all__ = ["run"]
+PLAN = (*SMALL, "--plan-buckets", "8")
+
+
+@pytest.fixture
+def images(tmp_path):
+    sizes = np.random.default_rng(0).integers(60, 120, (30, 2)).tolist()
+    for number, size in enumerate(sizes):
+        draw(tmp_path / "images" / f"{number:02}.png", size, seed=number)
+    return tmp_path / "images"
+
+
+def buckets(run, cache, batch=8):
+    done = run("plan", cache, "--batch-size", batch, "--json").json
+    return {(bucket["height"], bucket["width"]): bucket["samples"] for bucket in done["buckets"]}, done
+
+
+def test_fewer_samples_are_repeated_than_with_the_usual_buckets(run, images, tmp_path):
+    run("build", images, "--out", tmp_path / "usual", *SMALL)
+    run("build", images, "--out", tmp_path / "planned", *PLAN)
+    _, usual = buckets(run, tmp_path / "usual")
+    _, planned = buckets(run, tmp_path / "planned")
+    assert (planned["samples_dropped"], planned["samples_used"]) == (0, 30)
+    assert planned["samples_repeated"] < usual["samples_repeated"]
+    assert len(list(open_cache(tmp_path / "planned").loader(batch_size=8, seed=0))) == planned["steps_per_epoch"]
+
+
+def test_the_table_stays_when_images_come_until_a_replan(run, images, tmp_path):
+    cache = tmp_path / "cache"
+    run("build", images, "--out", cache, *PLAN)
+    before, _ = buckets(run, cache)
+    for number in range(9):
+        draw(images / f"wide{number}.png", (118, 61), seed=number)
+    assert "9 entries to make, 30 reused" in run("build", images, "--out", cache).err
+    assert set(buckets(run, cache)[0]) <= set(before)
+    assert run("verify", cache).status == 0
+    assert "9 entries to make" not in run("build", images, "--out", cache, "--replan").err
+    assert buckets(run, cache)[1]["samples_repeated"] <= buckets(run, cache)[1]["samples_used"]
+    assert run("verify", cache).status == 0
+    again = run("build", images, "--out", cache, "--plan-buckets", "8")
+    assert "nothing to encode" in again.out
+
+
+def test_another_batch_size_plans_again(run, images, tmp_path):
+    run("build", images, "--out", tmp_path / "cache", *PLAN)
+    run("build", images, "--out", tmp_path / "cache", "--plan-buckets", "15", "--max-crop", "40")
+    assert buckets(run, tmp_path / "cache", 15)[1]["samples_repeated"] == 0
+    run("build", images, "--out", tmp_path / "cache", "--plan-buckets", "0")
+    run("build", images, "--out", tmp_path / "usual", *SMALL)
+    assert buckets(run, tmp_path / "cache")[0] == buckets(run, tmp_path / "usual")[0]
+
+
+def test_masks_have_the_buckets_of_their_images(run, images, tmp_path):
+    for path in sorted(images.iterdir()):
+        for folder in ("pictures", "masks"):
+            (tmp_path / "data" / folder).mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, tmp_path / "data" / folder)
+    done = run("build", tmp_path / "data", "--masks", "masks", "--out", tmp_path / "cache", *PLAN)
+    assert done.status == 0, done.err
+    for batch in open_cache(tmp_path / "cache").loader(batch_size=8, seed=0, remainder="partial"):
+        assert batch["mask"].shape[-2:] == batch["latents"].shape[-2:]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--plan-buckets", "8", "--like", "kohya"), "--like"),
+        (("--plan-buckets", "8", "--bucket", "64x64"), "--bucket"),
+        (("--plan-buckets", "8", "--no-upscale"), "--upscale"),
+        (("--plan-buckets", "8", "--part", "0/2"), "--plan-buckets"),
+        (("--max-crop", "8"), "--max-crop"),
+        (("--replan",), "--replan"),
+    ],
+)
+def test_what_cannot_be_planned_is_named(run, images, tmp_path, words, what):
+    size = ("--resolution", "64", "--bucket-step", "8") if "--bucket" not in words else ()
+    done = run("build", images, "--out", tmp_path / "cache", "--model", "stub", *size, *words, "--json")
+    assert (done.status, done.error["slug"]) == (2, "usage")
+    assert what in done.error["what"]
