@@ -39,14 +39,6 @@ class Difference(Value):
     detail: str = ""
 
 
-def tolerance(noise: Mapping[str, Any], compute_dtype: str) -> tuple[float, float]:
-    """Differences that still count as noise between a cache and an encoder."""
-    elsewhere = noise.get("devices") != [noise.get("device", "")]
-    least = ELSEWHERE_IN_BFLOAT16 if elsewhere and compute_dtype == "bfloat16" else LEAST
-    own = noise.get("largest", 0.0) * _OF_FLOOR[0], noise.get("mean", 0.0) * _OF_FLOOR[1]
-    return max(least[0], own[0]), max(least[1], own[1])
-
-
 def compare_floats(
     stored: NDArray[Any],
     made: NDArray[Any],
@@ -62,7 +54,12 @@ def compare_floats(
     does not count as different. ``noise`` has those of the test input: ``scale``, and ``scale_logvar`` of the second
     of ``parts`` along the first axis.
     """
-    allowed, step = tolerance(noise, compute_dtype), _STEP[storage_dtype]
+    elsewhere = noise.get("devices") != [noise.get("device", "")]
+    least = ELSEWHERE_IN_BFLOAT16 if elsewhere and compute_dtype == "bfloat16" else LEAST
+    measured_in_build = noise.get("largest", 0.0), noise.get("mean", 0.0)
+    of_build = zip(least, measured_in_build, _OF_FLOOR, strict=True)
+    allowed = [max(low, number * times) for low, number, times in of_build]
+    step = _STEP[storage_dtype]
     differs, worst = False, [0.0, 0.0]
     if stored.shape != made.shape or not (is_finite(stored) and is_finite(made)):
         differs, worst = True, [math.inf, math.inf]
@@ -84,3 +81,12 @@ def measured(one: NDArray[np.float32], other: NDArray[np.float32]) -> dict[str, 
     """``largest`` and ``mean`` difference of two encodings in standard deviations, and ``scale``: that deviation."""
     apart, scale = np.abs(one - other), float(one.std()) or 1.0
     return {"largest": float(apart.max()) / scale, "mean": float(apart.mean()) / scale, "scale": scale}
+
+
+def join_noise(noise: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The noise of two devices or builds together: the larger number, and all elements of lists, sorted."""
+    joined = {**noise, **other}
+    for name in noise.keys() & other.keys():
+        lists = isinstance(joined[name], (list, tuple))
+        joined[name] = sorted({*noise[name], *other[name]}) if lists else max(noise[name], other[name])
+    return joined

@@ -21,6 +21,7 @@ from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.dtypes import FLOATS, is_finite
 from latentcache.fields.noise import Difference as Difference
 from latentcache.fields.noise import compare_floats
+from latentcache.fields.settings import flat_settings
 from latentcache.fields.table import Failure as Failure
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import (
@@ -330,23 +331,6 @@ class WorkSize(Value):
     """Cost of the items that the encoder gets in one call, if no batch size is given."""
     batch_items: int = 64
     """Number of those items at most."""
-
-
-def join_noise(noise: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The noise of two devices or builds together: the larger number, and all elements of lists, sorted."""
-    joined = {**noise, **other}
-    for name in noise.keys() & other.keys():
-        lists = isinstance(joined[name], (list, tuple))
-        joined[name] = sorted({*noise[name], *other[name]}) if lists else max(noise[name], other[name])
-    return joined
-
-
-def flat_settings(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"geometry.resolutions": [512], ...}``: one value per setting of a recipe's JSON."""
-    flat: dict[str, Any] = {}
-    for name, value in recipe.items():
-        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
 
 
 class FieldKind:

@@ -95,3 +95,11 @@ def _checked(kind: Any, name: str, value: Any, about: Mapping[str, Any]) -> Any:
 def _allowed(about: Mapping[str, Any]) -> str:
     words = " or ".join(about.get("choices", ())) or about.get("metavar", "")
     return f", or give {words}" if words else ""
+
+
+def flat_settings(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"geometry.resolutions": [512], ...}``: one value per setting of a recipe's JSON."""
+    flat: dict[str, Any] = {}
+    for name, value in recipe.items():
+        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat

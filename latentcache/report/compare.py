@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.fields.protocol import flat_settings
+from latentcache.fields.settings import flat_settings
 from latentcache.report.crops import crops_of
 from latentcache.store.snapshot import Snapshot, open_leased
 from latentcache.verify.findings import shown_text

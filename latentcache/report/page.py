@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentcache._version import __version__
 from latentcache.errors import CacheNotFoundError, LatentcacheError, count_of
-from latentcache.fields.protocol import flat_settings
+from latentcache.fields.settings import flat_settings
 from latentcache.loader.cache import Cache, open_cache
 from latentcache.plan.batching import PlanReport
 from latentcache.plan.numbers import human_bytes
