@@ -268,6 +268,8 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         self._nodes: dict[str, _Node] = {}
         self._notes: deque[str] = deque()
         self._error: BaseException | None = None
+        self._has_worked = False
+        """True once an actor was ready: others may come back."""
         self._looked_at = self._asked_at = self._without_since = time.monotonic()
         self._silent_s = 0.0
         """Seconds since the last look at the nodes; a pause of the build itself counts as one."""
@@ -396,6 +398,9 @@ class RayEngine(AbstractContextManager["RayEngine"]):
 
     def _look(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
         """Start the actors that are missing on these nodes, the first of each node first."""
+        for number, actor in list(self._actors.items()):
+            if actor.node not in nodes:
+                self._lost(number, TimeoutError("its node is gone"))
         usable = {name: node for name, node in nodes.items() if not self._known(name).left_out}
         wanted = sorted((number, name) for name, node in usable.items() for number in range(self._size(node)))
         counts = Counter(name for _, name in wanted[: self._most])
@@ -405,7 +410,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
                 for _ in range(count - there[name]):
                     self._create(nodes[name], count)
         left_out = [self._nodes[name].left_out for name in nodes if self._known(name).left_out]
-        if left_out and not wanted:
+        if left_out and not wanted and not self._has_worked:
             fix = "make the node like the build's machine, or take it out of the cluster, and run the command again"
             raise WorkerError("no node of the Ray cluster can be used", why=left_out[0], fix=fix)
         if any(actor.is_ready for actor in self._actors.values()) or not self._most:
@@ -453,6 +458,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             if answer:
                 self._leave_out(actor.node, f"{actor.label}: {'; '.join(answer)}")
             actor.is_ready = not answer
+            self._has_worked = self._has_worked or actor.is_ready
             return
         for message in answer:
             actor.post(message)
