@@ -54,7 +54,7 @@ MODELS = "check the path; --model takes a VAE or pipeline folder, a .safetensors
         ),
     ],
 )
-def test_a_build_that_fails_early_writes_nothing(run, tmp_path, monkeypatch, words, expected):
+def test_a_build_that_fails_early_writes_nothing(run, tmp_path, words, expected):
     draw(tmp_path / "data" / "a.png")
     (tmp_path / "empty").mkdir()
     (tmp_path / "thesis").mkdir()

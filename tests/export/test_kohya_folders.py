@@ -276,7 +276,7 @@ def test_what_does_not_fit_is_named_before_anything_is_written(run, tmp_path, wo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "cats"]
 
 
-def test_names_that_meet_and_full_disks_are_named_first(run, kohya, tmp_path, monkeypatch):
+def test_names_that_meet_and_full_disks_are_named_first(run, kohya, monkeypatch):
     data, cache, out = kohya
     options = ("export", cache, out, *EXPORT, "--release", "stable", "--json")
     draw(data / "p0.jpg", (300, 300), seed=20)

@@ -58,7 +58,7 @@ def test_every_file_holds_what_the_cache_holds(run, simpletuner):
     assert run("verify", out, "--data", data).status == 0
 
 
-def test_another_order_or_one_more_image_changes_no_size(run, simpletuner, tmp_path):
+def test_another_order_or_one_more_image_changes_no_size(run, simpletuner):
     data, cache, out = simpletuner
     run("export", cache, out, *EXPORT)
     before = read(out / "images-1x/aspect_ratio_bucket_metadata_images-1x-256.json")

@@ -15,10 +15,6 @@ ALIGNMENTS = (8, 16, 32, 64)
 RESOLUTIONS = (512, 724, 1024, 1448, 2048)
 COMBINATIONS = list(product(ALIGNMENTS, RESOLUTIONS))
 PER_COMBINATION = 5_000  # 20 combinations: 10^5 sizes
-sides = st.integers(1, 20_000)
-sizes = st.builds(Size, sides, sides)
-buckets = st.builds(Size, st.integers(1, 64), st.integers(1, 64)).map(lambda s: Size(s.height * 8, s.width * 8))
-tables = st.lists(buckets, min_size=1, max_size=40).map(lambda listed: explicit_table(listed, multiple=8))
 
 
 def random_sizes(seed, count):

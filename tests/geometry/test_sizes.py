@@ -4,9 +4,6 @@ from hypothesis import strategies as st
 
 from latentcache.geometry.sizes import Size, latent_size
 
-sides = st.integers(1, 65_535)
-sizes = st.builds(Size, sides, sides)
-
 
 @pytest.mark.parametrize(("height", "width"), [(0, 1), (1, 0), (-8, 8)])
 def test_a_size_without_pixels_is_rejected(height, width):

@@ -85,7 +85,7 @@ def test_a_build_rejects_hostile_files_by_name(corpus, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_mutated_files_are_rejected_or_decoded(corpus, tmp_path, seed):
+def test_mutated_files_are_rejected_or_decoded(tmp_path, seed):
     """Two damaged copies of each file: changed bytes, cuts and parts of other files."""
     chance, folder = random.Random(seed), tmp_path / "data"
     folder.mkdir()

@@ -8,11 +8,6 @@ import small_tokens
 from small_cache import draw_four
 
 from latentcache import BuildSettings, build_cache, merge_caches, open_cache
-from latentcache.store.snapshot import open_snapshot
-
-
-def keys_of(cache):
-    return {bytes(key) for rows in open_snapshot(cache).fields.values() for key in rows.key[:]}
 
 
 @pytest.fixture

@@ -2,15 +2,12 @@ import codecs
 import json
 
 import pytest
-from hypothesis import strategies as st
 
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import content_hash
 from latentcache.sources.captions import read_caption
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
-
-TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0\ufeff"))
 
 
 def rejection_of(root):

@@ -174,7 +174,7 @@ def test_a_resolution_beside_the_grid_is_reported():
     assert described({}, as_cached(found))[0].notes == ()
 
 
-def test_worker_answers_are_cached(tiny, monkeypatch):
+def test_worker_answers_are_cached(tiny):
     model = str(tiny("AutoencoderKL", force_upcast=True))
     first, calls = described({"model": model}, device="cuda:0")
     assert calls == ["has_bfloat16", "resample_self_test"]

@@ -14,7 +14,6 @@ from made_archives import write_tar
 from latentcache.errors import UnusableSampleError
 from latentcache.sources.formats.tar import Member, tar_members
 
-FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 LONG = "a" * 90 + "/" + "b" * 50 + "/" + "c" * 60 + ".jpg"
 
 
