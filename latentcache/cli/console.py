@@ -70,12 +70,6 @@ class Result(NamedTuple):
         """The exit status."""
         return self.exit_code if self.error is None else self.error.exit_code
 
-    def as_text(self, command: str) -> str:
-        """The JSON object."""
-        error = None if self.error is None else self.error.as_json()
-        head = {"schema": SCHEMA, "command": command, "exit_code": self.status, "error": error}
-        return json.dumps({**head, **self.payload}, ensure_ascii=True) + "\n"
-
 
 def finish(command: str, result: Result, *, as_json: bool) -> int:
     """Write what a command gives, as text or as JSON; errors on stderr. Returns the exit status."""
@@ -93,9 +87,11 @@ def finish(command: str, result: Result, *, as_json: bool) -> int:
 
 def emit(command: str, result: Result) -> None:
     """Write the one JSON object of a command; later signals change nothing."""
-    text = result.as_text(command)
+    error = None if result.error is None else result.error.as_json()
+    head = {"schema": SCHEMA, "command": command, "exit_code": result.status, "error": error}
+    text = json.dumps({**head, **result.payload}, ensure_ascii=True)
     ignore_signals()
-    _write(sys.stdout, text)
+    _write(sys.stdout, text + "\n")
     flush()
 
 

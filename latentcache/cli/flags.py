@@ -157,17 +157,13 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
 
     @functools.wraps(command)
     def with_options(**given: Any) -> int:
-        as_json, source = given["as_json"], {flag: given.pop(flag) for flag in of_data}
+        as_json = given["as_json"]
+        values, source, run = ({flag: given.pop(flag) for flag in group} for group in (options, of_data, of_run))
         if "source" in instead:
-            held = {option.targets["DATA"].name: source[name] for name, option in of_data.items()}
-            given["source"] = {name: value for name, value in held.items() if value not in (None, [])} or None
+            given["source"] = _by_setting(of_data, "DATA", source) or None
         if of_run:
-            values = {flag: given.pop(flag) for flag in of_run}
-            given["run"] = {
-                of_run[flag].targets[""].name: value for flag, value in values.items() if value is not None
-            }
+            given["run"] = _by_setting(of_run, "", run)
         if "requested" in instead:
-            values = {flag: given.pop(flag) for flag in options}
             requested = _requested(options, values, given.pop("fields"), tuple(given.pop("field") or ()))
             given["requested"] = dataclasses.replace(requested, source=_words(of_data, source))
         if "as_json" not in signature.parameters:
@@ -202,6 +198,11 @@ def _options(kinds: Iterable[tuple[str, Any]]) -> dict[str, _Option]:
                 options[name] = _Option(parameter=parameter, targets={}, flag=flag)
             options[name].targets[field] = attribute
     return options
+
+
+def _by_setting(options: Mapping[str, _Option], field: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that were given, by the setting of a field instead of the option."""
+    return {options[flag].targets[field].name: value for flag, value in values.items() if value not in (None, [])}
 
 
 def _run_options(command: str) -> dict[str, _Option]:

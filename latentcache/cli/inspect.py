@@ -28,6 +28,7 @@ Three samples are shown with their captions, splits, buckets and masks. Nothing 
 """
 EXAMPLES = """\
 latentcache inspect images/ --model ./sdxl
+latentcache inspect chats.jsonl --tokenizer ./llama
 latentcache inspect --machine
 """
 

@@ -42,12 +42,12 @@ def setting(
 
 
 class Settings(Value):
-    """Options of a recipe, made with :func:`setting`; checked by :func:`checked`."""
+    """Options of a recipe or a command, made with :func:`setting`; checked by :func:`checked`."""
 
     def __repr__(self) -> str:
-        """Show only the options that were given."""
-        values = {option.name: getattr(self, option.name) for option in fields(self)}
-        shown = ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
+        """Show only the options that differ from their defaults."""
+        values = [(option, getattr(self, option.name)) for option in fields(self)]
+        shown = ", ".join(f"{option.name}={value!r}" for option, value in values if value != option.default)
         return f"{type(self).__name__}({shown})"
 
 

@@ -12,17 +12,16 @@ from typing import Any
 
 from latentcache.errors import UsageError
 from latentcache.fields.registry import settings_of
-from latentcache.fields.settings import checked, setting
+from latentcache.fields.settings import Settings, checked, setting
 from latentcache.pipeline.workers.resources import devices_for
 from latentcache.plan.numbers import duration, tolerated
 from latentcache.sources.options import Part, SourceOptions
-from latentcache.value import Value
 
 #: Images with more pixels are rejected before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
 
 
-class BuildSettings(Value):
+class BuildSettings(Settings):
     """One build. None always means "not given": the current snapshot decides, then the default.
 
     Raises:
@@ -84,18 +83,6 @@ class BuildSettings(Value):
     )
     retry_failed: bool = setting("Read rejected inputs again.", default=False)
     strict: bool = setting("Make notes errors: reject DATA if anything is not used.", default=False)
-
-    def __repr__(self) -> str:
-        """The values that differ from their defaults."""
-        values = {option.name: getattr(self, option.name) for option in fields(self)}
-        shown = {
-            option.name: values[option.name]
-            for option in fields(self)
-            if values[option.name] not in (option.default, {})
-        }
-        shown |= {name: str(value) for name, value in shown.items() if isinstance(value, Path)}
-        shown |= {} if self.source is None else {"source": self.source.as_json()}
-        return f"BuildSettings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def __post_init__(self) -> None:
         values = checked(BuildSettings, {option.name: getattr(self, option.name) for option in fields(self)})

@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from latentcache.errors import UsageError
-from latentcache.fields.settings import setting
+from latentcache.fields.settings import Settings, setting
 from latentcache.sources.layout import CaptionRule, Layout
 from latentcache.sources.partners import paired_with
 from latentcache.value import Value, typed_parts
@@ -59,7 +59,7 @@ class Part(Value):
         return xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape")) % self.of == self.index
 
 
-class SourceOptions(Value):
+class SourceOptions(Settings):
     """Options of reading DATA, most of them options of the command line. The manifest keeps them."""
 
     kind: str = field(default="", metadata=_NO_OPTION)
