@@ -22,7 +22,7 @@ from latentcache.store.reader import Place
 #: Threads that read: one moves 0.7 of what ``memcpy`` moves, because it copies out of the system's page cache.
 _THREADS = 2
 #: Places of a batch that are looked at.
-_LOOKS = 4
+_LOOKS = 2
 #: Kernels fetch no more than this for one piece of advice where a disk has the usual setting of 128 KiB.
 _PIECE_BYTES = 128 << 10
 _HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")

@@ -151,7 +151,7 @@ def places(step):
 
 def test_what_the_page_cache_lacks_is_announced(monkeypatch):
     announced = []
-    monkeypatch.setattr(prefetch, "is_cached", lambda file, place: place != 5)
+    monkeypatch.setattr(prefetch, "is_cached", lambda file, place: place != 10)
     monkeypatch.setattr(prefetch, "announce", announced.append)
     for step in range(3):
         read_soon(places(step))
