@@ -204,8 +204,8 @@ def text_parts(request: Request, sample: Sample) -> dict[str, Array]:
     if pipeline == SDXL:
         parts = {"state_1": sequence[:, :CLIP_WIDTH], "state_2": sequence[:, CLIP_WIDTH:], "pooled_2": pooled}
     elif pipeline == SD3:
-        clip = sequence[:CLIP_TOKENS]
-        parts = {"state_1": clip[:, :CLIP_WIDTH], "state_2": clip[:, CLIP_WIDTH : len(pooled)]}
+        clip = sequence[:CLIP_TOKENS, : len(pooled)]  # diffusers fills it up to the width of T5
+        parts = {"state_1": clip[:, :CLIP_WIDTH], "state_2": clip[:, CLIP_WIDTH:]}
         parts |= {"pooled_1": pooled[:CLIP_WIDTH], "pooled_2": pooled[CLIP_WIDTH:]}
         parts["state_3"] = sequence[CLIP_TOKENS:]
     elif pipeline == FLUX:
