@@ -11,6 +11,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import obstore
+from obstore.store import S3Store
+
 KEYS = {"key": ["Admin", "Read", "Write", "List"], "reader": ["Read", "List"]}
 
 
@@ -41,30 +44,52 @@ class S3Server:
         ]
         folder.mkdir()
         (folder / "s3.json").write_text(json.dumps({"identities": identities}))
-        ports = {name: free_port() for name in ("s3", "master", "volume", "filer")}
         words = [program, "server", f"-dir={folder}", "-s3", f"-s3.config={folder / 's3.json'}", "-ip=127.0.0.1"]
-        words += [f"-{name}.port={port}" for name, port in ports.items()] + [
-            "-master.volumeSizeLimitMB=64",
-            "-volume.max=100",
-        ]
-        self._log = (folder / "log").open("w")
-        self._process = subprocess.Popen(words, stdout=self._log, stderr=self._log)
-        self._filer = f"http://127.0.0.1:{ports['filer']}"
-        self.endpoint = f"http://127.0.0.1:{ports['s3']}"
-        for _ in range(300):
+        words += ["-master.volumeSizeLimitMB=64", "-volume.max=100", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+        for _ in range(4):  # another process may take a port before the server does
+            ports = {name: free_port() for name in ("s3", "master", "volume", "filer")}
+            self._log = (folder / "log").open("w")
+            more = [f"-{name}.port={port}" for name, port in ports.items()]
+            self._process = subprocess.Popen([*words, *more], stdout=self._log, stderr=self._log)
+            self._filer = f"http://127.0.0.1:{ports['filer']}"
+            self.endpoint = f"http://127.0.0.1:{ports['s3']}"
+            if self._is_ready():
+                return
+            self.close()
+        raise AssertionError((folder / "log").read_text())
+
+    def _is_ready(self):
+        for _ in range(60):
             try:
                 self.make_bucket("ready")
-                urllib.request.urlopen(self.endpoint, timeout=5).close()
-            except urllib.error.HTTPError:  # it answers, and wants credentials
-                return
-            except OSError:
-                time.sleep(0.1)
-        self.close()
-        raise AssertionError((folder / "log").read_text())
+                self._write()
+            except (OSError, obstore.exceptions.BaseError):  # it answers some seconds before it can write
+                if self._process.poll() is not None:
+                    return False
+                time.sleep(0.5)
+            else:
+                return True
+        return False
 
     def make_bucket(self, name):
         request = urllib.request.Request(f"{self._filer}/buckets/{name}/", method="POST")
-        urllib.request.urlopen(request, timeout=5).close()
+        try:
+            urllib.request.urlopen(request, timeout=5).close()
+        except urllib.error.HTTPError as error:
+            if error.code != 409:  # it is there
+                raise
+
+    def _write(self):
+        store = S3Store(
+            "ready",
+            endpoint=self.endpoint,
+            access_key_id="key",
+            secret_access_key="secret",
+            region="us-east-1",
+            client_options={"allow_http": True},
+            retry_config={"max_retries": 0},
+        )
+        obstore.put(store, "object", b"1")
 
     def environment(self, key="key"):
         return {

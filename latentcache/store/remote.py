@@ -2,8 +2,9 @@
 
 Below a URL are ``shards/`` as in the cache's folder, a folder ``snapshots/NUMBER-CHECKSUM`` for each manifest, and
 ``CURRENT``, JSON that names the snapshot and the cache. Guarantee: CURRENT is written last, and only if nobody wrote
-it since it was read, so a reader sees a whole snapshot or the one before. Every other object is written once: shards
-have random names, so a file of the same name and size is the same file, and a transfer that was cut goes on.
+it since it was read, so a reader sees a whole snapshot or the one before. Other objects are written once, but for the
+index of a shard, which gets shorter when a repair removes entries. Shards have random names, so a file of the same
+name and size is the same file, and a transfer that was cut goes on.
 obstore moves the bytes and tries again for five minutes if a store does not answer.
 """
 

@@ -29,7 +29,7 @@ def url(server, monkeypatch, request):
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
-    monkeypatch.setattr(Bucket.__init__, "__kwdefaults__", {"retry_s": 5})
+    monkeypatch.setattr(Bucket.__init__, "__kwdefaults__", {"retry_s": 3})
     return f"s3://bucket/{abs(hash(request.node.name))}/images"
 
 

@@ -233,7 +233,7 @@ def test_a_cluster_of_another_version_is_an_error(tmp_path, photos, cluster):
         (("--engine", "ray", "--address", "head"), 2, "--address HOST:6379"),
         (("--engine", "ray", "--device", "cuda:0"), 2, "give auto, cuda or cpu"),
         (("--engine", "ray", "--workers", "0"), 2, "give 1 or more"),
-        (("--address", "127.0.0.1:6379"), 2, "--engine ray"),
+        (("--address", "127.0.0.1:6379"), 2, "--engine=ray"),
         (("--engine", "dask"), 2, "local or ray"),
     ],
 )
