@@ -117,7 +117,9 @@ class EncodedClip:
             raise fault("truncated", f"it announces {announced} bytes and has {size}")
         stream.seek(0)
         try:
-            with av.open(stream, format="matroska" if is_matroska else "mp4") as container:
+            # Titles and comments need not be UTF-8, and are not used.
+            form = "matroska" if is_matroska else "mp4"
+            with av.open(stream, format=form, metadata_errors="ignore") as container:
                 if not container.streams.video:
                     raise fault("no-video", "it has no video stream")
                 video = container.streams.video[0]

@@ -157,7 +157,7 @@ def test_a_node_that_joins_is_used(tmp_path, photos, cluster):
     wait_for_events(tmp_path / "out", 4)
     cluster.do("add")
     assert finished(build)["counts"]["encoded"] == 120
-    assert len(CachePaths(tmp_path / "out").sealed_shards()) == 2
+    assert len(CachePaths(tmp_path / "out").sealed_shards()) >= 2  # a worker that starts again has another
     assert_like_local(photos, tmp_path / "out")
 
 
