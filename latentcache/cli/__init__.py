@@ -1,1 +1,1 @@
-"""The command line: one file per command; the only user of typer and rich."""
+"""The command line; the only user of typer and rich."""

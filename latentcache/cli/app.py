@@ -71,7 +71,7 @@ def application(command: str | None = None) -> typer.Typer:
     )
     app.callback()(_options)
     for name in [command] if command in COMMANDS else COMMANDS:
-        module = import_module(f"latentcache.cli.{name}")
+        module = import_module(f"latentcache.cli.commands.{name}")
         listed = command not in (None, name)
         function = (lambda: None) if listed else flags.as_command(name, getattr(module, name))
         short = re.split(r"[;(\n]|\. ", module.HELP)[0].strip(" .")

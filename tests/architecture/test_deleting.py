@@ -8,10 +8,13 @@ from package_source import modules
 _DELETES = re.compile(r"(?<![\w-])(rm|unlink|rmtree|delete|erase|remove)\b", re.IGNORECASE)
 #: Strings with such a word, and why each may have it.
 ALLOWED = {
-    ("latentcache/cli/gc.py", "Delete unreferenced data (dry run unless --apply)."): "data of the cache",
-    ("latentcache/cli/gc.py", "Delete unreferenced data instead of listing it."): "data of the cache",
-    ("latentcache/cli/verify.py", "Remove corrupt entries after a full check; a build makes them again."): "entries",
-    ("latentcache/cli/verify.py", "Remove them?"): "entries of the cache",
+    ("latentcache/cli/commands/gc.py", "Delete unreferenced data (dry run unless --apply)."): "data of the cache",
+    ("latentcache/cli/commands/gc.py", "Delete unreferenced data instead of listing it."): "data of the cache",
+    (
+        "latentcache/cli/commands/verify.py",
+        "Remove corrupt entries after a full check; a build makes them again.",
+    ): "entries",
+    ("latentcache/cli/commands/verify.py", "Remove them?"): "entries of the cache",
     ("latentcache/pipeline/preflight.py", "a build that ignored the field would remove it from the cache"): "a field",
     (
         "latentcache/store/lock.py",

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from latentcache.cli import flags
-from latentcache.cli.build import summary
+from latentcache.cli.commands.build import summary
 from latentcache.cli.console import Result
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import BuildProgress

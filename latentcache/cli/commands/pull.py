@@ -7,10 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 from latentcache.cli import flags
+from latentcache.cli.commands.push import transfer_json, transfer_text
 from latentcache.cli.console import Result
 from latentcache.cli.flags import argument
 from latentcache.cli.progress import ProgressDisplay
-from latentcache.cli.push import transfer_json, transfer_text
 
 HELP = "Copy a cache from object storage to a folder."
 EXAMPLES = """\

@@ -1,0 +1,1 @@
+"""One module a command: a function of its name, ``HELP`` and ``EXAMPLES``."""
