@@ -391,6 +391,8 @@ class Latents(FieldKind):
             return recipe
         size, repeats = np.asarray(samples.columns["original_size"]), samples.columns.get("repeats")
         rows = np.flatnonzero((size > 0).all(axis=1) & (size.prod(axis=1, dtype=np.int64) >= geometry.min_pixels))
+        if not len(rows):  # every image is rejected: the next build plans
+            return recipe
         times = np.ones(len(size), dtype=np.int64) if repeats is None else np.asarray(repeats)
         every = [table.sizes for table in geometry.tables() if isinstance(table, BucketTable)]
         planned = [planned_table(size[rows], times[rows], sizes, geometry.target) for sizes in every]

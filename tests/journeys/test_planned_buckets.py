@@ -87,3 +87,15 @@ def test_what_cannot_be_planned_is_named(run, images, tmp_path, words, what):
     done = run("build", images, "--out", tmp_path / "cache", "--model", "stub", *size, *words, "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")
     assert what in done.error["what"]
+
+
+def test_images_that_are_all_broken_are_named_and_the_next_build_plans(run, tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_text("no image")
+    done = run("build", tmp_path / "images", "--out", tmp_path / "cache", *PLAN)
+    assert done.status == 1
+    assert "rejected a.png" in done.out
+    for number in range(8):
+        draw(tmp_path / "images" / f"b{number}.png", (60 + number, 64), seed=number)
+    run("build", tmp_path / "images", "--out", tmp_path / "cache", *PLAN)
+    assert buckets(run, tmp_path / "cache")[1]["samples_repeated"] == 0
