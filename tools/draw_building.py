@@ -1,4 +1,4 @@
-"""Draw the images per second of builds on a GPU, from the table that ``docs/performance.md`` has of ``bench_gpu``.
+"""Draw the images per second of builds on a GPU, from the table that ``docs/reference/performance.md`` has of ``bench_gpu``.
 
 python tools/draw_building.py docs/building.svg
 """
@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 
 from draw_reading import BAR, ROW, STYLE
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "performance.md"
 LEFT, RIGHT, TOP = 392, 664, 34
 _ROW = re.compile(r"^\| (\d+ MP) \| ([^|]*) \| ([\d.]+) \|", re.M)
 

@@ -8,7 +8,7 @@ from page_blocks import DOCS
 
 from latentcache.encoders.prompt.pipelines import PIPELINES
 
-TABLE = (DOCS / "performance.md").read_text("utf-8").partition("## Disk\n")[2].partition("\n## ")[0]
+TABLE = (DOCS / "reference" / "performance.md").read_text("utf-8").partition("## Disk\n")[2].partition("\n## ")[0]
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in TABLE.splitlines()

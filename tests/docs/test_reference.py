@@ -96,5 +96,5 @@ def test_items_and_errors_are_documented(objects):
 
 
 def test_the_categories_of_verify_are_explained(objects):
-    text = (DOCS / "guides" / "inspect-and-verify.md").read_text("utf-8")
+    text = (DOCS / "reference" / "verify.md").read_text("utf-8")
     assert [name for name in objects["verify"]["counts"] if f"| `{name}` |" not in text] == []

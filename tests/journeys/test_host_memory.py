@@ -63,4 +63,4 @@ def test_resident_memory_stays_within_the_budget(large, tmp_path, device, budget
     assert [counts[name] for name in ("samples", "encoded", "cached", "quarantined")] == [6, 6, 0, 0]
     summary = f"{base // MIB} MiB with small images, {peak // MIB} with large ones, a budget of {budget // MIB}"
     assert 500 * MIB < peak - base < 1.1 * budget, summary
-    print(summary)  # noqa: T201 - a figure of docs/reliability.md
+    print(summary)  # noqa: T201 - a figure of docs/reference/reliability.md

@@ -31,7 +31,7 @@ def run_torture(folder, *words):
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=around)
     if done.returncode == CANNOT:
         pytest.skip(done.stdout)
-    print(done.stdout)  # noqa: T201 - a figure of docs/reliability.md
+    print(done.stdout)  # noqa: T201 - a figure of docs/reference/reliability.md
     return done
 
 
