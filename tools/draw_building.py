@@ -1,4 +1,4 @@
-"""Draw the images per second of builds on a GPU, from the table that ``docs/reference/performance.md`` has of ``bench_gpu``.
+"""Draw images per second of GPU builds, from the table of ``bench_gpu`` in ``docs/reference/performance.md``.
 
 python tools/draw_building.py docs/building.svg
 """
