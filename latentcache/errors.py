@@ -208,7 +208,7 @@ class CacheLockedError(StoreError, slug="locked"):
         return {**super().as_json(), "holder": self.holder}
 
 
-class RemoteError(StoreError, slug="remote"):
+class RemoteError(StoreError, OSError, slug="remote"):
     """Object storage cannot be used, or holds another cache."""
 
 

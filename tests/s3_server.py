@@ -12,7 +12,10 @@ import urllib.request
 from pathlib import Path
 
 import obstore
+import pytest
 from obstore.store import S3Store
+
+from latentcache.store.remote import Bucket
 
 KEYS = {"key": ["Admin", "Read", "Write", "List"], "reader": ["Read", "List"]}
 
@@ -103,3 +106,21 @@ class S3Server:
         self._process.kill()
         self._process.wait()
         self._log.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = S3Server(tmp_path_factory.mktemp("s3") / "data")
+    server.make_bucket("bucket")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def url(server, monkeypatch, request):
+    """An empty place in a bucket, with credentials for it."""
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setattr(Bucket.__init__, "__kwdefaults__", {"retry_s": 3})
+    return f"s3://bucket/{abs(hash(request.node.name))}/images"

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Version of the JSON objects.
 SCHEMA = 2
+#: Local folder -> the URL that output names in its place.
+SHOWN_AS: dict[str, str] = {}
 #: Items of one category in text output; JSON output has all items.
 SHOWN = 10
 #: Different details in the line of one kind of note.
@@ -187,7 +189,7 @@ def ignore_signals() -> None:
 
 def _write(stream: TextIO, text: str, *, flush_now: bool = False) -> None:
     try:
-        stream.write(text)
+        stream.write(as_shown(text))
         if flush_now:
             stream.flush()
     except BrokenPipeError:
@@ -195,6 +197,13 @@ def _write(stream: TextIO, text: str, *, flush_now: bool = False) -> None:
     except (OSError, ValueError) as error:  # ValueError: the stream is closed
         _mute(stream)
         raise OutputError("the output cannot be written", where=str(stream.name), why=str(error)) from error
+
+
+def as_shown(text: str) -> str:
+    """A text with the URLs of caches in place of their local folders."""
+    for folder, url in SHOWN_AS.items():
+        text = text.replace(folder, url)
+    return text
 
 
 def _mute(stream: TextIO) -> None:

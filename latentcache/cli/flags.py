@@ -25,6 +25,7 @@ import typer
 from latentcache.cli import console
 from latentcache.cli.console import Result
 from latentcache.cli.help import OF_BUILD
+from latentcache.cli.urls import as_folders
 from latentcache.errors import UsageError
 from latentcache.value import Value
 
@@ -60,6 +61,7 @@ _CHECKED = "Fields to compare. [default: as the recipe flags]"
 Json = Annotated[bool, _shared("--json", "Write one JSON object to stdout.")]
 Quiet = Annotated[bool, _shared("--quiet -q", "Hide the plan and the progress.")]
 Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache folder.", readable=False)]
+CacheOrUrl = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache folder, or its URL.", readable=False)]
 Out = Annotated[Path | None, _shared("--out -o CACHE", "The cache folder. [default: DATA.latentcache]")]
 Seed = Annotated[int, _shared("--seed N", "Seed for random choices. [default: 0]", min=0)]
 Kinds = Annotated[list[str] | None, _shared("--field MODULE:NAME", _KINDS)]
@@ -168,7 +170,10 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
             given["requested"] = dataclasses.replace(requested, source=_words(of_data, source))
         if "as_json" not in signature.parameters:
             del given["as_json"]
-        return console.finish(name, command(**given), as_json=as_json)
+        with as_folders(name, given) as local:
+            result = command(**local)
+            result = result._replace(lines=tuple(result.lines))
+        return console.finish(name, result, as_json=as_json)
 
     vars(with_options)["__signature__"] = signature.replace(parameters=parameters, return_annotation=int)
     return with_options

@@ -101,6 +101,8 @@ def unreadable(path: Path, error: Exception) -> StoreError:
     It is damage if the bytes are wrong, or if no file is there. A disk that fails, or a missing permission, says
     nothing about the bytes, so nothing may be set aside or made again for it.
     """
+    if isinstance(error, StoreError):
+        return error
     what, where, why = f"{path.name} cannot be read", str(path), str(error)
     if not isinstance(error, OSError) or error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
         return CacheDamagedError(what, where=where, why=why)

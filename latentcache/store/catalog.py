@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
+from latentcache.errors import CacheDamagedError, CorruptEntryError, RemoteError, StoreError
 from latentcache.fields.protocol import FieldKind
 from latentcache.identity.content import CONTENT_SLICE, KEY_BYTES
 from latentcache.store.atomic_io import make_folder, opened, writing
@@ -191,6 +191,8 @@ class Catalog:
                     file, int(index.offset[entry][0]) - head, head + int(index.bytes[entry][0])
                 )
             position = np.flatnonzero((header.item_keys() == index.keys(row)).all(axis=1))[0]
+        except RemoteError:
+            raise
         except (StoreError, IndexError, OSError):
             return None
         return header, int(position), value[head:]

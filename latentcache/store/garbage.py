@@ -23,6 +23,7 @@ from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import make_folder, opened, sync_folder, unreadable, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry
+from latentcache.store.gather import STAND_INS, identity
 from latentcache.store.index import load_index, mend_index, read_entry, remove_entries
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.publish import publish_replacement, to_scratch
@@ -208,7 +209,9 @@ def disk_bytes(path: Path) -> int:
     total = 0
     for file in [path, *(Path(folder, name) for folder, _, names in os.walk(path) for name in names)]:
         with contextlib.suppress(OSError):
-            total += file.lstat().st_blocks * 512  # POSIX counts in blocks of 512 bytes
+            status = file.lstat()
+            is_stand_in = identity(status) in STAND_INS
+            total += status.st_size if is_stand_in else status.st_blocks * 512  # POSIX counts in blocks of 512 bytes
     return total
 
 

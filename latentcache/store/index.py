@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.identity.content import CONTENT_SLICE, HASH_BYTES, KEY_BYTES, checksum
-from latentcache.store.atomic_io import open_file, opened, unreadable
+from latentcache.store.atomic_io import opened, unreadable
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import EntryHeader, read_header
 from latentcache.store.gather import read_at
@@ -77,9 +77,9 @@ class Meta(NamedTuple):
 def read_meta(path: Path) -> Meta:
     """The newer valid meta page of ``data.mdb``; CacheDamagedError if there is none or the file is too short."""
     try:
-        with os.fdopen(open_file(path), "rb") as file:
-            front = file.read(2 * 65_536)
-            size = os.fstat(file.fileno()).st_size
+        with opened(path) as descriptor:
+            front = read_at(descriptor, 0, 2 * 65_536).tobytes()
+            size = os.fstat(descriptor).st_size
     except OSError as error:
         raise unreadable(path, error) from error
     pages = [_parse_meta(front, at) for at in (0, 4096, 8192, 16_384, 32_768, 65_536)]
@@ -114,7 +114,7 @@ def walk(descriptor: int, meta: Meta) -> Iterator[StoredValue]:
         if number > meta.last_page or number in seen:
             raise ValueError("a page is out of reach or met twice")
         seen.add(number)
-        page = os.pread(descriptor, size, number * size)
+        page = read_at(descriptor, number * size, size).tobytes()
         if int.from_bytes(page[:8], "little") != number:
             raise ValueError("a page is in the place of another")
         flags, lower = struct.unpack_from("<HH", page, _FLAGS_AT)
@@ -250,10 +250,10 @@ def _joined(parts: Sequence[_OwnColumns]) -> _OwnColumns:
 
 def checked_head(descriptor: int, offset: int, length: int, key: bytes | None = None) -> EntryHeader:
     """The head of a value of known length; raises as :func:`read_header`, and OSError."""
-    front = os.pread(descriptor, min(length, _FRONT_BYTES), offset)
+    front = read_at(descriptor, offset, min(length, _FRONT_BYTES)).tobytes()
     size = int.from_bytes(front[8:12], "little")
     if _FRONT_BYTES < size <= length:
-        front = os.pread(descriptor, size, offset)
+        front = read_at(descriptor, offset, size).tobytes()
     return read_header(front, key, length)
 
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +35,7 @@ from latentcache.store.atomic_io import (
     write_atomically,
     write_json,
 )
+from latentcache.store.gather import STAND_INS, identity
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import MANIFEST, load_manifest
@@ -44,6 +47,8 @@ _REMOTE = "REMOTE"
 _CURRENT = "CURRENT"
 #: Bytes of a part of a file that goes up or comes down.
 _PART = 8 << 20
+#: Objects that are fetched at a time.
+_TOGETHER = 8
 _RETRY_S = 300
 #: Seconds between two looks at a folder that another process fills.
 _WAIT_S = 1.0
@@ -117,6 +122,11 @@ class Bucket:
             result = self._obstore.get(self._store, key)
             return bytes(result.bytes()), str(result.meta["e_tag"])
 
+    def read_range(self, key: str, first: int, size: int) -> bytes:
+        """Bytes of an object; fewer than ``size`` only at its end."""
+        with self._named():
+            return bytes(self._obstore.get_range(self._store, key, start=first, length=size))
+
     def sizes(self, folder: str) -> dict[str, int]:
         """Bytes of each object in a folder."""
         with self._named():
@@ -133,6 +143,9 @@ class Bucket:
 
     def send(self, path: Path, key: str) -> None:
         """Write a file, in parts; the object appears whole."""
+        if identity(path.stat()) in STAND_INS:
+            fix = f"latentcache verify {self.url}"
+            raise RemoteError(f"{self.url}/{key} was removed while it was in use", where=self.url, fix=fix)
         with self._named():
             self._obstore.put(self._store, key, path, chunk_size=_PART)
 
@@ -148,6 +161,13 @@ class Bucket:
                 raise
             except OSError as error:
                 raise as_store_error(error, path) from error
+
+    def fetch_all(self, paths: Mapping[str, Path]) -> None:
+        """Write each object to its file, several at a time."""
+        for folder in {path.parent for path in paths.values()}:
+            make_folder(folder)
+        with ThreadPoolExecutor(_TOGETHER) as pool:
+            list(pool.map(self.fetch, paths.keys(), paths.values()))
 
     def remove(self, key: str) -> None:
         """Remove an object, if it is there."""
@@ -216,7 +236,7 @@ def push(
     number = paths.current_snapshot()
     if not number:
         raise CacheNotFoundError(f"no finished build in {cache}", where=str(cache), fix="build it, then push")
-    manifest, head = load_manifest(paths.snapshot(number)), _head(bucket)
+    manifest, head = load_manifest(paths.snapshot(number)), current_head(bucket)
     before = _remembered(paths)
     new = Head(snapshot=number, manifest=str(manifest["checksum"]), cache=before["cache"] or secrets.token_hex(8))
     if head is not None:
@@ -249,7 +269,7 @@ def push(
     data = json.dumps({"snapshot": new.snapshot, "manifest": new.manifest, "cache": new.cache}).encode("ascii")
     if head != new and not (bucket.replace(_CURRENT, data, etag) if etag else bucket.create(_CURRENT, data)):
         raise _somebody_else(bucket)
-    _remember(paths, new)
+    remember(paths, new)
     return transfer
 
 
@@ -262,14 +282,9 @@ def pull(url: str, cache: Path, *, progress: Progress = lambda done, total: None
         StoreError: The disk is full.
     """
     paths, bucket = CachePaths(cache), Bucket(url)
-    head = _head(bucket)
+    head = current_head(bucket)
     if head is None:
-        raise CacheNotFoundError(
-            f"no cache at {bucket.url}",
-            where=bucket.url,
-            why="there is no CURRENT below this URL",
-            fix=f"latentcache push CACHE {shlex.quote(bucket.url)}, or check the URL",
-        )
+        raise no_cache(bucket)
     make_folder(cache)
     with builder_lock(paths.lock):
         return _pulled(bucket, paths, head, progress)
@@ -298,9 +313,7 @@ def _pulled(bucket: Bucket, paths: CachePaths, head: Head, progress: Progress) -
         _check_predecessor(bucket, paths, mine, head)
     staged = paths.scratch / head.folder
     make_folder(staged)
-    of_snapshot = bucket.sizes(head.folder)
-    for key in of_snapshot:
-        bucket.fetch(key, staged / Path(key).name)
+    fetch_snapshot(bucket, head, staged)
     shards = set(load_manifest(staged)["shards"])
     sizes = {key: size for key, size in bucket.sizes("shards").items() if key.split("/")[1] in shards}
     missing = {key: size for key, size in sizes.items() if not _is_there(paths.root / key, size)}
@@ -326,7 +339,7 @@ def _pulled(bucket: Bucket, paths: CachePaths, head: Head, progress: Progress) -
         staged.replace(paths.snapshot(head.snapshot))
         sync_file(paths.snapshots_folder)
         write_atomically(paths.current, f"{head.snapshot:06d}\n".encode("ascii"))
-    _remember(paths, head)
+    remember(paths, head)
     shutil.rmtree(paths.scratch, ignore_errors=True)
     return Transfer(
         url=bucket.url,
@@ -338,11 +351,16 @@ def _pulled(bucket: Bucket, paths: CachePaths, head: Head, progress: Progress) -
     )
 
 
+def fetch_snapshot(bucket: Bucket, head: Head, folder: Path) -> None:
+    """Write the files of a snapshot to a folder."""
+    bucket.fetch_all({key: folder / Path(key).name for key in bucket.sizes(head.folder)})
+
+
 def _is_there(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
 
-def _head(bucket: Bucket) -> Head | None:
+def current_head(bucket: Bucket) -> Head | None:
     """What CURRENT at a URL says; None: there is no cache."""
     try:
         data, etag = bucket.read(_CURRENT)
@@ -357,13 +375,24 @@ def _head(bucket: Bucket) -> Head | None:
         ) from error
 
 
+def no_cache(bucket: Bucket) -> CacheNotFoundError:
+    """The error for a URL without a cache."""
+    return CacheNotFoundError(
+        f"no cache at {bucket.url}",
+        where=bucket.url,
+        why="there is no CURRENT below this URL",
+        fix=f"latentcache push CACHE {bucket.url}, or check the URL",
+    )
+
+
 def _remembered(paths: CachePaths) -> dict[str, str]:
     """``cache``: the random name of a cache; ``seen``: the snapshot that was pushed or pulled last."""
     path = paths.root / _REMOTE
     return {"cache": "", "seen": "", **(read_json(path) if path.exists() else {})}
 
 
-def _remember(paths: CachePaths, head: Head) -> None:
+def remember(paths: CachePaths, head: Head) -> None:
+    """Note that a folder has the snapshot of a URL."""
     write_json(paths.root / _REMOTE, {"cache": head.cache, "seen": head.folder})
 
 
@@ -422,9 +451,9 @@ def _probe(bucket: Bucket) -> None:
 def _checked(url: str) -> str:
     """A URL without a slash at its end; raises UsageError, and never shows a password."""
     parts = urlsplit(url)
-    if parts.scheme not in _SCHEMES or not parts.hostname:
+    if parts.scheme not in _SCHEMES or not parts.hostname or not re.fullmatch(r"[\w.~/+=:@%?&,-]+", url):
         shown = f"{parts.scheme}://..." if parts.password else url
-        fix = "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+        fix = "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix, without spaces and quotes"
         raise UsageError(f"{shown}: not the URL of a bucket", fix=fix)
     if parts.username or parts.password or parts.query:
         fix = "put credentials into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and the URL without them"

@@ -100,7 +100,7 @@ def test_a_read_error_is_not_damage(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "pread", fail)
+    monkeypatch.setattr(os, "preadv", fail)
     with pytest.raises(StoreError, match=r"data\.mdb cannot be read") as caught:
         recover_shard(CachePaths(tmp_path), tmp_path / "one.open")
     assert type(caught.value) is StoreError

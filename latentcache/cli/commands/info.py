@@ -20,7 +20,7 @@ latentcache info images.latentcache --json
 
 
 def info(
-    cache: flags.Cache,
+    cache: flags.CacheOrUrl,
     *,
     entries: bool = option(False, "--entries", "List every entry; reads every payload."),
     field: flags.Kinds = None,

@@ -30,7 +30,7 @@ latentcache plan texts.latentcache --batch-size 8 --pack 4096
 
 
 def plan(
-    path: Path = argument("CACHE|DATA", "A cache, or DATA as for build."),
+    path: Path = argument("CACHE|DATA", "A cache or its URL, or DATA as for build."),
     *,
     batch_size: int | None = option(
         None, "--batch-size N", "Samples per rank and step. [default: of --trainer-config]", min=1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.cli import flags
-from latentcache.cli.console import Result
+from latentcache.cli.console import Result, as_shown
 from latentcache.cli.flags import argument, option
 from latentcache.errors import UsageError, count_of
 from latentcache.plan.numbers import human_bytes
@@ -22,7 +22,7 @@ latentcache report old.latentcache new.latentcache -o changes.html
 
 
 def report(
-    cache: flags.Cache,
+    cache: flags.CacheOrUrl,
     other: Path | None = argument("[OTHER]", "A second cache, or CACHE/snapshots/N.", default=None),
     *,
     out: Path = option(Path("report.html"), "--out -o FILE", "The page. [default: report.html]"),
@@ -65,7 +65,7 @@ def report(
     facts = report_facts(cache_of(cache), options)
     if other is not None:
         facts["compare"] = compare_facts(snapshot_at(cache), snapshot_at(other))
-    page = render(facts)
+    page = as_shown(render(facts))
     out.write_text(page, "utf-8", "xmlcharrefreplace")
     if open_page:
         import webbrowser

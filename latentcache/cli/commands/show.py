@@ -15,7 +15,7 @@ latentcache show chats.latentcache 0 --json
 
 
 def show(
-    cache: flags.Cache,
+    cache: flags.CacheOrUrl,
     name: str = argument("NAME", "The sample: a file below DATA, FILE:LINE for a record, or its number from 0."),
     *,
     field: flags.Kinds = None,

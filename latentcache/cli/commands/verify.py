@@ -36,7 +36,7 @@ _ALLOWED = "Exit with 0 if at most N files (or X %) are rejected. [default: as t
 
 
 def verify(
-    cache: flags.Cache,
+    cache: flags.CacheOrUrl,
     *,
     data: Path | None = option(None, "--data DATA", "DATA, if it moved. [default: as recorded]"),
     full: bool = option(False, "--full", "Read every payload and every source."),

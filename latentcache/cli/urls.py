@@ -1,0 +1,51 @@
+"""URLs of caches in place of folders: one way for every command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from latentcache.cli import console
+from latentcache.errors import UsageError
+
+#: Commands that take URLs; `pull` brings a cache to the others.
+_COMMANDS = ("build", "info", "plan", "report", "show", "verify")
+#: Parameters of commands that name caches, or a cache to be written.
+_CACHES, _OUT = ("cache", "other", "path", "parts"), "out_folder"
+#: A URL after it was a path, which has one slash for several.
+_URL = re.compile(r"([a-z][a-z0-9+.-]*):/+(.*)")
+
+
+def url_of(path: Path) -> str:
+    """The URL that a path was; empty: it was none."""
+    match = _URL.fullmatch(str(path))
+    return f"{match[1]}://{match[2]}" if match and not path.exists() else ""
+
+
+@contextmanager
+def as_folders(command: str, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The arguments of a command with a local folder for each URL; output has the URL in place of the folder."""
+    changed = dict(arguments)
+    with ExitStack() as views:
+
+        def folder(path: Path, *, is_new: bool = False) -> Path:
+            if not (url := url_of(path)):
+                return path
+            from latentcache.store.view import local_view
+
+            root = views.enter_context(local_view(url, is_new=is_new))
+            console.SHOWN_AS[str(root)] = url.rstrip("/")
+            return root
+
+        for name, value in arguments.items() if command in _COMMANDS else ():
+            if name == "data" and isinstance(value, Path) and url_of(value):
+                fix = "mount the bucket (s3fs, gcsfuse, blobfuse), or copy DATA to this machine"
+                raise UsageError("DATA: a URL cannot be read", why="images and records are local files", fix=fix)
+            if name in _CACHES and isinstance(value, list):
+                changed[name] = [folder(path) for path in value]
+            elif name in (*_CACHES, _OUT) and isinstance(value, Path):
+                changed[name] = folder(value, is_new=name == _OUT)
+        yield changed
