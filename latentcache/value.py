@@ -35,7 +35,7 @@ class Value:
         dataclass(frozen=True, kw_only=True, eq=eq, repr=False)(cls)
 
     def __repr__(self) -> str:
-        shown = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.repr)  # type: ignore[arg-type]
+        shown = (f"{item.name}={getattr(self, item.name)!r}" for item in fields(self) if item.repr)  # type: ignore[arg-type]
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
@@ -54,35 +54,35 @@ def typed(kind: Any, value: Any) -> Any:
     """
     inner, outer = get_args(kind), get_origin(kind) or kind
     if NoneType in inner:
-        others = tuple(one for one in inner if one is not NoneType)
+        others = tuple(member for member in inner if member is not NoneType)
         return None if value is None else typed(Union[others], value)  # noqa: UP007 - no | of a tuple
     if outer is tuple and isinstance(value, list | tuple) and len(_each(inner, len(value))) == len(value):
-        return tuple(typed(one, part) for one, part in zip(_each(inner, len(value)), value, strict=True))
+        return tuple(typed(part_kind, part) for part_kind, part in zip(_each(inner, len(value)), value, strict=True))
     if is_dataclass(kind) and isinstance(value, list | tuple) and len(value) == len(fields(kind)):
-        value = {one.name: part for one, part in zip(fields(kind), value, strict=True)}
+        value = {item.name: part for item, part in zip(fields(kind), value, strict=True)}
     if is_dataclass(kind) and isinstance(value, Mapping):
         return kind(**typed_parts(kind, value))  # type: ignore[operator]
     if outer in (Union, UnionType):
-        for one in inner:
+        for member in inner:
             with suppress(TypeError):
-                return typed(one, value)
+                return typed(member, value)
     accepted, convert = _ACCEPTED.get(outer, (kind if outer in (Union, UnionType) else outer, lambda same: same))
     if kind is Any or (isinstance(value, accepted) and (outer is bool or not isinstance(value, bool))):
         return value if kind is Any else convert(value)
     raise TypeError(f"must be {_plain_name(kind)}")
 
 
-def typed_parts(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def typed_parts(kind: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a dataclass, each as :func:`typed`; raises TypeError for an unknown one."""
-    hints, made = _hints(kind), dict[str, Any]()
-    for name, value in given.items():
+    hints, converted = _hints(kind), dict[str, Any]()
+    for name, value in parts.items():
         try:
             if name not in hints:
-                raise TypeError(f"unknown; known are {', '.join(one.name for one in fields(kind))}")
-            made[name] = typed(hints[name], value)
+                raise TypeError(f"unknown; known are {', '.join(item.name for item in fields(kind))}")
+            converted[name] = typed(hints[name], value)
         except TypeError as error:
             raise TypeError(f"{name}={reprlib.repr(value)}: {error}") from None
-    return made
+    return converted
 
 
 def _plain_name(kind: Any) -> str:

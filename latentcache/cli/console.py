@@ -128,18 +128,18 @@ def as_known(error: BaseException, argv: Sequence[str] = ()) -> LatentcacheError
         )
     is_of_system, why = isinstance(error, OSError | MemoryError), str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        slug, what, fix = "disk-full", "the disk is full", "free some space, then run again"
+        slug, problem, fix = "disk-full", "the disk is full", "free some space, then run again"
     elif isinstance(error, OSError):
-        slug, what = "system", f"the operating system reports: {error.strerror or error}"
+        slug, problem = "system", f"the operating system reports: {error.strerror or error}"
         fix = "check the path and its permissions, then run again"
     elif isinstance(error, MemoryError):
-        slug, what = "memory", "this machine is out of memory"
+        slug, problem = "memory", "this machine is out of memory"
         fix = "use a smaller --batch-size, --decode-threads or --host-memory, or a machine with more memory"
     else:
-        slug, what, why = "bug", f"unexpected {type(error).__name__}: {error}", ""
+        slug, problem, why = "bug", f"unexpected {type(error).__name__}: {error}", ""
         fix = "report it with the output of the same command under LATENTCACHE_DEBUG=1"
     where = str(getattr(error, "filename", "") or _place(error))
-    known = LatentcacheError(what, slug=slug, where=where, why=why, fix=fix)
+    known = LatentcacheError(problem, slug=slug, where=where, why=why, fix=fix)
     known.exit_code = 3 if is_of_system else EXIT_BUG
     return known
 

@@ -158,19 +158,19 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
         parameters.append(_parameter("as_json", Json, False))
 
     @functools.wraps(command)
-    def with_options(**given: Any) -> int:
-        as_json = given["as_json"]
-        values, source, run = ({flag: given.pop(flag) for flag in group} for group in (options, of_data, of_run))
+    def with_options(**arguments: Any) -> int:
+        as_json = arguments["as_json"]
+        values, source, run = ({flag: arguments.pop(flag) for flag in group} for group in (options, of_data, of_run))
         if "source" in instead:
-            given["source"] = _by_setting(of_data, "DATA", source) or None
+            arguments["source"] = _by_setting(of_data, "DATA", source) or None
         if of_run:
-            given["run"] = _by_setting(of_run, "", run)
+            arguments["run"] = _by_setting(of_run, "", run)
         if "requested" in instead:
-            requested = _requested(options, values, given.pop("fields"), tuple(given.pop("field") or ()))
-            given["requested"] = dataclasses.replace(requested, source=_words(of_data, source))
+            requested = _requested(options, values, arguments.pop("fields"), tuple(arguments.pop("field") or ()))
+            arguments["requested"] = dataclasses.replace(requested, source=_words(of_data, source))
         if "as_json" not in signature.parameters:
-            del given["as_json"]
-        with as_folders(name, given) as local:
+            del arguments["as_json"]
+        with as_folders(name, arguments) as local:
             result = command(**local)
             result = result._replace(lines=tuple(result.lines))
         return console.finish(name, result, as_json=as_json)
@@ -259,15 +259,15 @@ def _requested(
     for name in wanted or ():
         if name not in known:
             raise UsageError(f"--fields={name}: unknown field", fix=f"--fields {'|'.join(known)}")
-    given = {name: option for name, option in options.items() if values[name] is not None}
+    passed = {name: option for name, option in options.items() if values[name] is not None}
     settings: dict[str, dict[str, Any]] = {name: {} for name in wanted or ()}
     if wanted is None:
         targets = {name: f"{type(kind).__module__}:{type(kind).__qualname__}" for name, kind in known.items()}
         settings = {name: {} for name, target in targets.items() if target in kinds}
-        targeted = ((name, field) for option in given.values() for name, field in option.targets.items())
+        targeted = ((name, field) for option in passed.values() for name, field in option.targets.items())
         asked = {name for name, field in targeted if _asks(known[name], field)}
         settings |= {name: {} for name in asked - set(settings)}
-    for name, option in given.items():
+    for name, option in passed.items():
         takers = [field for field in option.targets if field in settings]
         if not takers:
             owner = next(iter(option.targets))
@@ -278,7 +278,7 @@ def _requested(
             value = values[name]
             value = list(dict.fromkeys(value)) if isinstance(value, list) else value
             settings[field][attribute.name] = value
-    fields = {name: registry.settings_of(name, given) for name, given in settings.items()}
+    fields = {name: registry.settings_of(name, field_values) for name, field_values in settings.items()}
     return Requested(fields=fields, kinds=kinds, exact=wanted is not None, words=_words(options, values))
 
 
@@ -287,10 +287,10 @@ def _asks(kind: FieldKind, setting: dataclasses.Field[Any]) -> bool:
     return not kind.follows and bool(setting.metadata.get("asks", True))
 
 
-def _words(options: Mapping[str, _Option], given: Mapping[str, Any]) -> str:
+def _words(options: Mapping[str, _Option], values: Mapping[str, Any]) -> str:
     """Options as they were given: ``--flip --bucket 64x96``."""
     words = list[str]()
-    for flag, value in ((option.flag, given[name]) for name, option in options.items()):
+    for flag, value in ((option.flag, values[name]) for name, option in options.items()):
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag.lstrip('-')}")
         elif value is not None:

@@ -213,7 +213,7 @@ def about(plan: BuildPlan) -> dict[str, Any]:
         | {"groups": dict(field.groups), "chosen": dict(field.described.chosen)}
         | {"encoder": field.described.label, "about": field.about}
         | {"recipe_id": field.recipe.recipe_id.hex(), "recipe": field.recipe.as_json()}
-        | {"changed": [{"setting": what, "cached": was, "requested": now} for what, was, now in field.changed]}
+        | {"changed": [{"setting": setting, "cached": was, "requested": now} for setting, was, now in field.changed]}
         for name, field in plan.fields.items()
     }
     totals = {"entries_to_make": plan.to_make, "entries_cached": plan.cached, "bytes_to_write": plan.bytes_to_write}

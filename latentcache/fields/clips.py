@@ -94,15 +94,15 @@ def clip_frames(
     clip = np.asarray(samples.columns[CLIP])[rows]
     frames = np.where(clip[:, 0] > 0, 0, 1) if clips is None else clips.chosen(clip)
     rejected = []
-    for place in np.flatnonzero(frames == 0).tolist():
+    for position in np.flatnonzero(frames == 0).tolist():
         if clips is None:
             reason, hint = "no-frame-count", "give --frames N to encode videos too; control images are of images only"
-            detail = f"it is a video of {clip[place, 0]} frames, and {target} of images only is made"
+            detail = f"it is a video of {clip[position, 0]} frames, and {target} of images only is made"
         else:
             reason, hint = "too-few-frames", "use a longer video, or add a smaller --frames"
             rate = f" at {clips.fps} per second" if clips.fps else ""
-            detail = f"it has {clips.available(clip[place : place + 1])[0]} frames{rate}, not {clips.frames[0]}"
-        row = int(rows[place])
+            detail = f"it has {clips.available(clip[position : position + 1])[0]} frames{rate}, not {clips.frames[0]}"
+        row = int(rows[position])
         rejected.append((row, samples.note([row], target, reason, detail=detail, hint=hint)))
     return frames, rejected
 

@@ -147,11 +147,11 @@ class InputIds(FieldKind):
     ) -> Differences:
         """Settings of the identity that differ; of a tokenizer its parts, if both provenances have them."""
         mine, theirs = cached.identity(), requested.identity()
-        found = [(name, mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]]
+        changes = [(name, mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]]
         parts = (
-            differing_parts(*(one["parts"] for one in provenance)) if all("parts" in p for p in provenance) else []
+            differing_parts(*(part["parts"] for part in provenance)) if all("parts" in p for p in provenance) else []
         )
-        return [row for one in found for row in (parts if parts and one[0] == "tokenizer" else [one])]
+        return [row for change in changes for row in (parts if parts and change[0] == "tokenizer" else [change])]
 
     def describe(self, recipe: InputIdsRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Tokenizer, template and loss."""

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -342,18 +343,18 @@ class LatentsSettings(Settings):
         if self.trainer_config is None:
             return self, ""
         trainer = trainer_of(self.trainer_config, self.like)
-        found = trainer.settings(self.trainer_config)
-        if found.no_latents:
+        trained = trainer.settings(self.trainer_config)
+        if trained.no_latents:
             raise UsageError(
                 f"{self.trainer_config}: the trainer takes no cached latents",
-                why=", ".join(found.no_latents),
+                why=", ".join(trained.no_latents),
                 fix="turn it off in the trainer's settings",
             )
-        wanted = {"like": trainer.name, **found.options}
+        wanted = {"like": trainer.name, **trained.options}
         if self.resolutions or self.buckets:
             wanted |= {"resolutions": None, "buckets": None}
         missing = {name: value for name, value in wanted.items() if getattr(self, name) is None}
-        words = f"like {trainer.name}, from {self.trainer_config}: {found.words}"
+        words = f"like {trainer.name}, from {self.trainer_config}: {trained.words}"
         return replace(self, trainer_config=None, **missing), words
 
 
@@ -410,17 +411,15 @@ class Latents(FieldKind):
         size_codes, size_number = _distinct(images[:, 0].astype(np.int64) << 32 | images[:, 1])
         sizes = [Size(code >> 32, code & 0xFFFFFFFF) for code in size_codes.tolist()]
         tables = geometry.tables()
-        placed = [_buckets_of(one, tables, geometry) for one in sizes]
+        placed = [_buckets_of(image_size, tables, geometry) for image_size in sizes]
         input_codes, input_number = _distinct(size_number.astype(np.int64) * _LENGTHS + frames)
         dims_of_input = [
             [(code % _LENGTHS, bucket.height, bucket.width) for bucket in placed[code // _LENGTHS][0]]
             for code in input_codes.tolist()
         ]
-        dims = sorted(
-            {one for each in dims_of_input for one in each}, key=lambda one: (-math.prod(one), one[2], one[0])
-        )
-        group_of = {one: number for number, one in enumerate(dims)}
-        groups_of_input = [sorted(group_of[one] for one in each) for each in dims_of_input]
+        dims = sorted(set(chain.from_iterable(dims_of_input)), key=lambda clip: (-math.prod(clip), clip[2], clip[0]))
+        group_of = {clip: number for number, clip in enumerate(dims)}
+        groups_of_input = [sorted(group_of[clip] for clip in chosen) for chosen in dims_of_input]
         sample, group = _spread(rows, input_number, groups_of_input)
         shapes = np.array(dims, dtype=np.int64).reshape(-1, 3)
         variants = geometry.variants
@@ -439,7 +438,7 @@ class Latents(FieldKind):
             group=group,
             variant=variant,
             cost=shapes.prod(axis=1)[group],
-            groups=tuple(recipe.group(Size(*one[1:]), one[0]) for one in dims),
+            groups=tuple(recipe.group(Size(*clip[1:]), clip[0]) for clip in dims),
             rejected=tuple(unfit),
             notes=tuple(notes),
         )
@@ -475,32 +474,32 @@ def geometry_of(
         fresh = cached is not None and settings.resolutions and cached.geometry.buckets
         step = model_multiple if settings.buckets else GeometrySettings().multiple if fresh else base.multiple
     plain = ("min_side", "max_side", "flip", "upscale", "min_pixels", "crop")
-    given = {name: getattr(settings, name) for name in plain if getattr(settings, name) is not None}
+    options = {name: getattr(settings, name) for name in plain if getattr(settings, name) is not None}
     clips = clip_settings(settings.frames, settings.fps, base.clips, frame_step)
     if settings.like is not None:
-        given["like"] = None if settings.like == "none" else settings.like
-    made = replace(base, multiple=math.lcm(step, model_multiple), clips=clips, **given)
-    made = _with_target(made, base, settings)
-    if made.like:
-        _check_like(made, step)
-    elif oblong := [side for side in made.resolutions if not isinstance(side, int)]:
-        what, why = "not without like", "only a trainer's buckets have the area of two sides"
-        raise UsageError(what, argument="resolutions", value=oblong[0], why=why, fix="--resolution PIXELS")
-    return replace(made, crops=_crops(settings, base, made.crop))
+        options["like"] = None if settings.like == "none" else settings.like
+    geometry = replace(base, multiple=math.lcm(step, model_multiple), clips=clips, **options)
+    geometry = _with_target(geometry, base, settings)
+    if geometry.like:
+        _check_like(geometry, step)
+    elif oblong := [side for side in geometry.resolutions if not isinstance(side, int)]:
+        problem, why = "not without like", "only a trainer's buckets have the area of two sides"
+        raise UsageError(problem, argument="resolutions", value=oblong[0], why=why, fix="--resolution PIXELS")
+    return replace(geometry, crops=_crops(settings, base, geometry.crop))
 
 
 def _with_target(geometry: GeometrySettings, base: GeometrySettings, settings: LatentsSettings) -> GeometrySettings:
     """The geometry with what its buckets are planned for; those of the cache stay until something else is asked."""
     names = {"batch": "plan_buckets", "max_crop": "max_crop", "max_buckets": "max_buckets"}
-    given = {name: getattr(settings, setting) for name, setting in names.items()}
-    given = {name: value for name, value in given.items() if value is not None}
+    options = {name: getattr(settings, setting) for name, setting in names.items()}
+    options = {name: value for name, value in options.items() if value is not None}
     target = base.target
-    if given.get("batch") == 0:
+    if options.get("batch") == 0:
         target = None
-    elif target is not None or "batch" in given:
-        target = replace(target, **given) if target is not None else Target(**given)
-    elif given or settings.replan:
-        name = "replan" if not given else names[next(iter(given))]
+    elif target is not None or "batch" in options:
+        target = replace(target, **options) if target is not None else Target(**options)
+    elif options or settings.replan:
+        name = "replan" if not options else names[next(iter(options))]
         raise UsageError(
             "only with --plan-buckets N", argument=name, value=getattr(settings, name), fix="--plan-buckets 16"
         )
@@ -582,14 +581,13 @@ def _upscaled(
     buckets: Sequence[Sequence[Size]],
 ) -> list[Rejected]:
     """One note if images are enlarged: how many, the first, and the one that is enlarged most."""
-    factors = [
-        max((enlarged(size, bucket) for bucket in own), default=0.0) for size, own in zip(sizes, buckets, strict=True)
-    ]
+    pairs = zip(sizes, buckets, strict=True)
+    factors = [max((enlarged(size, bucket) for bucket in fitting), default=0.0) for size, fitting in pairs]
     larger = rows[np.isin(size_number, [n for n, factor in enumerate(factors) if factor > 1])]
     if not len(larger):
         return []
     most = max(range(len(factors)), key=lambda number: factors[number])
-    bucket = max(buckets[most], key=lambda one: enlarged(sizes[most], one))
+    bucket = max(buckets[most], key=lambda fit: enlarged(sizes[most], fit))
     detail = (
         f"{count_of(len(larger), 'images are')} enlarged, {factors[most]:.3g} times at most:"
         f" {samples.names[int(rows[(size_number == most).argmax()])]} from {sizes[most]} to cover {bucket} pixels"
@@ -639,6 +637,6 @@ def _spread(
     flat = np.array([group for groups in groups_of_input for group in groups], dtype=np.int32)
     if (counts == 1).all() and len(counts):
         return samples.astype(np.int32), flat[input_number]
-    each, first = counts[input_number], (np.cumsum(counts) - counts)[input_number]
-    within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-    return np.repeat(samples, each).astype(np.int32), flat[np.repeat(first, each) + within]
+    repeats, first = counts[input_number], (np.cumsum(counts) - counts)[input_number]
+    within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    return np.repeat(samples, repeats).astype(np.int32), flat[np.repeat(first, repeats) + within]

@@ -41,7 +41,7 @@ class Difference(Value):
 
 def compare_floats(
     stored: NDArray[Any],
-    made: NDArray[Any],
+    remade: NDArray[Any],
     noise: Mapping[str, Any],
     *,
     compute_dtype: str,
@@ -61,10 +61,10 @@ def compare_floats(
     allowed = [max(low, number * times) for low, number, times in of_build]
     step = _STEP[storage_dtype]
     differs, worst = False, [0.0, 0.0]
-    if stored.shape != made.shape or not (is_finite(stored) and is_finite(made)):
+    if stored.shape != remade.shape or not (is_finite(stored) and is_finite(remade)):
         differs, worst = True, [math.inf, math.inf]
     else:
-        sides = (np.array_split(as_floats(side).astype(np.float64), parts) for side in (stored, made))
+        sides = (np.array_split(as_floats(side).astype(np.float64), parts) for side in (stored, remade))
         for old, new, name in zip(*sides, ("scale", "scale_logvar")[:parts], strict=True):
             apart = np.abs(old - new)
             unit, rounding = max(float(old.std()), float(noise.get(name, 0.0))), 2 * step * float(np.abs(old).max())
@@ -77,9 +77,9 @@ def compare_floats(
     return Difference(differs=differs, largest=worst[0], mean=worst[1], detail=text if differs else "")
 
 
-def measured(one: NDArray[np.float32], other: NDArray[np.float32]) -> dict[str, float]:
+def measured(first: NDArray[np.float32], other: NDArray[np.float32]) -> dict[str, float]:
     """``largest`` and ``mean`` difference of two encodings in standard deviations, and ``scale``: that deviation."""
-    apart, scale = np.abs(one - other), float(one.std()) or 1.0
+    apart, scale = np.abs(first - other), float(first.std()) or 1.0
     return {"largest": float(apart.max()) / scale, "mean": float(apart.mean()) / scale, "scale": scale}
 
 

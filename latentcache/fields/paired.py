@@ -45,8 +45,8 @@ class Paired(Latents):
 
     def _without(self, samples: SampleTable) -> NDArray[np.intp]:
         """Rows of samples that have an image and no such image."""
-        image, own = (np.asarray(samples.inputs[name].file) for name in self.inputs)
-        return np.flatnonzero((image >= 0) & (own < 0))
+        image, paired = (np.asarray(samples.inputs[name].file) for name in self.inputs)
+        return np.flatnonzero((image >= 0) & (paired < 0))
 
 
 class Mask(Paired):

@@ -171,18 +171,18 @@ class PromptEmbeds(FieldKind):
 
     def resolved(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """As given; else the text encoders of the pipeline that encodes the images, if there are captions."""
-        latents, own = fields.get("latents"), fields.get(PromptEmbeds.name if held else self.name)
+        latents, settings = fields.get("latents"), fields.get(PromptEmbeds.name if held else self.name)
         types = {name: getattr(latents, name, None) for name in ("compute_dtype", "storage_dtype")}
         shown = fields.get("prompt_embeds") or PromptSettings(**types)
         if shown.text_encoder == NONE:
             return None
         model = shown.text_encoder or getattr(latents, "model", None)
-        own = shown if held and own is None and any(types.values()) else own
+        settings = shown if held and settings is None and any(types.values()) else settings
         if model is None or "caption" not in samples.inputs:
-            return own
+            return settings
         if shown.text_encoder is None and not np.asarray(samples.inputs["caption"].content).any():
-            return own
-        return load(_FOLLOWED)(self.name, model, shown) or own
+            return settings
+        return load(_FOLLOWED)(self.name, model, shown) or settings
 
     def plan(self, samples: SampleTable, recipe: PromptRecipe) -> FieldPlan:
         """Items of the samples with a caption, and of the prompts; the content of a caption is known before."""
@@ -235,8 +235,8 @@ class PromptEmbeds(FieldKind):
     ) -> NDArray[np.uint8]:
         """The content of a prompt is that of its own text."""
         for text, number in recipe.prompts.items():
-            own = np.frombuffer(content_hash(text.encode()), dtype=np.uint8)
-            content = np.where((variant == number)[:, None], own, content)
+            prompt_content = np.frombuffer(content_hash(text.encode()), dtype=np.uint8)
+            content = np.where((variant == number)[:, None], prompt_content, content)
         return content
 
     def describe(self, recipe: PromptRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:

@@ -44,8 +44,8 @@ class Strings(Sequence[str]):
     @classmethod
     def of(cls, strings: Iterable[str]) -> Strings:
         """Make a column from strings; surrogate escapes become the bytes they stand for."""
-        data, lengths, each = bytearray(), array("q"), iter(strings)
-        while part := list(islice(each, _NEAR)):  # no string is kept
+        data, lengths, remaining = bytearray(), array("q"), iter(strings)
+        while part := list(islice(remaining, _NEAR)):  # no string is kept
             text = "".join(part)
             lengths.extend(
                 map(len, part if text.isascii() else [string.encode("utf-8", "surrogateescape") for string in part])

@@ -105,9 +105,9 @@ class SampleTable(Value):
 
     def where(self, row: int) -> tuple[str, int]:
         """File and line of a sample; a sample that has a name of its own, as files and members have, has line 0."""
-        own, name = next(iter(self.inputs.values()), None), self.names[row]
-        if own is not None and own.line is not None and (line := int(own.line[row])):
-            file = self.files.names[int(own.file[row])]
+        lead, name = next(iter(self.inputs.values()), None), self.names[row]
+        if lead is not None and lead.line is not None and (line := int(lead.line[row])):
+            file = self.files.names[int(lead.file[row])]
             if name == f"{file}:{line}":
                 return file, line
         return name, 0
@@ -129,32 +129,36 @@ def join_tables(
     """
 
     def column(values: Sequence[Any]) -> NDArray[Any]:
-        joined: NDArray[Any] = np.concatenate([np.asarray(one) for one in values])[order]
+        joined: NDArray[Any] = np.concatenate([np.asarray(array) for array in values])[order]
         return joined
 
     def strings(values: Sequence[Strings]) -> Strings:
-        sizes = np.cumsum([0, *(len(one.data) for one in values)])[:-1]
-        ends = np.concatenate([one.ends + size for one, size in zip(values, sizes.tolist(), strict=True)])
-        return Strings(np.concatenate([one.data for one in values]), ends).select(order)
+        sizes = np.cumsum([0, *(len(column.data) for column in values)])[:-1]
+        ends = np.concatenate([column.ends + size for column, size in zip(values, sizes.tolist(), strict=True)])
+        return Strings(np.concatenate([column.data for column in values]), ends).select(order)
 
     def joined_input(name: str) -> Input:
-        own = [table.inputs[name] for table in tables]
-        pairs = zip(own, numbers, strict=True)
-        places = [np.append(number, -1)[np.asarray(one.file)].astype(np.int32) for one, number in pairs]
-        texts = [one.text for one in own if one.text is not None]
-        lines = [np.zeros(len(one.file), np.uint32) if one.line is None else np.asarray(one.line) for one in own]
+        inputs = [table.inputs[name] for table in tables]
+        pairs = zip(inputs, numbers, strict=True)
+        places = [np.append(number, -1)[np.asarray(part.file)].astype(np.int32) for part, number in pairs]
+        texts = [part.text for part in inputs if part.text is not None]
+        lines = [
+            np.zeros(len(part.file), np.uint32) if part.line is None else np.asarray(part.line) for part in inputs
+        ]
         return Input(
-            content=column([one.content for one in own]),
+            content=column([part.content for part in inputs]),
             file=column(places),
-            line=column(lines) if any(one.line is not None for one in own) else None,
-            text=strings(texts) if len(texts) == len(own) else None,
+            line=column(lines) if any(part.line is not None for part in inputs) else None,
+            text=strings(texts) if len(texts) == len(inputs) else None,
         )
 
     return SampleTable(
         names=strings([table.names for table in tables]),
         files=files,
         inputs={name: joined_input(name) for name in tables[0].inputs},
-        columns={name: column(_filled(name, tables)) for name in sorted({one for t in tables for one in t.columns})},
+        columns={
+            name: column(_filled(name, tables)) for name in sorted({label for t in tables for label in t.columns})
+        },
     )
 
 
@@ -179,10 +183,10 @@ def table_values(column: Any) -> list[str] | NDArray[Any]:
 def _filled(name: str, tables: Sequence[SampleTable]) -> list[NDArray[Any]]:
     """A sample column of all parts; in a part without it every sample has the value of ``ABSENT``."""
     if name.startswith(OF_TABLE):
-        each = [table.columns.get(name, np.full(len(table), np.nan)) for table in tables]
+        columns = [table.columns.get(name, np.full(len(table), np.nan)) for table in tables]
         values = table_column([
             None if value != value else value  # NaN
-            for column in each for value in np.array(table_values(column), dtype=object).tolist()
+            for column in columns for value in np.array(table_values(column), dtype=object).tolist()
         ])  # fmt: skip
         return np.split(values, np.cumsum([len(table) for table in tables])[:-1])
     held = next(np.asarray(table.columns[name]) for table in tables if name in table.columns)

@@ -124,7 +124,7 @@ def _added(tokenizer: Mapping[str, Any], config: Mapping[str, Any], roles: set[s
         if entry["content"] in roles:
             entry["special"] = True
     order = [added[number] for number in sorted(added)]
-    return [{name: one.get(name, False) for name in ("id", *_ADDED_FIELDS)} for one in order]
+    return [{name: entry.get(name, False) for name in ("id", *_ADDED_FIELDS)} for entry in order]
 
 
 def _chosen(template: Any) -> str:
@@ -169,11 +169,11 @@ def _read_json(path: Path) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError("it is no object")
     except OSError as error:
-        what = f"{path.name} cannot be read"
-        raise EncoderError(what, where=str(path), why=str(error), fix=f"ls -l {path}") from error
+        problem = f"{path.name} cannot be read"
+        raise EncoderError(problem, where=str(path), why=str(error), fix=f"ls -l {path}") from error
     except (ValueError, RecursionError) as error:
-        what = f"{path.name} is no JSON object"
-        raise UnsupportedModelError(what, where=str(path), why=str(error), fix="download it again") from error
+        problem = f"{path.name} is no JSON object"
+        raise UnsupportedModelError(problem, where=str(path), why=str(error), fix="download it again") from error
     return value
 
 
@@ -230,7 +230,7 @@ def pin_clock(template: str, options: Mapping[str, str]) -> str:
     if CLOCK not in template or CLOCK not in options:
         return template
     day = date.fromisoformat(json.loads(options[CLOCK]))
-    formats = dict.fromkeys(found for _, found in _FORMATS.findall(template))
+    formats = dict.fromkeys(spelled for _, spelled in _FORMATS.findall(template))
     if not formats:
         raise UsageError(
             "the chat template asks for the time, and the format is not written in it",

@@ -218,8 +218,8 @@ def _cheapest(ratios: _Ratios, fits: NDArray[np.bool_], batch: int, most: int) -
         cuts[costs > costs.min(axis=1, keepdims=True)] = _NEVER
         first = cuts.argmin(axis=1)
         row, into = (slice(0, -1), slice(1, None)) if most else (slice(None), slice(None))
-        each = np.arange(rows)
-        cost[into, end], cut[into, end] = costs[each, first][row], cuts[each, first][row]
+        every_row = np.arange(rows)
+        cost[into, end], cut[into, end] = costs[every_row, first][row], cuts[every_row, first][row]
         start[into, end], choice[into, end] = firsts[first][row], (columns.start + best[first])[row]
     return _traced(start, choice, int(cost[:, count].argmin()), step=1 if most else 0)
 

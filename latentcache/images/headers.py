@@ -72,8 +72,8 @@ def fill_sizes(
     clips, altered = np.zeros((len(rows), 3), dtype=np.uint32), np.zeros(len(rows), dtype=np.uint8)
     heads = np.zeros(len(rows), dtype=np.uint64)
 
-    def read(place: Place) -> tuple[Size, tuple[int, int, int], int, int]:
-        with open_image(root, place) as file:
+    def read(location: Place) -> tuple[Size, tuple[int, int, int], int, int]:
+        with open_image(root, location) as file:
             head, stream = read_head(file)
             if is_clip(stream):
                 video = EncodedClip(stream, max_pixels=max_pixels)

@@ -63,9 +63,9 @@ class BufferPool:
 
     def _returned(self, loan: weakref.ref[Bytes]) -> None:
         """Nothing refers to a buffer any more."""
-        found = self._loans.pop(id(loan), None)
-        if found is not None:
-            self._free[id(found.memory)] = found.memory
+        buffer_loan = self._loans.pop(id(loan), None)
+        if buffer_loan is not None:
+            self._free[id(buffer_loan.memory)] = buffer_loan.memory
             for key in list(self._free)[: -self._keep]:
                 self._free.pop(key, None)
 

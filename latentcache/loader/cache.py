@@ -402,9 +402,9 @@ class Cache(View):
             raise UsageError(f"field={field!r}: unknown", fix=f"use one of {', '.join(fields)}")
         names = [name for name, rows in fields.items() if not collate or rows.spec.collate == collate]
         if field is None and len(names) != 1:
-            what = "several fields hold documents" if collate else "the cache has several fields"
+            problem = "several fields hold documents" if collate else "the cache has several fields"
             raise UsageError(
-                f"field=None: {what}" if names else "no field holds documents",
+                f"field=None: {problem}" if names else "no field holds documents",
                 fix=f"field={(names or list(fields))[0]!r}" if names else "use cache.loader(...)",
             )
         return field or names[0]
@@ -446,13 +446,13 @@ class Cache(View):
         parts = [replace(part, samples=part.chosen[which]) for part, which in pairs]
         return self._combined(parts, None, self._note + note)
 
-    def _check_no_weights(self, what: str) -> None:
+    def _check_no_weights(self, method: str) -> None:
         """Raise an error for a call that would change the mixture, if there is one."""
         if self.mixture is not None:
             raise UsageError(
-                f"{what} of a cache with weights",
+                f"{method} of a cache with weights",
                 why="the weights hold for the samples that were combined",
-                fix=f"call {what} on each cache, then combine them with the weights",
+                fix=f"call {method} on each cache, then combine them with the weights",
             )
 
 

@@ -97,10 +97,10 @@ class CudaStream:
     def copy(self, batch: Batch, finish: Finish) -> tuple[Batch, Any]:
         """Begin to copy and finish the tensors of a batch; the event is where all of it has ended."""
         with torch.cuda.stream(self._stream):
-            made = finish(moved(batch, self._device, non_blocking=True))
+            copied = finish(moved(batch, self._device, non_blocking=True))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        return made, event
+        return copied, event
 
     def join(self, tensors: list[torch.Tensor], event: Any) -> None:
         """Order what the caller does on the device from now on after the event, and hold the tensors until then."""

@@ -155,7 +155,7 @@ def check_sample_format(
     stored = served.get("latents", (None, ()))
     wrong = _misfits(wanted, *stored)
     if wrong:
-        fitting = [other for other, one in FORMATS.items() if not _misfits(one, *stored)]
+        fitting = [other for other, candidate in FORMATS.items() if not _misfits(candidate, *stored)]
         formats = " or ".join(f"format={other!r}" for other in [*fitting, "plain"])
         raise UsageError(
             f"format={name!r}: the latents are of another model",
@@ -188,8 +188,8 @@ def check_embeddings(name: str, columns: Sequence[str], snapshot: Snapshot) -> N
 def check_carried(name: str | None, columns: Sequence[str]) -> None:
     """Raise UsageError if a format leaves out one of the columns that were asked for."""
     if lost := [column for column in columns if column in _LEFT_OUT.get(name or "", ())]:
-        what = f"format={name!r}: its batches have no {', '.join(lost)}"
-        raise UsageError(what, fix=f"leave {', '.join(lost)} out of fields, or format='plain'")
+        problem = f"format={name!r}: its batches have no {', '.join(lost)}"
+        raise UsageError(problem, fix=f"leave {', '.join(lost)} out of fields, or format='plain'")
 
 
 def _misfits(wanted: Format, recipe: FieldRecipe | None, shapes: Sequence[tuple[int, ...]]) -> list[str]:
@@ -289,6 +289,6 @@ def collated(rows: Sequence[Batch], form: str, ids: str) -> Batch:
     """A batch of rows in a format, (B, L) tensors of (L,); arguments as of :func:`row_format`."""
     forms = {tuple((name, len(value)) for name, value in row.items()) for row in rows}
     if len(forms) != 1:
-        what = f"rows: {len(rows)} rows, of {len(forms)} lengths or sets of columns, do not make a batch"
-        raise UsageError(what, fix="give one or more rows of one view, such as [rows[0], rows[1]]")
+        problem = f"rows: {len(rows)} rows, of {len(forms)} lengths or sets of columns, do not make a batch"
+        raise UsageError(problem, fix="give one or more rows of one view, such as [rows[0], rows[1]]")
     return row_format({name: torch.stack([row[name] for row in rows]) for name in rows[0]}, form, ids)

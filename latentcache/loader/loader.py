@@ -491,8 +491,8 @@ def checked_rows(rows: Any, count: int) -> NDArray[np.int64]:
         numbers = np.empty(0)
     is_list = numbers.ndim == 1 and numbers.dtype.kind in "iu" and numbers.size
     if not is_list or numbers.min() < 0 or numbers.max() >= count:
-        what = f"rows={reprlib.repr(rows)}: must be whole numbers from 0 to {count - 1}"
-        raise NoSuchRowError(what, fix="batch([0])")
+        problem = f"rows={reprlib.repr(rows)}: must be whole numbers from 0 to {count - 1}"
+        raise NoSuchRowError(problem, fix="batch([0])")
     return numbers.astype(np.int64, copy=False)
 
 

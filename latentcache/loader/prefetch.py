@@ -80,10 +80,10 @@ def announce(places: Sequence[Place]) -> None:
             os.posix_fadvise(file, piece, min(_PIECE_BYTES, start + length - piece), os.POSIX_FADV_WILLNEED)
 
 
-def is_cached(file: int, place: int) -> bool:
+def is_cached(file: int, offset: int) -> bool:
     """True if a byte can be read without waiting for a disk; False also if the file system cannot say."""
     try:
-        os.preadv(file, _BYTE, place, os.RWF_NOWAIT)
+        os.preadv(file, _BYTE, offset, os.RWF_NOWAIT)
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
             return False

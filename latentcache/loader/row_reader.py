@@ -189,7 +189,7 @@ class RowBatch:
 
     def places(self) -> list[Place]:
         """Where the bytes of all pieces are."""
-        return [place for located in self.located for place in located.places()]
+        return [piece for located in self.located for piece in located.places()]
 
     def read(self) -> Batch:
         """The batch, (B, L) tensors."""
@@ -231,8 +231,8 @@ class RowBatch:
         first = begins(spans.ends)[self.rows]
         number = spans.ends[self.rows] - first
         which, shift = spread(first, number), np.repeat(self.fronts, number)
-        each = (spans.first[which] + shift).tolist(), (spans.last[which] + shift).tolist()
-        for begin, end in zip(*each, strict=True):
+        bounds = (spans.first[which] + shift).tolist(), (spans.last[which] + shift).tolist()
+        for begin, end in zip(*bounds, strict=True):
             labels[begin:end] = ids[begin:end]
 
     def _number(self, positions: NDArray[np.int64], documents: NDArray[np.int32]) -> None:

@@ -285,9 +285,9 @@ class SampleReader:
             drawn = (draws >> np.uint64(1)).astype(np.int64)
         if not several and name not in self._made and (drawn is None or not drawn.any()):
             return texts  # each is what is served
-        made, numbers = self._made.get(name, _ANY.text), [0] * len(texts) if drawn is None else drawn.tolist()
+        text_of, numbers = self._made.get(name, _ANY.text), [0] * len(texts) if drawn is None else drawn.tolist()
         served = zip(texts, numbers, strict=True)
-        return ["" if variant == DROPPED else made(text, variant) for text, variant in served]
+        return ["" if variant == DROPPED else text_of(text, variant) for text, variant in served]
 
     def _located(
         self,
@@ -320,7 +320,7 @@ class SampleReader:
             batch |= SampleBatch(self, [located], described, (0, 0), BufferPool(1), False).read()
         if not batch:
             stored = sorted(
-                {one for field in fields.values() if field.recipe for one in field.recipe.read_time.prompts}
+                {prompt for field in fields.values() if field.recipe for prompt in field.recipe.read_time.prompts}
             )
             raise UsageError(
                 f"prompt({text!r}): the cache does not hold it",
@@ -399,7 +399,7 @@ class SampleBatch:
 
     def places(self) -> list[Place]:
         """Where the bytes of all items are."""
-        return [place for _, _, parts in self._fields for located in parts for place in located.places()]
+        return [piece for _, _, parts in self._fields for located in parts for piece in located.places()]
 
     def read(self) -> Batch:
         """The batch."""

@@ -112,8 +112,8 @@ class Selection:
         """Fields of a batch, and its metadata by name: what has each."""
         _check_texts(parts[0].snapshot, self.fields)
         self.joined = [join(part, self.fields, repeats=settings.repeats) for part in parts]
-        self.excluded = sum(one.excluded for one in self.joined)
-        self._starts = np.concatenate(([0], np.cumsum([len(one.sample) for one in self.joined])))
+        self.excluded = sum(joined.excluded for joined in self.joined)
+        self._starts = np.concatenate(([0], np.cumsum([len(joined.sample) for joined in self.joined])))
         buckets, bucket = self._buckets()
         self.index = SampleIndex(
             bucket=bucket,
@@ -129,12 +129,14 @@ class Selection:
 
     def _names_of(self, rows: Ints) -> list[str]:
         """Names of samples."""
-        found: list[str] = [""] * len(rows)
+        names: list[str] = [""] * len(rows)
         for number, at, local in self.split(rows):
             sample = self.joined[number].sample[local]
-            for place, name in zip(at.tolist(), self.parts[number].snapshot.samples.names.take(sample), strict=True):
-                found[place] = name
-        return found
+            for position, name in zip(
+                at.tolist(), self.parts[number].snapshot.samples.names.take(sample), strict=True
+            ):
+                names[position] = name
+        return names
 
     def lacking(self) -> list[str]:
         """Fields that some samples lack."""
@@ -171,21 +173,22 @@ class Selection:
             code: Any = np.intp(0)  # of each sample, or of all: its position in ``combinations``
             combinations: list[dict[str, Group]] = [{}] if len(joined.sample) else []
             for name, group in joined.groups.items():
-                own = part.snapshot.fields[name].groups
-                if len(own) == 1:
-                    combinations = [{**one, name: own[0]} for one in combinations]
+                part_groups = part.snapshot.fields[name].groups
+                if len(part_groups) == 1:
+                    combinations = [{**shared, name: part_groups[0]} for shared in combinations]
                     continue
-                code = code * len(own) + group.astype(np.intp)
+                code = code * len(part_groups) + group.astype(np.intp)
                 counts = np.bincount(code)
                 used = np.flatnonzero(counts).tolist()
-                combinations = [{**combinations[one // len(own)], name: own[one % len(own)]} for one in used]
+                pairs = [divmod(number, len(part_groups)) for number in used]
+                combinations = [{**combinations[before], name: part_groups[now]} for before, now in pairs]
                 code = (np.cumsum(counts > 0) - 1)[code]
             of_part = [numbers.setdefault(_bucket(groups), len(numbers)) for groups in combinations]
             bucket = np.array([*of_part, 0], dtype=np.int32)[code]
             bucket_of_sample.append(np.broadcast_to(bucket, len(joined.sample)))
-        order = tuple(sorted(numbers, key=lambda one: (*size_rank(one.size), one.shapes)))
+        order = tuple(sorted(numbers, key=lambda bucket: (*size_rank(bucket.size), bucket.shapes)))
         rank = np.zeros(max(len(order), 1), dtype=np.int32)
-        rank[[numbers[one] for one in order]] = np.arange(len(order))
+        rank[[numbers[bucket] for bucket in order]] = np.arange(len(order))
         return order, rank[np.concatenate(bucket_of_sample)]
 
     def _identify(self) -> str:
@@ -219,11 +222,11 @@ def split(starts: Ints, rows: Ints) -> Split:
     if len(starts) == 2:
         return [(0, np.arange(len(rows)), rows)]
     owner = np.searchsorted(starts, rows, side="right") - 1
-    found: Split = []
+    per_part: Split = []
     for number in np.unique(owner).tolist():
         at = np.flatnonzero(owner == number)
-        found.append((number, at, rows[at] - starts[number]))
-    return found
+        per_part.append((number, at, rows[at] - starts[number]))
+    return per_part
 
 
 def _check_texts(snapshot: Snapshot, fields: Sequence[str]) -> None:
@@ -231,13 +234,13 @@ def _check_texts(snapshot: Snapshot, fields: Sequence[str]) -> None:
     rules: dict[str, str] = {}
     for name in fields:
         kind, recipe = snapshot.fields[name].kind, snapshot.fields[name].recipe
-        own = snapshot.samples.inputs.get(kind.inputs[0]) if kind is not None else None
-        if recipe is not None and own is not None and own.text is not None:
+        lead_input = snapshot.samples.inputs.get(kind.inputs[0]) if kind is not None else None
+        if recipe is not None and lead_input is not None and lead_input.text is not None:
             rules.setdefault(recipe.read_time.texts, name)
     if len(rules) > 1:
-        one, other = list(rules.values())[:2]
+        first, other = list(rules.values())[:2]
         raise UsageError(
-            f"{one} and {other} hold other variants of captions",
+            f"{first} and {other} hold other variants of captions",
             why=" and ".join(rules),
             fix=f"build both again with the same --caption-variants, or leave {other} out of fields=",
             slug="other-captions",
@@ -246,8 +249,8 @@ def _check_texts(snapshot: Snapshot, fields: Sequence[str]) -> None:
 
 def _of_entries(mixture: Mixture, starts: Ints) -> Mixture:
     """The mixture over the samples that have every field that is asked for; its weights stay."""
-    counts = np.diff(starts[np.cumsum([0, *(one.parts for one in mixture.sources)])]).tolist()
-    sources = [replace(one, entries=count) for one, count in zip(mixture.sources, counts, strict=True)]
+    counts = np.diff(starts[np.cumsum([0, *(source.parts for source in mixture.sources)])]).tolist()
+    sources = [replace(source, entries=count) for source, count in zip(mixture.sources, counts, strict=True)]
     return Mixture(sources=tuple(sources))
 
 
@@ -258,20 +261,22 @@ def join(part: Part, fields: Sequence[str], *, repeats: bool) -> Joined:
     several items per sample.
     """
     items = {name: _Items.of(part.snapshot.fields[name]) for name in fields}
-    lead = max(items.values(), key=lambda found: found.largest, default=None)
+    lead = max(items.values(), key=lambda field_items: field_items.largest, default=None)
     sample, item_of, missing, occurrence = part.chosen, dict[str, Any](), 0, None
     if lead is not None:
-        place: Any = np.arange(len(lead.sample), dtype=np.int32)
+        lead_item: Any = np.arange(len(lead.sample), dtype=np.int32)
         if part.samples is not None:
             count = np.bincount(lead.sample, minlength=len(part.snapshot.samples))
-            place = spread((np.cumsum(count) - count)[part.samples], count[part.samples])
-        item_of = {name: place if other is lead else other.places(lead, place) for name, other in items.items()}
+            lead_item = spread((np.cumsum(count) - count)[part.samples], count[part.samples])
+        item_of = {
+            name: lead_item if other is lead else other.places(lead, lead_item) for name, other in items.items()
+        }
         kept = np.logical_and.reduce([at >= 0 for at in item_of.values()])
-        absent = len(part.chosen) - len(place) if lead.largest < 2 else (~np.isin(part.chosen, lead.sample)).sum()
+        absent = len(part.chosen) - len(lead_item) if lead.largest < 2 else (~np.isin(part.chosen, lead.sample)).sum()
         missing = int(absent + (~kept).sum())
         if not kept.all():
-            place, item_of = place[kept], {name: at[kept] for name, at in item_of.items()}
-        sample = lead.sample[place]
+            lead_item, item_of = lead_item[kept], {name: at[kept] for name, at in item_of.items()}
+        sample = lead.sample[lead_item]
     times = part.occurrences(sample, repeats)
     if times is not None and (times != 1).any():
         repeated = np.repeat(np.arange(len(sample)), times)
@@ -311,14 +316,14 @@ class _Items:
                 there = (variant[after] == number) & (sample[after] == sample[first]) & (group[after] == group[first])
                 rows[there, number] = after[there]
             sample, group = sample[first], group[first]
-        sizes = [(one.dims[1] << 24) + one.dims[2] for one in field.groups] or [0]
+        sizes = [(group.dims[1] << 24) + group.dims[2] for group in field.groups] or [0]
         several = bool((sample[1:] == sample[:-1]).any())
         largest = int(np.bincount(sample).max()) if several else min(len(sample), 1)
         return cls(sample, group, np.array(sizes, dtype=np.int64), rows, largest, field.spec.ragged)
 
-    def places(self, lead: _Items, place: Ints) -> Ints:
+    def places(self, lead: _Items, lead_item: Ints) -> Ints:
         """(n,) the item of each sample (and size) of items of another field, -1 if there is none."""
-        sample = lead.sample[place]
+        sample = lead.sample[lead_item]
         if not len(self.sample):
             return np.full(len(sample), -1)
         if self.largest < 2:
@@ -327,18 +332,18 @@ class _Items:
             return table[sample]
         numbers = np.unique(np.concatenate([self.size, lead.size]), return_inverse=True)[1]  # of the sizes
         count, mine, theirs = len(numbers), numbers[: len(self.size)], numbers[len(self.size) :]
-        own = self.sample.astype(np.int64) * count + mine[self.group]
-        wanted = sample.astype(np.int64) * count + theirs[lead.group[place]]
-        order = np.argsort(own, kind="stable")
-        at = order[np.searchsorted(own[order], wanted).clip(max=len(own) - 1)]
-        return np.where(own[at] == wanted, at, -1)
+        codes = self.sample.astype(np.int64) * count + mine[self.group]
+        wanted = sample.astype(np.int64) * count + theirs[lead.group[lead_item]]
+        order = np.argsort(codes, kind="stable")
+        at = order[np.searchsorted(codes[order], wanted).clip(max=len(codes) - 1)]
+        return np.where(codes[at] == wanted, at, -1)
 
 
 def prompt_row(field: FieldRows, text: str) -> int:
     """Row of a prompt that belongs to a field and to no sample; -1: the field does not hold it."""
     number = field.recipe.read_time.prompts.get(text, -1) if field.recipe is not None else -1
-    found = np.flatnonzero(np.asarray(field.variant) == number)
-    return int(found[0]) if len(found) else -1
+    rows = np.flatnonzero(np.asarray(field.variant) == number)
+    return int(rows[0]) if len(rows) else -1
 
 
 def _requested(
@@ -354,8 +359,8 @@ def _requested(
             f"fields: {next(name for name in wanted if name not in fields)} holds documents of different lengths",
             fix="cache.rows(pack=4096).loader(...), or rows(pad=...), rows(chunk=...)",
         )
-    found = {name: _holder(snapshot, fields, column) for name, column in METADATA.items()}
-    possible = {name: holder for name, holder in found.items() if holder is not None} | {"keys": BUCKET}
+    holders = {name: _holder(snapshot, fields, column) for name, column in METADATA.items()}
+    possible = {name: holder for name, holder in holders.items() if holder is not None} | {"keys": BUCKET}
     possible = _of_tables(snapshots) | possible
     if requested is None:
         return fields, {"names": TEXTS} | possible
@@ -368,13 +373,13 @@ def _requested(
 
 def _of_tables(snapshots: Sequence[Snapshot]) -> dict[str, str]:
     """Columns of metadata tables that all snapshots have, but for those with the name of something else."""
-    each = [
+    columns_of = [
         {(name.removeprefix(OF_TABLE), column.ndim) for name, column in snapshot.samples.columns.items()
          if name.startswith(OF_TABLE)}
         for snapshot in snapshots
     ]  # fmt: skip
     taken = _taken(snapshots[0])
-    return {name: TABLE for name, _ in sorted(set.intersection(*each)) if name not in taken}
+    return {name: TABLE for name, _ in sorted(set.intersection(*columns_of)) if name not in taken}
 
 
 def hidden_columns(snapshot: Snapshot) -> list[str]:

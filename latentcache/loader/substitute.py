@@ -47,7 +47,7 @@ class Substitutes:
             others = {row: self._other(index, row, batch.seed, batch.epoch) for row in known}
             served = np.array([others.get(row, row) for row in rows.tolist()]) if others else rows
             try:
-                made = read(served)
+                batch_values = read(served)
             except _BAD:
                 before = len(self._bad)
                 for row in dict.fromkeys(served.tolist()):
@@ -67,7 +67,7 @@ class Substitutes:
                         f" (at {bad.where}; {bad.why}); fix: {bad.fix}",
                         stacklevel=2,
                     )
-            return made
+            return batch_values
 
     def _remember(self, index: SampleIndex, row: int, error: Bad) -> None:
         """A bad sample; the limit is kept here."""

@@ -44,16 +44,16 @@ class Affine:
     @classmethod
     def of(cls, spec: Mapping[str, Any] | None) -> Affine:
         """Make it from ``ReadSpec.affine``; a kind that this version does not know is an error."""
-        given: dict[str, Any] = {"kind": "none", "scale": 1.0, "shift": 0.0, "patch": 1} | dict(spec or {})
-        kind = given["kind"]
+        parameters: dict[str, Any] = {"kind": "none", "scale": 1.0, "shift": 0.0, "patch": 1} | dict(spec or {})
+        kind = parameters["kind"]
         if kind not in ("none", "scale-shift", "mean-std", "batch-norm"):
             raise UsageError(f"unknown scaling {kind!r} in the recipe", fix="a newer version, or read(scaled=False)")
         if kind == "none":
             return cls(torch.ones(1), torch.zeros(1))
-        columns = ([given["shift"]], [1.0]) if kind == "scale-shift" else (given["mean"], given["std"])
-        mean, std = (torch.tensor(one, dtype=torch.float64) for one in columns)
-        factor = given["scale"] / std
-        return cls(factor, -mean * factor, given["patch"] if kind == "batch-norm" else 1)
+        columns = ([parameters["shift"]], [1.0]) if kind == "scale-shift" else (parameters["mean"], parameters["std"])
+        mean, std = (torch.tensor(column, dtype=torch.float64) for column in columns)
+        factor = parameters["scale"] / std
+        return cls(factor, -mean * factor, parameters["patch"] if kind == "batch-norm" else 1)
 
     def apply(self, stored: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Scale and shift a batch (B, C, ...) into ``out``, as many values of the wanted type; both contiguous.
@@ -64,9 +64,9 @@ class Affine:
             return self._on_device(stored, out.dtype)
         patch = self._patch
         if stored.dtype == out.dtype and patch == 1:
-            made = out if out is stored else out.view(stored.shape)
-            self._multiply(stored, made)
-            return made
+            scaled = out if out is stored else out.view(stored.shape)
+            self._multiply(stored, scaled)
+            return scaled
         shape: list[int] = []
         for item, target in zip(stored, out.view(len(stored), -1), strict=True):
             exact = torch.nn.functional.pixel_unshuffle(item, patch) if patch > 1 else item
@@ -88,10 +88,10 @@ class Affine:
 
         (``torch.add`` with ``alpha=`` would round the term to 16 bits first: every sixth value differs.)
         """
-        factor, term, zero, one, none = self._statistics
+        factor, term, zero, ones, none = self._statistics
         flat = z.view(z.shape[0], factor.shape[0], -1)
         target = flat if out is z else out.view(flat.shape)
-        torch.native_batch_norm(flat, factor, term, zero, one, False, 0.0, 0.0, out=(target, none, none))
+        torch.native_batch_norm(flat, factor, term, zero, ones, False, 0.0, 0.0, out=(target, none, none))
 
     def _on_device(self, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The same in float32 on another device."""
@@ -135,12 +135,14 @@ def posterior(
     the epoch serves several times.
     """
     times = [0] * len(keys) if occurrence is None else occurrence.tolist()
-    for item, key, number, made in zip(moments, keys, times, out, strict=True):
+    for item, key, number, drawn in zip(moments, keys, times, out, strict=True):
         mean, spread = item.chunk(2)
         if draw == "mode":
-            made.copy_(mean)
+            drawn.copy_(mean)
             continue
-        noise = torch.from_numpy(gaussian(made.numel(), b"read", *turn, key.tobytes(), *([number] if number else [])))
+        noise = torch.from_numpy(
+            gaussian(drawn.numel(), b"read", *turn, key.tobytes(), *([number] if number else []))
+        )
         deviation = spread.to(torch.float32, copy=True).mul_(0.5)
         np.exp(deviation.numpy(), out=deviation.numpy())
-        torch.addcmul(mean.to(torch.float32), deviation, noise.view(made.shape), out=made)
+        torch.addcmul(mean.to(torch.float32), deviation, noise.view(drawn.shape), out=drawn)

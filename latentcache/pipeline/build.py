@@ -242,9 +242,9 @@ class _Build:
             described = self.described[kind.name]
             recipe = kind.completed(described.recipe, self.samples)
             if recipe != described.recipe and self.existing.part(self.settings):
-                what, why = "not with --part", "the buckets depend on all images"
+                problem, why = "not with --part", "the buckets depend on all images"
                 fix = "build without --part, or use --bucket with the sizes that `latentcache plan DATA` shows"
-                raise UsageError(what, argument="plan_buckets", why=why, fix=fix)
+                raise UsageError(problem, argument="plan_buckets", why=why, fix=fix)
             self.described[kind.name] = replace(described, recipe=recipe)
         works = dict[str, FieldWork]()
         unusable = np.zeros(len(self.samples), dtype=np.bool_)

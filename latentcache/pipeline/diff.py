@@ -205,10 +205,10 @@ class FieldWork:
             columns = [np.asarray(column[chosen]).tolist() for column in columns_now.values()]
             sums = np.add.reduceat(self.costs[span], starts[first : first + _JOBS] - span.start)
             items = self.todo[span]
-            each = zip(
+            item_parts = zip(
                 items.tolist(), self.plan.group[items].tolist(), self.plan.variant[items].tolist(), strict=True
             )
-            outputs = (Output(item=item, group=group, variant=variant) for item, group, variant in each)
+            outputs = (Output(item=item, group=group, variant=variant) for item, group, variant in item_parts)
             for (row, *values), name, known, count, cost in zip(
                 zip(chosen.tolist(), *columns, strict=True),
                 samples.names.take(chosen),
@@ -288,12 +288,12 @@ def field_work(
 
 
 def usable_items(
-    plan: FieldPlan, usable: NDArray[np.bool_], first_prompt: int, made: NDArray[np.bool_] | bool = True
+    plan: FieldPlan, usable: NDArray[np.bool_], first_prompt: int, committed: NDArray[np.bool_] | bool = True
 ) -> NDArray[np.intp]:
-    """Positions of the items of usable samples (S,); ``made`` prompts (P,) of others move to the first usable one."""
+    """Positions of the items of usable samples (S,); ``committed`` prompts (P,) move to the first usable one."""
     prompts = plan.variant >= first_prompt
-    kept = usable[plan.sample] & (~prompts | made)
-    moved = prompts & ~kept & made
+    kept = usable[plan.sample] & (~prompts | committed)
+    moved = prompts & ~kept & committed
     if not moved.any() or not kept.any():
         return np.flatnonzero(kept)
     plan.sample[moved] = plan.sample[np.argmax(kept)]
@@ -384,8 +384,8 @@ def with_equal_files(
     rows = np.flatnonzero((np.asarray(held.file) >= 0) & (size > 0))
     rows = rows[_shared(size[rows], unread[rows])]
 
-    def head(place: Place) -> int:
-        with open_image(root, place) as file:
+    def head(location: Place) -> int:
+        with open_image(root, location) as file:
             return read_head(file)[0]
 
     # An unreadable image gets its reason from the worker that encodes it.

@@ -193,7 +193,7 @@ class PlanReport(Value):
         return str(load("latentcache.report.page:html_of")(self))
 
     def __repr__(self) -> str:
-        largest = ", ".join(f"{one.bucket}: {one.samples}" for one in self.buckets[:4])
+        largest = ", ".join(f"{plan.bucket}: {plan.samples}" for plan in self.buckets[:4])
         rest = f", {len(self.buckets) - 4} more" if len(self.buckets) > 4 else ""
         return (
             f"PlanReport({self.steps} steps of {self.batches.batch_size} x {self.batches.world_size} ranks,"
@@ -222,7 +222,7 @@ def require_steps(report: PlanReport) -> PlanReport:
     if report.steps:
         return report
     batches = report.batches
-    short = ", ".join(f"{one.bucket}: {one.samples}" for one in report.buckets[:8])
+    short = ", ".join(f"{plan.bucket}: {plan.samples}" for plan in report.buckets[:8])
     raise EmptyPlanError(
         f"0 steps per epoch, no bucket fills a batch on {count_of(batches.world_size, 'ranks')}",
         argument="batch_size",

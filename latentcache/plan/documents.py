@@ -88,8 +88,8 @@ class RowPlan(Value, eq=False):
     def without(self, reason: str, documents: Ints, tokens: int) -> RowPlan:
         """The plan, with tokens of documents that are left out for a reason."""
         before = self.dropped[reason]
-        found = Dropped(documents=np.union1d(before.documents, documents), tokens=before.tokens + tokens)
-        return replace(self, dropped={**self.dropped, reason: found})
+        dropped = Dropped(documents=np.union1d(before.documents, documents), tokens=before.tokens + tokens)
+        return replace(self, dropped={**self.dropped, reason: dropped})
 
     @property
     def tokens(self) -> int:
@@ -141,9 +141,9 @@ def joined(tables: Sequence[Rows], columns: Sequence[str]) -> Rows:
     """Plans of several lists of rows, or their spans, as one: these columns, one list after the other."""
     if len(tables) == 1:
         return tables[0]
-    counts = np.concatenate([np.diff(one.ends, prepend=0) for one in tables])
-    found: Any = {name: np.concatenate([getattr(one, name) for one in tables]) for name in columns}
-    return replace(tables[0], ends=np.cumsum(counts, dtype=np.int64), **found)
+    counts = np.concatenate([np.diff(table.ends, prepend=0) for table in tables])
+    merged: Any = {name: np.concatenate([getattr(table, name) for table in tables]) for name in columns}
+    return replace(tables[0], ends=np.cumsum(counts, dtype=np.int64), **merged)
 
 
 def loss_spans(corpus: Corpus, plan: RowPlan) -> LossSpans:

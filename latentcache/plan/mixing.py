@@ -118,9 +118,9 @@ def occurrences(bucket: NDArray[np.integer], mix: Mixture, *, seed: int | None, 
     """(N,) how often an epoch serves each entry; ``bucket`` (N,) is theirs."""
     times = np.empty(len(bucket), dtype=np.int64)
     for number, (start, source) in enumerate(zip(mix.starts(), mix.sources, strict=False)):
-        each, extra = divmod(source.samples, source.entries)
+        quotient, extra = divmod(source.samples, source.entries)
         entries = slice(start, start + source.entries)
-        times[entries] = each
+        times[entries] = quotient
         if extra:
             order = grouped(
                 shuffled(source.entries, seed or 0, number, stream=2), bucket[entries], int(bucket[entries].max()) + 1
@@ -136,10 +136,10 @@ def bucket_counts(bucket: NDArray[np.integer], mix: Mixture, num_buckets: int) -
     counts = np.zeros((3, num_buckets), dtype=np.int64)
     for start, source in zip(mix.starts(), mix.sources, strict=False):
         held = np.bincount(bucket[start : start + source.entries], minlength=num_buckets)
-        each, extra = divmod(source.samples, source.entries)
+        quotient, extra = divmod(source.samples, source.entries)
         upto = np.concatenate(([0], np.cumsum(held))) * extra // source.entries
         least, most = held * extra // source.entries, -(-held * extra // source.entries)
-        counts += held * each + np.stack([np.diff(upto), least, most])
+        counts += held * quotient + np.stack([np.diff(upto), least, most])
     return counts
 
 

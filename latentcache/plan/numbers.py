@@ -77,8 +77,8 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
 
 def duration(text: str) -> float:
     """Seconds of a duration: ``90s``, ``10m`` or ``1h``."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         raise UsageError(
             "must be seconds, minutes or hours",
             argument="publish_every",
@@ -86,13 +86,13 @@ def duration(text: str) -> float:
             fix="--publish-every 10m, 90s or 1h",
             fix_python="publish_every='10m', '90s' or '1h'",
         )
-    return float(int(found[1]) * _SECONDS[found[2]])
+    return float(int(match[1]) * _SECONDS[match[2]])
 
 
 def tolerated(allow_failed: str, samples: int) -> int:
     """Number of rejected samples that exit status 0 allows: ``3``, or ``2%`` of all samples."""
-    found = _ALLOWED.fullmatch(allow_failed)
-    if found is None or (not found[2] and "." in allow_failed) or (found[2] and Fraction(found[1]) > 100):
+    match = _ALLOWED.fullmatch(allow_failed)
+    if match is None or (not match[2] and "." in allow_failed) or (match[2] and Fraction(match[1]) > 100):
         raise UsageError(
             "must be a number, or a percentage up to 100%",
             argument="allow_failed",
@@ -100,7 +100,7 @@ def tolerated(allow_failed: str, samples: int) -> int:
             fix="--allow-failed=1%",
             fix_python="allow_failed='1%'",
         )
-    return int(Fraction(found[1]) * samples / 100) if found[2] else int(found[1])
+    return int(Fraction(match[1]) * samples / 100) if match[2] else int(match[1])
 
 
 def human_bytes(size: float) -> str:

@@ -147,5 +147,5 @@ class Epochs:
     def _identity(self) -> dict[str, Any]:
         """Return the values that a checkpoint must agree with."""
         mixture = self.report.mixture
-        sources = [[one.entries, one.samples] for one in mixture.sources] if mixture else None
+        sources = [[source.entries, source.samples] for source in mixture.sources] if mixture else None
         return {"plan_id": self._index.identity, "remainder": self.report.batches.remainder, "weights": sources}

@@ -185,23 +185,23 @@ def _rows(counts: list[int], capacity: int) -> list[int]:
         while waiting:
             wide = occurring >> length
             room = length + (wide & -wide).bit_length() - 1 if wide else capacity
-            each = room // length
-            needed = -(-waiting // each)
+            fit = room // length
+            needed = -(-waiting // fit)
             if wide:
                 rows = rooms[room][-needed:]
                 del rooms[room][-needed:]
             else:
                 rows = list(range(opened, opened + needed))
                 opened += needed
-            full, some = divmod(min(waiting, each * len(rows)), each)
-            placed += rows[:full] if each == 1 else chain.from_iterable(repeat(row, each) for row in rows[:full])
-            rooms[room - each * length] += rows[:full]
-            occurring |= (full > 0) << (room - each * length)
+            full, some = divmod(min(waiting, fit * len(rows)), fit)
+            placed += rows[:full] if fit == 1 else chain.from_iterable(repeat(row, fit) for row in rows[:full])
+            rooms[room - fit * length] += rows[:full]
+            occurring |= (full > 0) << (room - fit * length)
             if some:
                 placed += [rows[full]] * some
                 rooms[room - some * length].append(rows[full])
                 occurring |= 1 << (room - some * length)
             if wide and not rooms[room]:
                 occurring ^= 1 << room
-            waiting -= full * each + some
+            waiting -= full * fit + some
     return placed

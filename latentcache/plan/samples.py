@@ -120,8 +120,8 @@ class EpochPlan(Value, eq=False):
 def plan_report(index: SampleIndex, batches: BatchPlan) -> PlanReport:
     """Count the steps and samples of an epoch, bucket by bucket."""
     report = count_steps(index.bucket, index.buckets, batches, index.mixture)
-    found = sorted((one for one in report.buckets if one.copies > MAX_COPIES), key=lambda one: -one.copies)
-    return replace(report, overfilled=tuple(_overfilled(index, one) for one in found))
+    overfilled = sorted((plan for plan in report.buckets if plan.copies > MAX_COPIES), key=lambda plan: -plan.copies)
+    return replace(report, overfilled=tuple(_overfilled(index, plan) for plan in overfilled))
 
 
 def _overfilled(index: SampleIndex, plan: BucketPlan) -> str:
@@ -169,10 +169,10 @@ def plan_epoch(
         report = count_steps(index.bucket, index.buckets, batches, mixture)
     if spare is not None:
         order = np.concatenate([order, spare[shuffled(len(spare), seed or 0, epoch, stream=3)]])
-    own = index.bucket[order]
-    held = np.bincount(own, minlength=len(index.buckets))
+    bucket = index.bucket[order]
+    held = np.bincount(bucket, minlength=len(index.buckets))
     if len(held) > 1:
-        order = order[by_bucket(own, len(held))]
+        order = order[by_bucket(bucket, len(held))]
     parts = np.split(order, np.cumsum(held)[:-1])
     plan = _in_steps(report, [parts[plan.number] for plan in report.buckets], seed, epoch)
     return plan if mixture is None else replace(plan, again=_again(plan, served, count))
@@ -216,10 +216,10 @@ def _filled(rows: Ints, plan: BucketPlan, batches: BatchPlan) -> tuple[Ints, NDA
     total, size = plan.served + plan.padded, batches.global_batch_size
     filled, is_pad = np.resize(rows, total), np.zeros(total, dtype=np.bool_)
     last = rows_of_last_steps(len(rows), size) if plan.padded else ()
-    place, taken = total - size * len(last), len(rows) - sum(last)
+    start, taken = total - size * len(last), len(rows) - sum(last)
     for real in last:
-        filled[place : place + real] = rows[taken : taken + real]
-        filled[place + real : place + size] = np.resize(rows, size - real)
-        is_pad[place + real : place + size] = True
-        place, taken = place + size, taken + real
+        filled[start : start + real] = rows[taken : taken + real]
+        filled[start + real : start + size] = np.resize(rows, size - real)
+        is_pad[start + real : start + size] = True
+        start, taken = start + size, taken + real
     return filled, is_pad

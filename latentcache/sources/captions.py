@@ -145,8 +145,8 @@ def caption_of(data: bytes, path: str, key: str = "") -> str:
     try:
         text = data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        found = f"found byte 0x{data[error.start]:02x} at offset {error.start}"
-        raise unusable_caption("caption-encoding", path, f"expected {encoding.upper()}, {found}") from error
+        difference = f"found byte 0x{data[error.start]:02x} at offset {error.start}"
+        raise unusable_caption("caption-encoding", path, f"expected {encoding.upper()}, {difference}") from error
     if problem := caption_fault(text):
         raise unusable_caption("caption-unicode", path, problem)
     text = _stripped(text)
@@ -187,8 +187,8 @@ def caption_fault(text: str) -> str:
     match = _NEVER_IN_CAPTIONS.search(text)
     if match is None:
         return ""
-    what = "a NUL" if match[0] == "\0" else f"half a surrogate pair (U+{ord(match[0]):04X})"
-    return f"{what} at character {match.start()}"
+    problem = "a NUL" if match[0] == "\0" else f"half a surrogate pair (U+{ord(match[0]):04X})"
+    return f"{problem} at character {match.start()}"
 
 
 def unusable_caption(cause: str, path: str, what: str) -> UnusableSampleError:

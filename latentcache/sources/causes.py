@@ -174,9 +174,9 @@ def rejected(name: str, cause: str, detail: str = "", *, count: int = 1) -> Reje
     return Rejected(name=name, reason=cause, detail=detail, hint=hint_for(cause), count=count)
 
 
-def counted(name: str, cause: str, count: int, what: str, *, first: str = "") -> Rejected:
-    """A note on several files: ``what`` is said of ``count`` of them, and the first is ``first``, or ``name``."""
-    return rejected(name, cause, f"{count_of(count, what)}, the first is {first or name}", count=count)
+def counted(name: str, cause: str, count: int, words: str, *, first: str = "") -> Rejected:
+    """A note on several files: ``words`` are said of ``count`` of them, and the first is ``first``, or ``name``."""
+    return rejected(name, cause, f"{count_of(count, words)}, the first is {first or name}", count=count)
 
 
 def as_rejected(name: str, error: UnusableSampleError, **more: Any) -> Rejected:

@@ -174,8 +174,8 @@ class Inventory:
                     why=str(error.strerror),
                     fix=f"check it with `ls -la {shlex.quote(full)}`",
                 ) from error
-            what = f"the folder cannot be listed: {error.strerror}"
-            folder.rejected[""] = rejected(folder.prefix, cause_of(error), what)
+            problem = f"the folder cannot be listed: {error.strerror}"
+            folder.rejected[""] = rejected(folder.prefix, cause_of(error), problem)
             return folder
         mode = numbers[:, 5] & 0o170000
         is_file, is_folder = mode == stat.S_IFREG, mode == stat.S_IFDIR

@@ -63,8 +63,8 @@ def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
 
 def _hashes(names: Strings, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
     blocks = (rows[start : start + _SLICE] for start in range(0, len(rows), _SLICE))
-    each = (name.encode("utf-8", "surrogateescape") for block in blocks for name in names.take(block))
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, each), dtype=np.uint64, count=len(rows))
+    encoded = (name.encode("utf-8", "surrogateescape") for block in blocks for name in names.take(block))
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), dtype=np.uint64, count=len(rows))
 
 
 def racy(memos: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -204,8 +204,8 @@ def with_hashes(
     contents, memos = np.zeros((len(rows), HASH_BYTES), np.uint8), np.zeros((len(rows), STAT_WIDTH), np.uint64)
     failed = dict[int, UnusableSampleError]()
 
-    def read(place: Place) -> tuple[bytes, StatMemo]:
-        data, memo = read_image(root, place)
+    def read(location: Place) -> tuple[bytes, StatMemo]:
+        data, memo = read_image(root, location)
         return content_hash(data), memo
 
     for number, result in read_each(read, samples, rows, name, stopping):

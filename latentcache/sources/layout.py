@@ -269,12 +269,12 @@ def named(columns: Iterable[str], names: Collection[str]) -> list[str]:
     return [column for column in columns if column.strip().lower() in names]
 
 
-def choose_column(path: Path, what: str, columns: Sequence[str], meant: Sequence[str], asked: str = "") -> str:
+def choose_column(path: Path, role: str, columns: Sequence[str], meant: Sequence[str], asked: str = "") -> str:
     """The column of images or captions: the one that is asked for, else the only one that is meant.
 
     Args:
         path: The table.
-        what: ``image`` or ``caption``.
+        role: ``image`` or ``caption``.
         columns: Names of the columns that could be asked for.
         meant: Those of them that are meant without a word.
         asked: Name that the user or a configuration says.
@@ -292,16 +292,16 @@ def choose_column(path: Path, what: str, columns: Sequence[str], meant: Sequence
     if len(several) > 1:
         is_named = len({*several}) > 1
         raise SourceAmbiguousError(
-            f"{len(several)} columns of {path.name} may hold the {what}s: {listed(several)}",
+            f"{len(several)} columns of {path.name} may hold the {role}s: {listed(several)}",
             where=str(path),
             why="one of them is used" if is_named else "they have one name",
-            fix=lambda said: f"name it: {said(f'{what}_column', several[0])}" if is_named else "rename one of them",
+            fix=lambda said: f"name it: {said(f'{role}_column', several[0])}" if is_named else "rename one of them",
         )
-    if not several and (asked or what == "image"):
+    if not several and (asked or role == "image"):
         wanted = f"a column called {asked}" if asked else "a column of images"
-        error = fault(f"no-{what}-column", f"expected {wanted}; found columns: {listed(columns) or 'none'}", path)
+        error = fault(f"no-{role}-column", f"expected {wanted}; found columns: {listed(columns) or 'none'}", path)
         if columns:
-            error.fix = f"name one of these columns with {option(f'{what}_column')}"
-            error.fix_python = f"name one of these columns with {keyword(f'{what}_column')}"
+            error.fix = f"name one of these columns with {option(f'{role}_column')}"
+            error.fix_python = f"name one of these columns with {keyword(f'{role}_column')}"
         raise error
     return next(iter(several), "")

@@ -111,9 +111,9 @@ class SourceOptions(Settings):
     def as_json(self) -> dict[str, Any]:
         """JSON values of what differs from the defaults."""
         values = [(option, getattr(self, option.name)) for option in fields(self)]
-        given = {option.name: value for option, value in values if value != option.default}
-        given |= {name: list(value) for name, value in given.items() if isinstance(value, tuple)}
-        return given | ({"part": str(self.part)} if self.part else {})
+        changed = {option.name: value for option, value in values if value != option.default}
+        changed |= {name: list(value) for name, value in changed.items() if isinstance(value, tuple)}
+        return changed | ({"part": str(self.part)} if self.part else {})
 
     @property
     def folders(self) -> tuple[str, ...]:

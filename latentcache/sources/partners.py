@@ -70,14 +70,14 @@ class Partners:
 
 
 def paired_with(
-    layout: Layout, given: Mapping[str, Sequence[str]], recorded: Collection[str]
+    layout: Layout, options: Mapping[str, Sequence[str]], recorded: Collection[str]
 ) -> tuple[Layout, dict[str, tuple[str, ...]]]:
     """A layout with the folders that options name, and their names below its root: DATA may be moved.
 
     Folders ``recorded`` are named so already, and may be gone. Raises UsageError for another one that is not in DATA.
     """
     named, root = dict[str, tuple[str, ...]](), layout.root.absolute()
-    for option, values in given.items():
+    for option, values in options.items():
         inputs, folders = INPUTS[option], list[str]()
         for value in filter(None, values):
             paths = (Path(os.path.abspath(root / value)), Path(os.path.abspath(value)))  # noqa: PTH100 - links stay
@@ -98,8 +98,8 @@ def paired_with(
         if folders == [NONE]:
             layout = replace(layout, unpaired=layout.unpaired.union(inputs))
         elif folders:
-            each = ["" if folder == ALPHA and option == "masks" else folder for folder in folders]
-            paired = tuple(zip(inputs, each, strict=False))
+            named_folders = ["" if folder == ALPHA and option == "masks" else folder for folder in folders]
+            paired = tuple(zip(inputs, named_folders, strict=False))
             sets = [
                 replace(old, paired=(*(pair for pair in old.paired if pair[0] not in inputs), *paired))
                 for old in layout.sets

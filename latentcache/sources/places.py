@@ -73,30 +73,30 @@ def sizes(samples: SampleTable, rows: NDArray[np.integer], name: str) -> NDArray
     return size
 
 
-def read_image(root: Path | str, place: Place) -> tuple[bytes, StatMemo]:
+def read_image(root: Path | str, location: Place) -> tuple[bytes, StatMemo]:
     """All bytes of an image, and the memo of the file that holds them.
 
     Raises:
         UnusableSampleError: As ``files.read_source``; ``no-image``, ``rows-damaged`` of a row.
     """
-    if "row" in place:
-        return read_row(Path(root, place["path"]), place["row"], place["column"])
-    return read_source(*_at(root, place))
+    if "row" in location:
+        return read_row(Path(root, location["path"]), location["row"], location["column"])
+    return read_source(*_at(root, location))
 
 
-def open_image(root: Path | str, place: Place) -> BinaryIO:
+def open_image(root: Path | str, location: Place) -> BinaryIO:
     """An image as a stream, to read its header; the caller closes it. Raises as :func:`read_image`."""
-    if "row" in place:
-        return BytesIO(read_image(root, place)[0])
-    return open_source(*_at(root, place))
+    if "row" in location:
+        return BytesIO(read_image(root, location)[0])
+    return open_source(*_at(root, location))
 
 
-def bytes_of(root: Path | str, place: Place) -> int:
+def bytes_of(root: Path | str, location: Place) -> int:
     """Bytes of an image; 0 if it cannot be known: :func:`read_image` gives the reason."""
-    if "row" not in place:
-        return int(place.get("bytes") or place.get("size") or 0)
+    if "row" not in location:
+        return int(location.get("bytes") or location.get("size") or 0)
     try:
-        return len(read_image(root, place)[0])
+        return len(read_image(root, location)[0])
     except UnusableSampleError:
         return 0
 
@@ -110,9 +110,9 @@ def read_head(file: BinaryIO) -> tuple[int, BinaryIO]:
     return xxhash.xxh3_64_intdigest(data), file
 
 
-def _at(root: Path | str, place: Place) -> tuple[str, tuple[int, int] | None]:
-    span = (place["offset"], place["bytes"]) if "offset" in place else None
-    return os.path.join(root, place["path"]), span  # noqa: PTH118 - a Path costs more than the open
+def _at(root: Path | str, location: Place) -> tuple[str, tuple[int, int] | None]:
+    span = (location["offset"], location["bytes"]) if "offset" in location else None
+    return os.path.join(root, location["path"]), span  # noqa: PTH118 - a Path costs more than the open
 
 
 def read_each(
@@ -129,22 +129,22 @@ def read_each(
     ``quick``: threads are used only where the first reads wait for the disk more than they work.
     """
 
-    def outcome_of(place: Place) -> T | UnusableSampleError | None:
+    def outcome_of(location: Place) -> T | UnusableSampleError | None:
         try:
-            return None if stopping() else read(place)
+            return None if stopping() else read(location)
         except UnusableSampleError as error:
             return error
         except OSError as error:
-            return fault(cause_of(error), f"it cannot be read: {error.strerror}", place["path"])
+            return fault(cause_of(error), f"it cannot be read: {error.strerror}", location["path"])
 
-    def outcomes_of(each: Sequence[Place]) -> list[T | UnusableSampleError | None]:
-        return [outcome_of(place) for place in each]
+    def outcomes_of(block: Sequence[Place]) -> list[T | UnusableSampleError | None]:
+        return [outcome_of(location) for location in block]
 
-    def outcomes_alone(each: Sequence[Place]) -> list[T | UnusableSampleError | None]:
+    def outcomes_alone(block: Sequence[Place]) -> list[T | UnusableSampleError | None]:
         began, worked = time.perf_counter(), time.thread_time()
-        results = outcomes_of(each[:_PROBE])
+        results = outcomes_of(block[:_PROBE])
         is_waiting = time.perf_counter() - began > 3 * (time.thread_time() - worked)
-        return results if is_waiting else results + outcomes_of(each[_PROBE:])
+        return results if is_waiting else results + outcomes_of(block[_PROBE:])
 
     if not len(rows):
         return
@@ -153,9 +153,9 @@ def read_each(
     pool = ThreadPoolExecutor(_THREADS)  # not by the caller: a signal does not interrupt a read that never ends
     try:
         for start in range(0, len(rows), _WINDOW):
-            each = places(samples, rows[start : start + _WINDOW], name)
-            first = pool.submit(outcomes_alone, each).result() if quick else []
-            rest = each[len(first) :]
+            window = places(samples, rows[start : start + _WINDOW], name)
+            first = pool.submit(outcomes_alone, window).result() if quick else []
+            rest = window[len(first) :]
             blocks = [rest[at : at + _BLOCK] for at in range(0, len(rest), _BLOCK)]
             results = chain(first, chain.from_iterable(pool.map(outcomes_of, blocks)))
             for number, result in enumerate(results, start=start):

@@ -87,7 +87,8 @@ class Listing(ScanResult):
             return [{"text": text} for text in column.text.take(rows)]
         is_held = (np.asarray(column.file)[rows] >= 0).tolist()
         return [
-            place if held else None for place, held in zip(places(self.samples, rows, name), is_held, strict=True)
+            location if held else None
+            for location, held in zip(places(self.samples, rows, name), is_held, strict=True)
         ]
 
 

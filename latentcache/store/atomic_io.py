@@ -103,19 +103,19 @@ def unreadable(path: Path, error: Exception) -> StoreError:
     """
     if isinstance(error, StoreError):
         return error
-    what, where, why = f"{path.name} cannot be read", str(path), str(error)
+    problem, where, why = f"{path.name} cannot be read", str(path), str(error)
     if not isinstance(error, OSError) or error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
-        return CacheDamagedError(what, where=where, why=why)
+        return CacheDamagedError(problem, where=where, why=why)
     if error.errno in DISK_FULL:
         return as_store_error(error, path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return StoreError(
-            what, where=where, why=why, fix="ulimit -n 65536, then run again: each shard is an open file"
+            problem, where=where, why=why, fix="ulimit -n 65536, then run again: each shard is an open file"
         )
     denied = isinstance(error, PermissionError)
     mend = f"chmod -R u+rX {shlex.quote(str(path.parent))}" if denied else "check the disk"
     never = f"if it can never be read again: mv {shlex.quote(where)} elsewhere, then build"
-    return StoreError(what, where=where, why=why, fix=f"{mend}, then run again; {never}")
+    return StoreError(problem, where=where, why=why, fix=f"{mend}, then run again; {never}")
 
 
 def make_folder(path: Path) -> list[Path]:

@@ -135,8 +135,8 @@ def _blocks(items: Sequence[Item], spec: FieldSpec, kind: FieldKind) -> Iterator
     size, group = 0, None
     for item in items:
         alike = item.key[: CONTENT_SLICE.start], item.key[CONTENT_SLICE.stop :], item.array.shape[spec.ragged :]
-        own = sum(np.asarray(item.columns[name]).nbytes for name in kind.ragged_columns if name in item.columns)
-        more = item.array.nbytes + own + _ROW_BYTES
+        ragged = [np.asarray(item.columns[name]).nbytes for name in kind.ragged_columns if name in item.columns]
+        more = item.array.nbytes + sum(ragged) + _ROW_BYTES
         if block and (alike != group or size + more > BLOCK_BYTES):
             yield block
             block = []

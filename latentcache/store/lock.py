@@ -135,9 +135,9 @@ def _take(path: Path, descriptor: int) -> None:
 
 
 def _held_by(holder: dict[str, Any], where: Path, why: str) -> CacheLockedError:
-    what = f"another build holds this cache: process {holder['pid']} on {holder['host']}"
+    problem = f"another build holds this cache: process {holder['pid']} on {holder['host']}"
     fix = "wait until it ends; it is safe to run this command again then"
-    return CacheLockedError(what, holder=holder, where=str(where), why=why, fix=fix)
+    return CacheLockedError(problem, holder=holder, where=str(where), why=why, fix=fix)
 
 
 def _locked(descriptor: int) -> bool:

@@ -111,10 +111,10 @@ def other_format(
     version: int, where: Path | str, cache: Path | str = "CACHE", data: str = "DATA"
 ) -> CacheFormatError:
     """The error for a cache that another release wrote; ``data`` is what it was built from."""
-    what = f"this cache has format {version}; this version of latentcache reads format {FORMAT_VERSION}"
+    problem = f"this cache has format {version}; this version of latentcache reads format {FORMAT_VERSION}"
     if version > FORMAT_VERSION:
         return CacheFormatError(
-            what,
+            problem,
             where=str(where),
             why="it was written by a newer version",
             fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
@@ -122,7 +122,7 @@ def other_format(
         )
     old, new = (shlex.quote(f"{cache}{ending}") for ending in (f".format-{version}", ""))
     return CacheFormatError(
-        what,
+        problem,
         where=str(where),
         why="it was written by an older version",
         fix=f"build it again, with the options of the first build: mv {new} {old} && latentcache build"

@@ -150,7 +150,7 @@ def is_unchanged(new: NewSnapshot, current: Snapshot, provenance: Sequence[str])
     new = _needed_shards(new)
     prints = current.fingerprint, str(current.manifest["columns"]["checksum"])
     manifest, _ = _manifest(new, current.number, prints)
-    said, known = (_comparable(each, provenance) for each in (manifest, current.manifest))
+    said, known = (_comparable(version, provenance) for version in (manifest, current.manifest))
     return said == known and current.columns.holds(_columns(new.samples, new.fields))
 
 

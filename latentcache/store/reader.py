@@ -168,9 +168,9 @@ class EntryReader:
         files = [self.file(number) for number in numbers.tolist()]
         return files, np.array([file.descriptor for file in files], dtype=np.int64)[position]
 
-    def check_hash(self, columns: _Field, entry: int, found: int) -> None:
+    def check_hash(self, columns: _Field, entry: int, payload_checksum: int) -> None:
         """Raise unless the payload of an entry has its checksum."""
-        if found != int(columns.checksum[entry]):
+        if payload_checksum != int(columns.checksum[entry]):
             raise self.corrupt(columns, entry, f"payload checksum: expected {int(columns.checksum[entry]):016x}")
 
     def _path(self, shard: int) -> str:
@@ -181,9 +181,9 @@ class EntryReader:
         rows = np.flatnonzero(columns.entry == entry)
         name = self.snapshot.samples.names[int(columns.rows.sample[int(rows[0])])] if len(rows) else ""
         more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-        path, what = self._path(int(columns.shard[entry])), f"the {columns.rows.name} of {name}{more}"
+        path, subject = self._path(int(columns.shard[entry])), f"the {columns.rows.name} of {name}{more}"
         return CorruptEntryError(
-            f"{what} {'are damaged' if isinstance(why, str) else 'cannot be read'}",
+            f"{subject} {'are damaged' if isinstance(why, str) else 'cannot be read'}",
             sample=name,
             key=columns.rows.key[entry].tobytes().hex(),
             where=f"{path}:{int(columns.offset[entry])}",

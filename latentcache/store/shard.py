@@ -110,8 +110,8 @@ def _storing(folder: Path) -> Iterator[None]:
             # LMDB reports a full disk as EIO, because it names a short write so.
             if code in DISK_FULL or (code == errno.EIO and not _has_room(folder)):
                 raise DiskFullError("the disk is full", where=str(folder), why=str(error)) from error
-            what, fix = "a shard cannot be written or read", "check the disk, then run again"
-            raise StoreError(what, where=str(folder), why=str(error), fix=fix) from error
+            problem, fix = "a shard cannot be written or read", "check the disk, then run again"
+            raise StoreError(problem, where=str(folder), why=str(error), fix=fix) from error
 
 
 def seal_folder(folder: Path, name: str = "") -> Path:

@@ -199,17 +199,17 @@ class Snapshot(Value):
     @cached_property
     def _listed(self) -> dict[str, tuple[Rejected, ...]]:
         about, path = self.manifest["rejected"], self.paths.snapshot(self.number) / REJECTED
-        found: dict[str, list[Rejected]] = {"rejected": [], "note": []}
+        by_type: dict[str, list[Rejected]] = {"rejected": [], "note": []}
         try:
             data = read_file(path)
             if f"{checksum(data):016x}" != about["checksum"]:
                 raise CacheDamagedError(f"{REJECTED} is damaged", where=str(path), why="checksum")
             for value in map(json.loads, data.splitlines()):
                 more = {"content": bytes.fromhex(value.get("content", "")), "stat": tuple(value.get("stat", ()))}
-                found[value.pop("type")].append(Rejected(**{**value, **more}))
+                by_type[value.pop("type")].append(Rejected(**{**value, **more}))
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise unreadable(path, error) from error
-        return {name: tuple(values) for name, values in found.items()}
+        return {name: tuple(values) for name, values in by_type.items()}
 
 
 def open_snapshot(cache: Path, number: int | None = None) -> Snapshot:

@@ -106,11 +106,11 @@ class _Comparison:
 
     def add(self, category: str, reason: str, rows: NDArray[np.intp], shown: Shown, hint: str = "") -> None:
         """Add samples whose value, as ``shown`` in text, is another one now."""
-        expected, found = (
+        expected, actual = (
             lambda at: shown(self.samples, int(rows[at])),
             lambda at: shown(self.now.samples, int(self.listing_row[rows[at]])),
         )
-        self.findings.add(category, reason, rows, expected=expected, found=found, hint=hint)
+        self.findings.add(category, reason, rows, expected=expected, found=actual, hint=hint)
 
     def removed(self, own_input: str, rows: NDArray[np.intp], reasons: Mapping[str, Rejected]) -> None:
         """Compare samples that the listing lacks; ``reasons`` is what it says of names."""
@@ -155,9 +155,9 @@ class _Comparison:
         had = np.asarray(before.file)[rows] >= 0
         has = np.zeros(len(rows), dtype=np.bool_) if after is None else np.asarray(after.file)[now_rows] >= 0
 
-        def add(changed: NDArray[np.bool_], found: Text) -> None:
+        def add(changed: NDArray[np.bool_], text: Text) -> None:
             hint = "a build makes it again for this sample, and nothing else"
-            self.findings.add("stale", f"{name}-changed", rows[changed], field=name, found=found, hint=hint)
+            self.findings.add("stale", f"{name}-changed", rows[changed], field=name, found=text, hint=hint)
 
         add(had & ~has, f"no {name} any more")
         add(has & ~had, f"a {name} that was not there")
@@ -166,12 +166,12 @@ class _Comparison:
             changed = had & has & content.any(axis=1) & ~equal_hashes(content, later)
             now_rows = now_rows[changed]
 
-            def found(at: int) -> str:
+            def change_text(at: int) -> str:
                 error = self.now.unread.get((name, int(now_rows[at])))
                 path = places(self.now.samples, now_rows[[at]], name)[0]["path"]
                 return f"{path}: {'it was changed' if error is None else error.what}"
 
-            add(changed, found)
+            add(changed, change_text)
 
     def columns(self, rows: NDArray[np.intp]) -> None:
         """Compare captions, columns of tables and repeats of samples."""
@@ -193,9 +193,9 @@ class _Comparison:
 
     def unusable(self, row: int, cause: str, detail: str) -> None:
         """Add a sample whose file cannot be used now."""
-        category, reason, found = _unusable(cause, detail)
+        category, reason, actual = _unusable(cause, detail)
         expected = "a file that can be read" if category == "unverifiable" else "the sample"
-        self.findings.add(category, reason, np.array([row]), expected=expected, found=found, hint=hint_for(cause))
+        self.findings.add(category, reason, np.array([row]), expected=expected, found=actual, hint=hint_for(cause))
 
 
 def _own_content(samples: SampleTable, row: int) -> str:
@@ -359,13 +359,13 @@ def _quarantined(item: Rejected, line: int = 0) -> Finding:
     return replace(Finding.of_rejected("quarantined", item), line=line or item.line, target="")
 
 
-def _recorded(item: Rejected, category: str, reason: str, found: str) -> Finding:
+def _recorded(item: Rejected, category: str, reason: str, actual: str) -> Finding:
     return Finding(
         category=category,
         reason=reason,
         path=item.name,
         line=item.line,
         expected=item.content.hex() or f"rejected as {item.reason}",
-        found=found or f"its {'record' if item.line else 'file'} is gone",
+        found=actual or f"its {'record' if item.line else 'file'} is gone",
         hint=HINTS[category],
     )

@@ -115,8 +115,8 @@ class View:
             len(column) and not 0 <= int(column.min()) <= int(column.max()) < most for column, most in within
         )
         if outside or (len(self) and not len(self.entry)):
-            what = f"the field {self.name!r} of a snapshot contradicts itself"
-            raise CacheDamagedError(what, why="a row points outside")
+            problem = f"the field {self.name!r} of a snapshot contradicts itself"
+            raise CacheDamagedError(problem, why="a row points outside")
 
     def __len__(self) -> int:
         return len(self.shard)

@@ -259,15 +259,15 @@ class Findings:
             samples = np.concatenate([batch.samples[places] for batch, places in kept])
             only = kept[0][0] if len(kept) == 1 else _Batch(samples, None, "", "", "")
             names = tuple(self.table.names.take(samples[:NAMES]))
-            expected, found = (text if isinstance(text, str) else "" for text in (only.expected, only.found))
-            about: dict[str, Any] = {"expected": expected, "found": found, "hint": only.hint or cause.hint}
+            expected, actual = (text if isinstance(text, str) else "" for text in (only.expected, only.found))
+            about: dict[str, Any] = {"expected": expected, "found": actual, "hint": only.hint or cause.hint}
             return [replace(cause, path=self._file(samples), count=total, names=names, **about)]
         for batch, position in ((batch, int(position)) for batch, positions in kept for position in positions):
             path, line = self.table.where(int(batch.samples[position]))
             key = "" if batch.keys is None else batch.keys[position].tobytes().hex()
             texts = batch.expected, batch.found
-            expected, found = (text if isinstance(text, str) else text(position) for text in texts)
-            about = {"expected": expected, "found": found, "hint": batch.hint or cause.hint, "key": key}
+            expected, actual = (text if isinstance(text, str) else text(position) for text in texts)
+            about = {"expected": expected, "found": actual, "hint": batch.hint or cause.hint, "key": key}
             findings.append(replace(cause, path=path, line=line, **about))
         return findings
 

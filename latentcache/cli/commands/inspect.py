@@ -49,8 +49,8 @@ def inspect(
 
     device, strict = run.get("device", "auto"), run.pop("strict", False)
     if (data is None) != machine:
-        what = "DATA: not with --machine" if machine else "DATA is missing"
-        raise UsageError(what, fix="latentcache inspect DATA, or latentcache inspect --machine")
+        problem = "DATA: not with --machine" if machine else "DATA is missing"
+        raise UsageError(problem, fix="latentcache inspect DATA, or latentcache inspect --machine")
     with LocalEngine(device) as engine:
         if data is None:
             checks = [*machine_checks(device, engine.ask, out_folder or Path.cwd(), lambda more: "")]

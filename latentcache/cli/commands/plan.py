@@ -172,7 +172,7 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
         order = np.repeat(order, column[items.sample[order]])
     sample = items.sample[order]
     groups, group = groups_in_use(items, items.group[order])
-    sizes = [(1, 1, 1) if -1 in one.shape else one.dims for one in groups]  # ragged groups share one
+    sizes = [(1, 1, 1) if -1 in used.shape else used.dims for used in groups]  # ragged groups share one
     ranked = sorted(range(len(groups)), key=lambda number: size_rank(sizes[number]))
     index = SampleIndex(
         bucket=np.argsort(ranked).astype(np.int32)[group],
@@ -220,13 +220,13 @@ def _of_trainer(
     )
     sizes = _sizes(planned, apart=run.trainer.parts_sets)
     plan = run.plan(sizes)
-    found = run.suggestion(sizes) if suggest else None
-    suggestion = found and {
-        "change": found[0],
-        "samples_short": found[1].short,
-        "samples_dropped": found[1].dropped,
-        "cropped": round(found[1].cropped, 4),
-        "steps_per_epoch": found[1].steps,
+    best = run.suggestion(sizes) if suggest else None
+    suggestion = best and {
+        "change": best[0],
+        "samples_short": best[1].short,
+        "samples_dropped": best[1].dropped,
+        "cropped": round(best[1].cropped, 4),
+        "steps_per_epoch": best[1].steps,
     }
     settings_of = [table.words for table in tables]
     shown = {"name": trainer, "settings": settings_of, **plan.as_json()}
@@ -313,7 +313,7 @@ def _lines(payload: dict[str, Any]) -> Iterator[str | Table]:
         f" on {ranks}{accumulation}: {count_of(payload['samples_used'], 'samples')} used per epoch,"
         f" {payload['samples_repeated']} repeated, {payload['samples_dropped']} dropped"
     )
-    yield from (f"warning: {one}" for one in payload["overfilled"][:SHOWN])
+    yield from (f"warning: {sentence}" for sentence in payload["overfilled"][:SHOWN])
     if payload["overfilled"]:
         yield "  fix: --remainder partial or drop, a smaller --batch-size, or fewer buckets"
     yield from _lines_of_trainer(payload)

@@ -118,17 +118,19 @@ def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> Repair:
     """Check and repair; afterwards the build alone is the fix of what was removed."""
     from latentcache.verify.verify import repair_cache
 
-    made = repair_cache(cache, **look, confirm=lambda plan: _confirmed(plan, yes=yes))
-    if not made.done:
-        say("nothing was changed" if made.needed else "nothing to repair")
-        return made
-    say(f"{count_of(len(made.removals), 'entries')} removed")
+    repair = repair_cache(cache, **look, confirm=lambda plan: _confirmed(plan, yes=yes))
+    if not repair.done:
+        say("nothing was changed" if repair.needed else "nothing to repair")
+        return repair
+    say(f"{count_of(len(repair.removals), 'entries')} removed")
     build = "latentcache build "
     findings = tuple(
-        replace(one, fix=build + one.fix.partition(f"; {build}")[2]) if one.category in ("corrupt", "drift") else one
-        for one in made.report.findings
+        replace(finding, fix=build + finding.fix.partition(f"; {build}")[2])
+        if finding.category in ("corrupt", "drift")
+        else finding
+        for finding in repair.report.findings
     )
-    return replace(made, report=replace(made.report, findings=findings))
+    return replace(repair, report=replace(repair.report, findings=findings))
 
 
 def _of_export(out: Path, data: Path | None) -> Result:
@@ -156,10 +158,10 @@ def _of_export(out: Path, data: Path | None) -> Result:
 
 def _confirmed(plan: Repair, *, yes: bool) -> bool:
     """Show the plan of a repair and ask for confirmation."""
-    size = sum(one.num_bytes for one in plan.removals)
+    size = sum(removal.num_bytes for removal in plan.removals)
     say(f"to be removed: {count_of(len(plan.removals), 'entries')}, {human_bytes(size)}")
-    for one in plan.removals[:SHOWN]:
-        say(f"  {one.path or one.key} [{one.reason}]")
+    for removal in plan.removals[:SHOWN]:
+        say(f"  {removal.path or removal.key} [{removal.reason}]")
     if len(plan.removals) > SHOWN:
         say(f"  ... and {len(plan.removals) - SHOWN} more")
     if plan.shards:
@@ -199,8 +201,8 @@ def _remarks(report: VerifyReport) -> Iterator[str]:
     if again is not None and not again.entries:
         yield "encoded again: nothing (samples with findings are left out)"
     elif again is not None:
-        made = f"{count_of(again.samples, 'samples')}, {count_of(again.entries, 'entries')}"
-        yield f"encoded again: {made}, largest difference {again.largest:.2g}, mean {again.mean:.2g}"
+        counts = f"{count_of(again.samples, 'samples')}, {count_of(again.entries, 'entries')}"
+        yield f"encoded again: {counts}, largest difference {again.largest:.2g}, mean {again.mean:.2g}"
         if again.confidence:
             yield again.confidence
     if report.building:

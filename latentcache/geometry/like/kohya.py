@@ -245,8 +245,11 @@ def _check(path: Path, subsets: Sequence[Mapping[str, Any]]) -> None:
     """Raise a UsageError for what one cache cannot hold."""
     for subset in subsets:
         if subset.get("dataset_config"):
-            what, fix = f"{path}: has its data sets in another file", f"--trainer-config {subset['dataset_config']}"
-            raise UsageError(what, where=str(path), fix=fix)
+            problem, fix = (
+                f"{path}: has its data sets in another file",
+                f"--trainer-config {subset['dataset_config']}",
+            )
+            raise UsageError(problem, where=str(path), fix=fix)
     folders = dict[str, set[str]]()
     for subset in subsets:
         parts = [str(subset.get(name)) for name in ("image_dir", "metadata_file", "num_repeats", "is_reg")]

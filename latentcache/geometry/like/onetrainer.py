@@ -37,8 +37,8 @@ _MORE_INPUTS = ("INPAINTING", "DEPTH", "FILL")
 PIXELS = {
     "enable_crop_jitter": True,
     **{
-        f"enable_{how}_{what}": False
-        for what in ("rotate", "brightness", "contrast", "saturation", "hue")
+        f"enable_{how}_{change}": False
+        for change in ("rotate", "brightness", "contrast", "saturation", "hue")
         for how in ("random", "fixed")
     },
     "enable_resolution_override": False,
@@ -199,8 +199,8 @@ def read_config(path: Path) -> TrainingConfig:
 
 def _config(path: Path, values: Any) -> TrainingConfig:
     if not isinstance(values, dict) or not values.keys() & _KNOWN:
-        what, fix = f"{path} is no file of OneTrainer", "give the JSON file that OneTrainer saves"
-        raise UsageError(what, where=str(path), fix=fix)
+        problem, fix = f"{path} is no file of OneTrainer", "give the JSON file that OneTrainer saves"
+        raise UsageError(problem, where=str(path), fix=fix)
     concepts, missing = values.get("concepts"), ""
     if concepts is None:
         name = Path(str(values.get("concept_file_name", "training_concepts/concepts.json")))
@@ -217,33 +217,33 @@ def _config(path: Path, values: Any) -> TrainingConfig:
 
 def _forbids_pixels(config: TrainingConfig) -> tuple[str, ...]:
     """Settings with which it takes other pixels than ours, or more of them."""
-    found = [] if config.values.get("latent_caching", True) else ["latent_caching = false"]
+    reasons = [] if config.values.get("latent_caching", True) else ["latent_caching = false"]
     if config.values.get("custom_conditioning_image"):
-        found.append("custom_conditioning_image = true")
+        reasons.append("custom_conditioning_image = true")
     if any(word in config.model for word in _MORE_INPUTS):
-        found.append(f"model_type = {config.model}: it caches further images, which no export holds")
+        reasons.append(f"model_type = {config.model}: it caches further images, which no export holds")
     for concept in config.concepts:
-        found += refused(concept.get("image", {}), PIXELS, f"concept {_name(concept)}: ")
-    return tuple(found)
+        reasons += refused(concept.get("image", {}), PIXELS, f"concept {_name(concept)}: ")
+    return tuple(reasons)
 
 
 def _forbids_text(config: TrainingConfig) -> tuple[str, ...]:
     """Settings with which it encodes text while it trains, or another text than the first caption."""
-    values, found = config.values, list[str]()
+    values, reasons = config.values, list[str]()
     for part in ("text_encoder", "text_encoder_2", "text_encoder_3")[: _encoders(config.model)]:
-        found += refused(values.get(part, {}), {"train": True}, f"{part}.")
-        found += refused(values, {f"{part}_layer_skip": 0})
+        reasons += refused(values.get(part, {}), {"train": True}, f"{part}.")
+        reasons += refused(values, {f"{part}_layer_skip": 0})
     embeddings = values.get("additional_embeddings", [])
     if values.get("training_method") == "EMBEDDING" or any(entry.get("train", True) for entry in embeddings):
-        found.append("embeddings are trained")
+        reasons.append("embeddings are trained")
     for concept in config.concepts:
         label = f"concept {_name(concept)}: "
-        found += refused(concept.get("text", {}), dict.fromkeys(_DRAWN_TEXT, False), label)
+        reasons += refused(concept.get("text", {}), dict.fromkeys(_DRAWN_TEXT, False), label)
         if (source := concept.get("text", {}).get("prompt_source", "sample")) != "sample":
-            found.append(f"{label}prompt_source = {source}")
+            reasons.append(f"{label}prompt_source = {source}")
         if concept.get("text_variations", 1) > 1:
-            found.append(f"{label}text_variations = {concept['text_variations']}")
-    return tuple(found)
+            reasons.append(f"{label}text_variations = {concept['text_variations']}")
+    return tuple(reasons)
 
 
 def _encoders(model: str) -> int:

@@ -180,8 +180,8 @@ class SimpleTuner(Trainer):
             if backend.get("dataset_type", "image") == "image" and not backend.get("disabled")
         ]
         if not backends:
-            what, fix = f"{path}: has no backend of images", "add a backend with dataset_type = image"
-            raise UsageError(what, where=str(path), fix=fix)
+            problem, fix = f"{path}: has no backend of images", "add a backend with dataset_type = image"
+            raise UsageError(problem, where=str(path), fix=fix)
         crops = [backend.get("crop") and backend.get("crop_aspect", "square") for backend in backends]
         squares = {crop == "square" for crop in crops}
         kinds = {backend["resolution_type"] == "pixel" for backend in backends}
@@ -262,8 +262,8 @@ def _backends(path: Path, value: Any) -> tuple[Mapping[str, Any], list[Mapping[s
     name = Path(str(general.get("data_backend_config", "config/multidatabackend.json")))
     file = file_near(path, name)
     if file is None:
-        what, fix = f"{path}: {name} is not there", "give multidatabackend.json itself"
-        raise UsageError(what, where=str(path), why="it is looked for here and in the folders above", fix=fix)
+        problem, fix = f"{path}: {name} is not there", "give multidatabackend.json itself"
+        raise UsageError(problem, where=str(path), why="it is looked for here and in the folders above", fix=fix)
     return general, read_file(file), file
 
 

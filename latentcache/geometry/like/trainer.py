@@ -60,8 +60,8 @@ class SizeOptions(Value):
         """Raise a RecipeError for a limit of sides that a trainer has no setting for."""
         for name in names:
             if getattr(self, name):
-                what = f"{title} has no {'shortest' if name == 'min_side' else 'longest'} side of a bucket"
-                raise RecipeError(what, argument=name, value=getattr(self, name), fix="leave it out")
+                problem = f"{title} has no {'shortest' if name == 'min_side' else 'longest'} side of a bucket"
+                raise RecipeError(problem, argument=name, value=getattr(self, name), fix="leave it out")
 
 
 class TrainerSettings(Value):
@@ -107,8 +107,8 @@ class Trainer:
         except UsageError:
             raise
         except (TypeError, ValueError, AttributeError, IndexError) as error:
-            what, fix = f"{path}: a setting has another form", f"give the file as {self.name} reads it"
-            raise UsageError(what, where=str(path), why=str(error), fix=fix) from error
+            problem, fix = f"{path}: a setting has another form", f"give the file as {self.name} reads it"
+            raise UsageError(problem, where=str(path), why=str(error), fix=fix) from error
 
     def read(self, path: Path, value: Any) -> TrainerSettings:
         """The settings of the contents of a file."""
@@ -151,8 +151,8 @@ def read_file(path: Path) -> Any:
     try:
         return parse(path.read_text("utf-8"))
     except OSError as error:
-        what, fix = f"{path}: {error.strerror}", "give the settings file of the trainer"
-        raise UsageError(what, where=str(path), fix=fix) from error
+        problem, fix = f"{path}: {error.strerror}", "give the settings file of the trainer"
+        raise UsageError(problem, where=str(path), fix=fix) from error
     except ValueError as error:
         raise UsageError(
             f"{path} is no {kind} file", where=str(path), why=str(error), fix="mend this line"

@@ -192,10 +192,10 @@ class Tracker:
         )
         there = np.zeros(len(keys), dtype=bool) if self._lookup is None else self._lookup.find(keys) >= 0
         split = key_list(keys.tobytes())
-        known, each = {key for key, exists in zip(split, there.tolist(), strict=True) if exists}, iter(split)
+        known, remaining = {key for key, exists in zip(split, there.tolist(), strict=True) if exists}, iter(split)
         for tracked, content in zip(jobs, contents, strict=True):
             tracked.content = content
-            tracked.keys = {output.item: next(each) for output in tracked.job.outputs}
+            tracked.keys = {output.item: next(remaining) for output in tracked.job.outputs}
             tracked.there = known.intersection(tracked.keys.values()) if known else frozenset()
 
     def missing(self, tracked: TrackedJob, content: bytes) -> list[Output]:

@@ -419,7 +419,7 @@ class Run:
         match end.error:
             case DeviceMemoryError():
                 raise end.error
-            case DeviceError() if any(each.opened for each in (worker, *self._workers)):
+            case DeviceError() if any(running.opened for running in (worker, *self._workers)):
                 cause = f"lost its device ({', '.join(filter(None, (end.error.what, end.error.why)))})"
                 begun = {}
             case MemoryError():

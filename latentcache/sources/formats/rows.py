@@ -165,8 +165,8 @@ class _Column:
         self._name = f"{field.name}.{self._child}" if self._child else field.name
         groups = [data.row_group(number) for number in range(data.num_row_groups)]
         self._ends = list(accumulate(group.num_rows for group in groups))
-        each = sum(group.total_byte_size for group in groups)
-        self._rows = max(min(_BLOCK_BYTES * data.num_rows // max(each, 1), _ROWS), 1)
+        total_bytes = sum(group.total_byte_size for group in groups)
+        self._rows = max(min(_BLOCK_BYTES * data.num_rows // max(total_bytes, 1), _ROWS), 1)
         self._blocks = deque(maxlen=_BLOCKS)
 
     def row(self, number: int) -> tuple[bytes, int]:

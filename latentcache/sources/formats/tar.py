@@ -48,8 +48,8 @@ def tar_members(file: BinaryIO) -> Iterator[Member]:
                     continue
                 is_plain = header.isreg() and not header.issparse()
                 if is_plain and last > end:
-                    what = f"member {number} ({header.name}) ends at byte {last}, the file at byte {end}"
-                    raise fault("tar-truncated", what)
+                    problem = f"member {number} ({header.name}) ends at byte {last}, the file at byte {end}"
+                    raise fault("tar-truncated", problem)
                 yield Member(
                     number, header.name.removeprefix("./"), header.offset_data, header.size if is_plain else -1
                 )

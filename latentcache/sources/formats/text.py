@@ -92,8 +92,8 @@ def decode(raw: bytes | None) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        found = f"found 0x{raw[error.start]:02x} at byte {error.start + 1}"
-        raise fault("not-utf8", f"expected UTF-8, {found}") from error
+        difference = f"found 0x{raw[error.start]:02x} at byte {error.start + 1}"
+        raise fault("not-utf8", f"expected UTF-8, {difference}") from error
 
 
 def read_document(path: Path, fix: Fix, *, max_bytes: int = MAX_SOURCE_BYTES) -> Any:
@@ -105,8 +105,8 @@ def read_document(path: Path, fix: Fix, *, max_bytes: int = MAX_SOURCE_BYTES) ->
         return (tomllib.loads if path.suffix == ".toml" else parse_json)(decode(data))
     except (tomllib.TOMLDecodeError, RecursionError, UnusableSampleError) as error:
         why = error.what if isinstance(error, UnusableSampleError) else str(error)
-        what = f"{path.name} cannot be read"
-        raise SourceError(what, where=str(path), why=why, fix=fix) from error
+        problem = f"{path.name} cannot be read"
+        raise SourceError(problem, where=str(path), why=why, fix=fix) from error
 
 
 def parse_json(text: str) -> Any:

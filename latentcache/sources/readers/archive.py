@@ -166,8 +166,8 @@ class _Archive:
         for members_of_key in texts.values():
             self._count("caption-unused", "caption members have no image of their key", *members_of_key.values())
         if self._caption_column and entries and all(entry.text is None for entry in entries):
-            what = f"no JSON member of an image has a caption called {self._caption_column}"
-            raise fault("no-caption-column", what, self._path)
+            problem = f"no JSON member of an image has a caption called {self._caption_column}"
+            raise fault("no-caption-column", problem, self._path)
         return entries
 
     def _members(self, file: BinaryIO) -> tuple[dict[str, list[Member]], dict[str, dict[str, Member]]]:

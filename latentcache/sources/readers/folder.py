@@ -421,11 +421,11 @@ def _readings(
     count: int, units: Units, rules: Sequence[CaptionRule], archives: Sequence[ImageSet]
 ) -> NDArray[np.uint8] | None:
     """(F, 16) how each caption file and archive is read; None: all captions are as they are written."""
-    each = [rule.reading for rule in rules]
-    if not any(map(any, each)) and not archives:
+    readings = [rule.reading for rule in rules]
+    if not any(map(any, readings)) and not archives:
         return None
     reading, there = np.zeros((count, HASH_BYTES), dtype=np.uint8), units["which"] >= 0
-    reading[units["caption"][there]] = hash_rows(each)[units["owner"][there]]
+    reading[units["caption"][there]] = hash_rows(readings)[units["owner"][there]]
     reading[: len(archives)] = hash_rows(map(reading_of, archives))
     return reading
 

@@ -135,8 +135,10 @@ def _with_columns(table: str, rows: Sequence[Row], notes: Notes) -> list[Row]:
         said = f"; columns of the samples: {listed(list(kept))}" if kept else ""
         notes.add(rejected(table, "text-column", f"it has no column of captions{said}"))
     if left:
-        what = f"numbers, or texts of at most {_LONGEST_CELL} bytes"
-        notes.add(rejected(table, "text-column", f"columns that are not used: {listed(left)}; a column holds {what}"))
+        accepted = f"numbers, or texts of at most {_LONGEST_CELL} bytes"
+        notes.add(
+            rejected(table, "text-column", f"columns that are not used: {listed(left)}; a column holds {accepted}")
+        )
     return [
         row._replace(
             more={name: kept[name](value) for name, value in row.more.items() if name in kept and value is not None}
@@ -229,8 +231,8 @@ def _rows(path: Path, records: _Records, rule: CaptionRule) -> list[Row]:
             file, caption = _chosen(path, line, list(record), rule)
         name = record.get(file)
         if not isinstance(name, str | int):
-            found = shown(name) if file in record else f"columns: {listed(list(record))}"
-            why = f"expected a file name as {file!r}, as in the first row; found {found}"
+            actual = shown(name) if file in record else f"columns: {listed(list(record))}"
+            why = f"expected a file name as {file!r}, as in the first row; found {actual}"
             raise _error(path, line, "a row without a file name", why, "correct this line, or leave it out")
         row = make_row(path, line, str(name), record.get(caption), is_captioned=bool(caption))
         used = (file, caption)
@@ -246,8 +248,8 @@ def _chosen(path: Path, line: int, columns: Sequence[str], rule: CaptionRule) ->
         file = choose_column(path, "image", columns, named(columns, FILE_COLUMNS), rule.image_column)
         return file, choose_column(path, "caption", columns, named(columns, CAPTION_COLUMNS), rule.caption_column)
     except UnusableSampleError as error:
-        what, name = ("file names", FILE_COLUMNS[0]) if error.slug == "no-image-column" else ("captions", "text")
-        said = _error(path, line, f"no column of {what}", error.what, f"{error.fix}, or call it {name}")
+        role, name = ("file names", FILE_COLUMNS[0]) if error.slug == "no-image-column" else ("captions", "text")
+        said = _error(path, line, f"no column of {role}", error.what, f"{error.fix}, or call it {name}")
         said.fix_python = f"{error.fix_python or error.fix}, or call it {name}"
         raise said from error
 
@@ -261,9 +263,9 @@ def make_row(path: Path, line: int, name: str, caption: Any, *, is_captioned: bo
         return Row(name, line, error=error)
 
 
-def _error(path: Path, line: int, what: str, why: str, fix: str) -> TableError:
+def _error(path: Path, line: int, problem: str, why: str, fix: str) -> TableError:
     where = f"{path}:{line}" if line else str(path)
-    return TableError(f"{path.name}: {what}", where=where, why=why, fix=fix)
+    return TableError(f"{path.name}: {problem}", where=where, why=why, fix=fix)
 
 
 # formats
@@ -315,12 +317,12 @@ def _csv_records(path: Path, data: bytes, rule: CaptionRule) -> _Records:
 def _json_object(path: Path, raw: bytes, line: int) -> dict[str, Any]:
     try:
         value = parse_json(_decode(path, raw, line))
-        found = f"found {shown(value)}"
+        actual = f"found {shown(value)}"
     except UnusableSampleError as error:
-        value, found = None, error.what.removeprefix("no JSON: ")
+        value, actual = None, error.what.removeprefix("no JSON: ")
     if not isinstance(value, dict):
         fix = f"correct line {line}, or leave it out; `sed -n {line}p {shlex.quote(str(path))}` shows it"
-        raise _error(path, line, "a line that is no JSON object", f"expected one object; {found}", fix)
+        raise _error(path, line, "a line that is no JSON object", f"expected one object; {actual}", fix)
     return value
 
 

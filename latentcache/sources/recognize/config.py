@@ -98,9 +98,9 @@ class Config:
             fix=_correct(f"correct {name} in {shlex.quote(str(self.path))}"),
         )
 
-    def error(self, what: str, fix: str, why: str = "") -> SourceError:
+    def error(self, problem: str, fix: str, why: str = "") -> SourceError:
         """An error of this file."""
-        return SourceError(f"{self.path.name}: {what}", where=str(self.path), why=why, fix=fix)
+        return SourceError(f"{self.path.name}: {problem}", where=str(self.path), why=why, fix=fix)
 
 
 def read_config(path: Path) -> Config:
@@ -111,9 +111,9 @@ def read_config(path: Path) -> Config:
     )
 
 
-def _correct(what: str) -> Fix:
+def _correct(action: str) -> Fix:
     """A correction of a file, or else the plain folder."""
-    return lambda said: f"{what}, or read the folder alone with {said('layout', 'folder')}"
+    return lambda said: f"{action}, or read the folder alone with {said('layout', 'folder')}"
 
 
 def pixels_in(settings: Mapping[str, Any]) -> tuple[int, ...]:

@@ -125,9 +125,9 @@ def check_folder(data: Path) -> None:
     except OSError as error:
         is_absent = isinstance(error, FileNotFoundError | NotADirectoryError)
         kind = SourceNotFoundError if is_absent else SourceError
-        what = "no such folder" if is_absent else "the data folder cannot be used"
+        problem = "no such folder" if is_absent else "the data folder cannot be used"
         fix = f"check it with `ls -ld {shlex.quote(str(data))}`"
-        raise kind(f"{what}: {data}", where=str(data), why=str(error.strerror), fix=fix) from error
+        raise kind(f"{problem}: {data}", where=str(data), why=str(error.strerror), fix=fix) from error
     if not stat.S_ISDIR(mode):
         raise _no_folder(data)
 
@@ -194,8 +194,8 @@ def _of_file(data: Path, options: SourceOptions) -> Layout:
     why = f"expected a file as one of {', '.join(CONFIGS)} has it"
     if word:
         raise unfit(data, word, why)
-    what, fix = f"{data.name} is no configuration that is known", "give the folder that holds the images"
-    raise UsageError(what, where=str(data), why=why, fix=fix)
+    problem, fix = f"{data.name} is no configuration that is known", "give the folder that holds the images"
+    raise UsageError(problem, where=str(data), why=why, fix=fix)
 
 
 def _of_config(data: Path, options: SourceOptions, inventory: Inventory | None) -> Layout:
@@ -211,8 +211,8 @@ def _of_config(data: Path, options: SourceOptions, inventory: Inventory | None) 
     config.is_followed, config.folder = True, options.config_folder
     trainer = _trainer(config.value)
     if trainer is None or (inventory is None and data.resolve() != config.path.resolve()):
-        what = "names no sets of images" if trainer is None else f"names other images than DATA={data}"
-        raise config.error(what, "give the folder of images that it names as DATA")
+        problem = "names no sets of images" if trainer is None else f"names other images than DATA={data}"
+        raise config.error(problem, "give the folder of images that it names as DATA")
     layout = _read(trainer, config, None if inventory is None else inventory.root)
     if inventory is not None and layout.root != Path(os.path.abspath(inventory.root)):  # noqa: PTH100 - links stay
         fix = f"give the folder of all of them as DATA: {shlex.quote(str(layout.root))}"
@@ -238,5 +238,5 @@ def _read(trainer: Trainer, config: Config, base: Path | None) -> Layout:
     except LatentcacheError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        what, fix = "a setting has a value of another kind", f"correct {shlex.quote(str(config.path))}"
-        raise config.error(what, fix, str(error)) from error
+        problem, fix = "a setting has a value of another kind", f"correct {shlex.quote(str(config.path))}"
+        raise config.error(problem, fix, str(error)) from error

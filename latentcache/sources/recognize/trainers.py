@@ -121,8 +121,8 @@ def _simple_rule(config: Config, dataset: Mapping[str, Any]) -> CaptionRule:
     if strategy == "textfile":
         lines = "" if dataset.get("disable_multiline_split") else "all"
         return CaptionRule(extensions=(".txt",), lines=lines, prefix=prefix)
-    what = f"data set {dataset['id']}: caption_strategy {strategy!r} is not read"
-    raise config.error(what, "write each caption in a file beside its image, and give textfile")
+    problem = f"data set {dataset['id']}: caption_strategy {strategy!r} is not read"
+    raise config.error(problem, "write each caption in a file beside its image, and give textfile")
 
 
 # OneTrainer
