@@ -26,7 +26,7 @@ from latentcache.images.decode import EncodedImage, cut, encoded_file
 from latentcache.images.resize import pixel_hash
 from latentcache.sources.causes import fault, hint_for
 from latentcache.sources.formats.rows import close_tables
-from latentcache.sources.places import bytes_of
+from latentcache.sources.locations import bytes_of
 
 Pixels = NDArray[np.uint8]
 """RGB pixels, (B, H, W, 3), C-contiguous: the bytes of a channels-last (B, 3, H, W) tensor."""

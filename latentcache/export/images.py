@@ -37,7 +37,7 @@ from latentcache.images.headers import header
 from latentcache.loader.cache import Cache, open_cache
 from latentcache.loader.samples import Part, join
 from latentcache.loader.values import Affine, posterior
-from latentcache.sources.places import open_image, places, read_image
+from latentcache.sources.locations import locations, open_image, read_image
 from latentcache.sources.scan import names_root
 from latentcache.store.reader import EntryReader
 
@@ -294,8 +294,8 @@ class ImageExport:
             return sample
         sample = replace(sample, target=self._format.target(sample))
         named = {
-            role: self._format.partner(sample, role, Path(place["path"]).suffix)
-            for role, place in self._partners(number).items()
+            role: self._format.partner(sample, role, Path(location["path"]).suffix)
+            for role, location in self._partners(number).items()
         }
         return replace(sample, partners={role: target for role, target in named.items() if target})
 
@@ -316,7 +316,8 @@ class ImageExport:
         samples = self._snapshot.samples
         image = int(samples.inputs["image"].file[number])
         files = {role: int(held.file[number]) for role, held in samples.inputs.items() if role != "caption"}
-        return {role: places(samples, [number], role)[0] for role, file in files.items() if file not in (-1, image)}
+        roles = [role for role, file in files.items() if file not in (-1, image)]
+        return {role: locations(samples, [number], role)[0] for role in roles}
 
     def _unwritten(self, number: int) -> int:
         """Masks and control images of a sample that no file of the export holds."""
@@ -367,31 +368,31 @@ class ImageExport:
             yield File(name=name, origin=origin, **more), partial(self._write_values, number, sample, name)
         if self._settings.beside:
             return
-        place_of = {"image": places(self._snapshot.samples, [number])[0], **self._partners(number)}
+        location_of = {"image": locations(self._snapshot.samples, [number])[0], **self._partners(number)}
         for role, target in {"image": sample.target, **sample.partners}.items():
-            place, content = place_of[role], bytes(inputs[role].content[number]).hex()
-            source = sample.name if role == "image" else place["path"]
+            location, content = location_of[role], bytes(inputs[role].content[number]).hex()
+            source = sample.name if role == "image" else location["path"]
             is_other = Path(target).suffix != Path(source).suffix
             file = File(name=target, origin=f"{content}-{how}", **more)
-            yield file, partial(self._write_image, place, content, is_other)
+            yield file, partial(self._write_image, location, content, is_other)
         if sample.has_caption:  # a file without any line stops sd-scripts
             yield _of_bytes(f"{sample.stem}.txt", (sample.caption or "\n").encode(), **more)
 
     def _write_values(self, number: int, sample: Sample, name: str, path: Path) -> str:
         return _written(path, self._format.files(self._with_values(sample, number))[name]())
 
-    def _write_image(self, place: Mapping[str, Any], content: str, is_other: bool, path: Path) -> str:
+    def _write_image(self, location: Mapping[str, Any], content: str, is_other: bool, path: Path) -> str:
         """A link to the file of an image; bytes for a member of an archive, and for one that EXIF data turn."""
-        with open_image(self._root, place) as stream:
+        with open_image(self._root, location) as stream:
             image, orientation, _ = header(stream)
             if orientation > 1 or is_other:
                 self._redrawn += 1
                 buffer = io.BytesIO()
                 ImageOps.exif_transpose(image).save(buffer, "PNG")
                 return _written(path, buffer.getvalue())
-        if set(place) != {"path", "size"}:
-            return _written(path, read_image(self._root, place)[0])
-        link(self._root / place["path"], path, copy=self._settings.copy)
+        if set(location) != {"path", "size"}:
+            return _written(path, read_image(self._root, location)[0])
+        link(self._root / location["path"], path, copy=self._settings.copy)
         return content
 
     def _about(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.sizes import Size
 from latentcache.images.clips import EncodedClip, is_clip, too_many_pixels
 from latentcache.sources.causes import as_rejected, cause_of, fault, sniff_cause
-from latentcache.sources.places import Place, open_image, read_each, read_head
+from latentcache.sources.locations import Location, open_image, read_each, read_head
 
 #: Formats that Pillow may try. MPO, the multi-image JPEG of phones, arrives through the JPEG plugin.
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
@@ -72,7 +72,7 @@ def fill_sizes(
     clips, altered = np.zeros((len(rows), 3), dtype=np.uint32), np.zeros(len(rows), dtype=np.uint8)
     heads = np.zeros(len(rows), dtype=np.uint64)
 
-    def read(location: Place) -> tuple[Size, tuple[int, int, int], int, int]:
+    def read(location: Location) -> tuple[Size, tuple[int, int, int], int, int]:
         with open_image(root, location) as file:
             head, stream = read_head(file)
             if is_clip(stream):

@@ -328,7 +328,7 @@ class Loader(IterableDataset[Batch]):
         def read(rows: Ints) -> Batch:
             again = index.again if len(rows) == len(index.rows) else None  # else a sample of its own
             work = reader.work(replace(index, rows=rows, again=again), self._pool, on_device=on_device)
-            read_soon(work.places())
+            read_soon(work.byte_ranges())
             return work.read()
 
         batch = self._substitutes.read(reader.index, index, read)

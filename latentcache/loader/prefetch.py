@@ -17,11 +17,11 @@ from itertools import islice
 from typing import TypeVar
 
 from latentcache.errors import UsageError
-from latentcache.store.reader import Place
+from latentcache.store.reader import ByteRange
 
 #: Threads that read: one moves 0.7 of what ``memcpy`` moves, because it copies out of the system's page cache.
 _THREADS = 2
-#: Places of a batch that are looked at.
+#: Byte ranges of a batch that are looked at.
 _LOOKS = 2
 #: Kernels fetch no more than this for one piece of advice where a disk has the usual setting of 128 KiB.
 _PIECE_BYTES = 128 << 10
@@ -62,20 +62,20 @@ def read_ahead(works: Iterable[Callable[[], Made]], depth: int, *, in_order: boo
             pool.shutdown(wait=False, cancel_futures=True)  # no join here, which may be anywhere
 
 
-def read_soon(places: Sequence[Place]) -> None:
-    """Have the kernel fetch the bytes of a batch, all at once, if one of some places is not in memory.
+def read_soon(ranges: Sequence[ByteRange]) -> None:
+    """Have the kernel fetch the bytes of a batch, all at once, if one of some ranges is not in memory.
 
     Decides nothing about what is read; nothing here can fail a read.
     """
-    looks = places[:: -(-len(places) // _LOOKS) or 1]
+    looks = ranges[:: -(-len(ranges) // _LOOKS) or 1]
     with contextlib.suppress(OSError):  # the read says what is wrong, and of which entry
         if _HAS_ADVICE and not all(is_cached(file, at + max(size - 1, 0)) for file, at, size in looks):
-            announce(places)
+            announce(ranges)
 
 
-def announce(places: Sequence[Place]) -> None:
+def announce(ranges: Sequence[ByteRange]) -> None:
     """Have the kernel begin to fetch bytes. OSError if a file cannot be read."""
-    for file, start, length in sorted(places):
+    for file, start, length in sorted(ranges):
         for piece in range(start, start + length, _PIECE_BYTES):
             os.posix_fadvise(file, piece, min(_PIECE_BYTES, start + length - piece), os.POSIX_FADV_WILLNEED)
 

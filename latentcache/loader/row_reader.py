@@ -25,7 +25,7 @@ from latentcache.plan.documents import Ints, begins, joined, loss_spans, spread
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.rows import LastChunk, Overflow, plan_rows
 from latentcache.plan.samples import BatchIndex, SampleIndex
-from latentcache.store.reader import Located, Place
+from latentcache.store.reader import ByteRange, Located
 from latentcache.value import Value
 
 
@@ -187,9 +187,9 @@ class RowBatch:
     located: list[Located]
     pool: BufferPool
 
-    def places(self) -> list[Place]:
+    def byte_ranges(self) -> list[ByteRange]:
         """Where the bytes of all pieces are."""
-        return [piece for located in self.located for piece in located.places()]
+        return [piece for located in self.located for piece in located.byte_ranges()]
 
     def read(self) -> Batch:
         """The batch, (B, L) tensors."""

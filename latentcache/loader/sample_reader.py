@@ -43,7 +43,7 @@ from latentcache.plan.samples import BatchIndex
 from latentcache.plan.shuffle import drawn_of_samples
 from latentcache.store import gather
 from latentcache.store.gather import Scaling
-from latentcache.store.reader import Checksum, EntryReader, Located, Place
+from latentcache.store.reader import ByteRange, Checksum, EntryReader, Located
 
 Epoch = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
@@ -397,9 +397,9 @@ class SampleBatch:
     _pool: BufferPool
     _on_device: bool
 
-    def places(self) -> list[Place]:
+    def byte_ranges(self) -> list[ByteRange]:
         """Where the bytes of all items are."""
-        return [piece for _, _, parts in self._fields for located in parts for piece in located.places()]
+        return [piece for _, _, parts in self._fields for located in parts for piece in located.byte_ranges()]
 
     def read(self) -> Batch:
         """The batch."""

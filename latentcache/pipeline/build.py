@@ -401,7 +401,7 @@ class _Build:
         shared = catalog.shared_lookup(self.paths) if len(catalog) else nullcontext("")
         with shared as lookup:
             Run(
-                replace(self.task(work), lookup=lookup, places=self.places(work)),
+                replace(self.task(work), lookup=lookup, locations=self.locations(work)),
                 jobs,
                 total=work.inputs,
                 total_cost=work.cost,
@@ -414,7 +414,7 @@ class _Build:
         work.noise = join_noise(work.noise, work.result.noise)
         self.listing = replace(self.listing, samples=with_read_contents(self.samples, work.kind, work.result.read))
 
-    def places(self, work: FieldWork) -> tuple[Any, ...]:
+    def locations(self, work: FieldWork) -> tuple[Any, ...]:
         """Where some of the inputs are, for machines that see DATA at another path or as a copy."""
         if self.settings.engine == "local":
             return ()

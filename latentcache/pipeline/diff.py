@@ -28,7 +28,7 @@ from latentcache.identity.content import HASH_BYTES, RECIPE_BYTES
 from latentcache.plan.documents import spread
 from latentcache.plan.shuffle import shuffled
 from latentcache.sources.known import match_names, with_hashes
-from latentcache.sources.places import Place, is_read_by_workers, open_image, read_each, read_head, sizes
+from latentcache.sources.locations import Location, is_read_by_workers, open_image, read_each, read_head, sizes
 from latentcache.store.catalog import Catalog
 
 if TYPE_CHECKING:
@@ -384,7 +384,7 @@ def with_equal_files(
     rows = np.flatnonzero((np.asarray(held.file) >= 0) & (size > 0))
     rows = rows[_shared(size[rows], unread[rows])]
 
-    def head(location: Place) -> int:
+    def head(location: Location) -> int:
         with open_image(root, location) as file:
             return read_head(file)[0]
 

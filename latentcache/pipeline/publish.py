@@ -25,7 +25,7 @@ from latentcache.pipeline.diff import FieldWork, find_items, usable_items
 from latentcache.pipeline.report import BuildPlan, BuildReport, field_done
 from latentcache.sources.causes import rejected
 from latentcache.sources.known import racy
-from latentcache.sources.places import is_read_by_workers, places, read_image
+from latentcache.sources.locations import is_read_by_workers, locations, read_image
 from latentcache.store.catalog import Catalog
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import (
@@ -174,7 +174,7 @@ def _content_of(samples: SampleTable, name: str, row: int, root: Path) -> tuple[
     if any(content) or not is_read_by_workers(samples, name):
         return content if any(content) else b"", seen
     try:
-        data, memo = read_image(root, places(samples, [row], name)[0])
+        data, memo = read_image(root, locations(samples, [row], name)[0])
     except UnusableSampleError:
         return b"", seen
     stat: tuple[int, ...] = memo

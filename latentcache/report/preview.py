@@ -24,8 +24,8 @@ from latentcache.fields.latents import PixelProfile
 from latentcache.images.clips import EncodedClip
 from latentcache.images.decode import encoded_file
 from latentcache.report.crops import Crops
+from latentcache.sources.locations import read_image
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.places import read_image
 from latentcache.sources.scan import Listing, listing_of, names_root
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot

@@ -19,7 +19,7 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, RACY_NS, StatMemo, content_hash
-from latentcache.sources.places import Place, read_each, read_image
+from latentcache.sources.locations import Location, read_each, read_image
 
 _SLICE = 1 << 14
 #: Names without a partner that are left out one by one, before the rest is hashed. One takes 20 us, a hash 0.4 us.
@@ -204,7 +204,7 @@ def with_hashes(
     contents, memos = np.zeros((len(rows), HASH_BYTES), np.uint8), np.zeros((len(rows), STAT_WIDTH), np.uint64)
     failed = dict[int, UnusableSampleError]()
 
-    def read(location: Place) -> tuple[bytes, StatMemo]:
+    def read(location: Location) -> tuple[bytes, StatMemo]:
         data, memo = read_image(root, location)
         return content_hash(data), memo
 

@@ -19,8 +19,8 @@ from latentcache.errors import SourceError
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.sources.inventory import Inventory, file_digest
 from latentcache.sources.layout import Layout
+from latentcache.sources.locations import locations
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.places import places
 from latentcache.sources.readers.folder import NO_CAPTION, read_images
 from latentcache.sources.readers.records import read_records, scan_records
 from latentcache.sources.recognize.find import IMAGES, RECORDS, check_folder, find_kind, find_layout
@@ -56,7 +56,7 @@ class Listing(ScanResult):
 
         Args:
             rows: Rows of :attr:`samples`; ascending if records are asked for.
-            names: ``image``, ``mask``, ``control``: a place of ``places`` or None; ``caption``:
+            names: ``image``, ``mask``, ``control``: a location of ``locations`` or None; ``caption``:
                 ``{"text": ...}``; ``record``: a ``records.Record``.
             strict: False gives None for a record that is not in its file any more.
 
@@ -88,7 +88,7 @@ class Listing(ScanResult):
         is_held = (np.asarray(column.file)[rows] >= 0).tolist()
         return [
             location if held else None
-            for location, held in zip(places(self.samples, rows, name), is_held, strict=True)
+            for location, held in zip(locations(self.samples, rows, name), is_held, strict=True)
         ]
 
 

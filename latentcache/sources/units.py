@@ -111,7 +111,7 @@ class Units:
     - ``more``: other columns of the table, by their names.
     - ``text``: captions that are read already; ``line``: rows or members that hold them, 0: none.
     - ``member``: members or rows of archives, from 1; 0: the image is the file. ``tail``: their names behind that of
-      the file; ``span``: (n, 2) see ``places.SPAN``; ``known``: rows of the snapshot, -1: new.
+      the file; ``span``: (n, 2) see ``locations.SPAN``; ``known``: rows of the snapshot, -1: new.
     """
 
     def __init__(self, **columns: NDArray[Any]) -> None:

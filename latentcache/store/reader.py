@@ -26,7 +26,7 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
 
 Checksum = Literal["first", "always"]
-Place = tuple[int, int, int]
+ByteRange = tuple[int, int, int]
 """Descriptor of a shard, first byte, number of bytes."""
 _NO_ROWS = np.zeros(0, dtype=np.intp)
 
@@ -213,7 +213,7 @@ class Located:
         self._whole = whole
         """True if each item is an entry, and all of it is wanted."""
 
-    def places(self) -> list[Place]:
+    def byte_ranges(self) -> list[ByteRange]:
         """Where the bytes are."""
         return list(zip(*self._pieces[:3].tolist(), strict=True))
 

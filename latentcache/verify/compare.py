@@ -23,7 +23,7 @@ from latentcache.identity.content import HASH_BYTES, content_hash, equal_hashes
 from latentcache.sources.causes import hint_for
 from latentcache.sources.known import hash_rows, match_names
 from latentcache.sources.layout import above
-from latentcache.sources.places import places, sizes
+from latentcache.sources.locations import locations, sizes
 from latentcache.sources.readers.folder import repeats_of
 from latentcache.sources.scan import Listing
 from latentcache.verify.findings import HINTS, Finding, Findings, Text
@@ -168,7 +168,7 @@ class _Comparison:
 
             def change_text(at: int) -> str:
                 error = self.now.unread.get((name, int(now_rows[at])))
-                path = places(self.now.samples, now_rows[[at]], name)[0]["path"]
+                path = locations(self.now.samples, now_rows[[at]], name)[0]["path"]
                 return f"{path}: {'it was changed' if error is None else error.what}"
 
             add(changed, change_text)

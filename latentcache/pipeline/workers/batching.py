@@ -39,7 +39,7 @@ from latentcache.fields.table import STAT_WIDTH
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.pipeline.workers.engine import Committed, Task, key_list
 from latentcache.sources.causes import hint_for
-from latentcache.sources.places import read_image
+from latentcache.sources.locations import read_image
 from latentcache.store.catalog import Catalog
 
 #: Batches that the device has been given and whose results were not fetched, at most.

@@ -51,7 +51,7 @@ class Task(Value):
     """DATA, absolute."""
     cache: str
     """CACHE, absolute."""
-    places: tuple[Any, ...] = ()
+    locations: tuple[Any, ...] = ()
     """Where a few of the inputs are, to compare the DATA of other machines."""
     lookup: str = ""
     """Folder of ``Catalog.save_lookup``; empty: nothing is committed."""

@@ -38,7 +38,7 @@ from latentcache.pipeline.workers.engine import Ended, Post, Stop, Task, Work, p
 from latentcache.pipeline.workers.local import LocalEngine, recovered
 from latentcache.pipeline.workers.resources import cpu_count
 from latentcache.pipeline.workers.worker import LAST_S
-from latentcache.sources.places import read_image
+from latentcache.sources.locations import read_image
 from latentcache.store.lock import check_owner
 from latentcache.store.paths import CachePaths
 
@@ -82,9 +82,9 @@ def node_check(task: Task | None) -> NodeCheck:
 
 
 def _contents(task: Task) -> Iterator[bytes]:
-    for place in task.places:
+    for location in task.locations:
         try:
-            yield content_hash(read_image(task.root, place)[0])
+            yield content_hash(read_image(task.root, location)[0])
         except UnusableSampleError:
             yield b""
 
@@ -98,9 +98,10 @@ def differences(build: NodeCheck, device: str, ask: Callable[..., Any]) -> Itera
     task = build.task
     if task is None or here.versions != build.versions:
         return
-    for place, expected, content in zip(task.places, build.contents, here.contents, strict=True):
+    for location, expected, content in zip(task.locations, build.contents, here.contents, strict=True):
         if content != expected:
-            yield f"DATA differs: {place['path']} {'has other bytes' if content else 'cannot be read'} in {task.root}"
+            state = "has other bytes" if content else "cannot be read"
+            yield f"DATA differs: {location['path']} {state} in {task.root}"
             break
     try:
         check_owner(CachePaths(Path(task.cache)).building, task.owner)
@@ -148,7 +149,7 @@ class Supervisor:
         problems = list(differences(build, self._device, self._engine.ask))
         if not problems and build.task is not None:
             device = "cuda" if self._device == "cuda" else "cpu*1"
-            task = replace(build.task, device=device, workers=1, places=(), provenance={})
+            task = replace(build.task, device=device, workers=1, locations=(), provenance={})
             self._engine.open(task, cost * self._neighbors)
         return problems
 

@@ -29,7 +29,7 @@ from latentcache.sources.formats.tar import Member, tar_members
 from latentcache.sources.inventory import IMAGE_EXTENSIONS
 from latentcache.sources.known import KnownFiles
 from latentcache.sources.layout import CAPTION_COLUMNS, ImageSet, Layout, above, choose_column, named
-from latentcache.sources.places import SPAN
+from latentcache.sources.locations import SPAN
 from latentcache.sources.splits import missing_shards
 from latentcache.sources.units import Scan, Units
 
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     line: int
     """Number of the member or row, from 1."""
     span: tuple[int, int]
-    """See ``places.SPAN``."""
+    """See ``locations.SPAN``."""
     text: str | None
     """Its caption; None: it has none."""
 

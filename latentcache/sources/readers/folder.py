@@ -37,8 +37,8 @@ from latentcache.sources.inventory import (
 )
 from latentcache.sources.known import KnownFiles, hash_rows, is_range, match_names, take_rows, with_hashes
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout, balanced
+from latentcache.sources.locations import SPAN, sizes
 from latentcache.sources.partners import ENDINGS, Partners
-from latentcache.sources.places import SPAN, sizes
 from latentcache.sources.readers.archive import open_archives, read_archives, reading_of
 from latentcache.sources.readers.table import read_tables
 from latentcache.sources.units import Scan, ScanResult, Units

@@ -264,7 +264,7 @@ def test_ray_is_imported_for_its_engine_only(tmp_path, photos):
 def test_a_node_with_other_data_cache_or_model_is_named(squares, tmp_path):
     """What a node finds is compared here, in one process: the files change between the two looks."""
     jobs = squares.jobs(TEXTS)
-    task = squares.task(owner="me", places=tuple(job.inputs["image"] for job in jobs[:3]))
+    task = squares.task(owner="me", locations=tuple(job.inputs["image"] for job in jobs[:3]))
     squares.paths.building.write_text(json.dumps({"owner": "me"}))
     check = node_check(task)
     assert list(differences(check, "cpu", None)) == []

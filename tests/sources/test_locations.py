@@ -13,7 +13,7 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
 from latentcache.sources.formats.rows import close_tables, opened
-from latentcache.sources.places import SPAN, open_image, places, read_image
+from latentcache.sources.locations import SPAN, locations, open_image, read_image
 
 DATA = bytes(range(256)) * 10
 
@@ -44,11 +44,11 @@ def samples(*, with_spans: bool = True) -> SampleTable:
 
 
 def test_every_archive_gives_the_same_bytes(root: Path) -> None:
-    for place in places(samples(), [0, 1, 2]):
-        data, memo = read_image(root, place)
+    for location in locations(samples(), [0, 1, 2]):
+        data, memo = read_image(root, location)
         assert data == DATA
-        assert memo.size == (root / place["path"]).stat().st_size
-        with open_image(root, place) as file:
+        assert memo.size == (root / location["path"]).stat().st_size
+        with open_image(root, location) as file:
             assert file.read(5) == DATA[:5]
             assert file.seek(-4, 2) == len(DATA) - 4
             assert file.read() == DATA[-4:]
@@ -59,7 +59,7 @@ def test_every_archive_gives_the_same_bytes(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "cause"),
+    ("location", "cause"),
     [
         ({"path": "b.tar", "offset": 6, "bytes": len(DATA) + 100}, "changing"),
         ({"path": "gone.tar", "offset": 0, "bytes": 5}, "not-found"),
@@ -67,9 +67,9 @@ def test_every_archive_gives_the_same_bytes(root: Path) -> None:
         ({"path": ".", "offset": 0, "bytes": 5}, "not-regular"),
     ],
 )
-def test_missing_members(root: Path, place: dict[str, object], cause: str) -> None:
+def test_missing_members(root: Path, location: dict[str, object], cause: str) -> None:
     with pytest.raises(UnusableSampleError) as error:
-        read_image(root, place)
+        read_image(root, location)
     assert error.value.slug == cause
 
 

@@ -1,8 +1,8 @@
 """One image of DATA as bytes: a file, a member of a tar, or a row of a parquet or Arrow file.
 
-A place is JSON: ``{"path", "size"}``, below the data root, with its bytes when it was scanned; ``{"path", "offset",
-"bytes"}``, a range of the file; ``{"path", "row", "column"}``, a row (from 1) of a parquet file and the position of
-its column.
+A location is JSON: ``{"path", "size"}``, below the data root, with its bytes when it was scanned; ``{"path",
+"offset", "bytes"}``, a range of the file; ``{"path", "row", "column"}``, a row (from 1) of a parquet file and the
+position of its column.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ _BLOCK = 16
 #: Bytes at the start of two images that are compared; tables and headers of most images end before.
 _HEAD_BYTES = 1 << 14
 
-Place = Mapping[str, Any]
+Location = Mapping[str, Any]
 T = TypeVar("T")
 
 
 def is_read_by_workers(samples: SampleTable, name: str) -> bool:
-    """True if an input is bytes at a place, for :func:`read_image`; False for texts and records."""
+    """True if an input is bytes at a location, for :func:`read_image`; False for texts and records."""
     held = samples.inputs[name]
     return held.text is None and (held.line is None or SPAN in samples.columns)
 
 
-def places(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name: str = "image") -> list[Place]:
-    """Return the places of the images of some samples."""
+def locations(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name: str = "image") -> list[Location]:
+    """Return the locations of the images of some samples."""
     held, rows = samples.inputs[name], np.asarray(rows, dtype=np.intp)
     paths = samples.files.names.take(np.maximum(np.asarray(held.file)[rows], 0))
     size_of = sizes(samples, rows, name).tolist()
     if held.line is None or SPAN not in samples.columns:
         return [{"path": path, "size": size} for path, size in zip(paths, size_of, strict=True)]
-    listed, spans = list[Place](), np.asarray(samples.columns[SPAN])[rows].tolist()
+    listed, spans = list[Location](), np.asarray(samples.columns[SPAN])[rows].tolist()
     for path, whole, line, (first, size) in zip(
         paths, size_of, np.asarray(held.line)[rows].tolist(), spans, strict=True
     ):
@@ -73,7 +73,7 @@ def sizes(samples: SampleTable, rows: NDArray[np.integer], name: str) -> NDArray
     return size
 
 
-def read_image(root: Path | str, location: Place) -> tuple[bytes, StatMemo]:
+def read_image(root: Path | str, location: Location) -> tuple[bytes, StatMemo]:
     """All bytes of an image, and the memo of the file that holds them.
 
     Raises:
@@ -84,14 +84,14 @@ def read_image(root: Path | str, location: Place) -> tuple[bytes, StatMemo]:
     return read_source(*_at(root, location))
 
 
-def open_image(root: Path | str, location: Place) -> BinaryIO:
+def open_image(root: Path | str, location: Location) -> BinaryIO:
     """An image as a stream, to read its header; the caller closes it. Raises as :func:`read_image`."""
     if "row" in location:
         return BytesIO(read_image(root, location)[0])
     return open_source(*_at(root, location))
 
 
-def bytes_of(root: Path | str, location: Place) -> int:
+def bytes_of(root: Path | str, location: Location) -> int:
     """Bytes of an image; 0 if it cannot be known: :func:`read_image` gives the reason."""
     if "row" not in location:
         return int(location.get("bytes") or location.get("size") or 0)
@@ -110,13 +110,13 @@ def read_head(file: BinaryIO) -> tuple[int, BinaryIO]:
     return xxhash.xxh3_64_intdigest(data), file
 
 
-def _at(root: Path | str, location: Place) -> tuple[str, tuple[int, int] | None]:
+def _at(root: Path | str, location: Location) -> tuple[str, tuple[int, int] | None]:
     span = (location["offset"], location["bytes"]) if "offset" in location else None
     return os.path.join(root, location["path"]), span  # noqa: PTH118 - a Path costs more than the open
 
 
 def read_each(
-    read: Callable[[Place], T],
+    read: Callable[[Location], T],
     samples: SampleTable,
     rows: NDArray[np.integer],
     name: str,
@@ -129,7 +129,7 @@ def read_each(
     ``quick``: threads are used only where the first reads wait for the disk more than they work.
     """
 
-    def outcome_of(location: Place) -> T | UnusableSampleError | None:
+    def outcome_of(location: Location) -> T | UnusableSampleError | None:
         try:
             return None if stopping() else read(location)
         except UnusableSampleError as error:
@@ -137,10 +137,10 @@ def read_each(
         except OSError as error:
             return fault(cause_of(error), f"it cannot be read: {error.strerror}", location["path"])
 
-    def outcomes_of(block: Sequence[Place]) -> list[T | UnusableSampleError | None]:
+    def outcomes_of(block: Sequence[Location]) -> list[T | UnusableSampleError | None]:
         return [outcome_of(location) for location in block]
 
-    def outcomes_alone(block: Sequence[Place]) -> list[T | UnusableSampleError | None]:
+    def outcomes_alone(block: Sequence[Location]) -> list[T | UnusableSampleError | None]:
         began, worked = time.perf_counter(), time.thread_time()
         results = outcomes_of(block[:_PROBE])
         is_waiting = time.perf_counter() - began > 3 * (time.thread_time() - worked)
@@ -153,7 +153,7 @@ def read_each(
     pool = ThreadPoolExecutor(_THREADS)  # not by the caller: a signal does not interrupt a read that never ends
     try:
         for start in range(0, len(rows), _WINDOW):
-            window = places(samples, rows[start : start + _WINDOW], name)
+            window = locations(samples, rows[start : start + _WINDOW], name)
             first = pool.submit(outcomes_alone, window).result() if quick else []
             rest = window[len(first) :]
             blocks = [rest[at : at + _BLOCK] for at in range(0, len(rest), _BLOCK)]
