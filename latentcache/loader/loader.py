@@ -16,7 +16,7 @@ import math
 import reprlib
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -63,7 +63,10 @@ class Loader(IterableDataset[Batch]):
         self,
         reader: Reader,
         *,
-        batch_size: int,
+        batch_size: int | Sequence[int] | None = None,
+        batch_pixels: int | None = None,
+        batch_tokens: int | None = None,
+        multiple_of: int | None = None,
         seed: int | None = 0,
         rank: int | None = None,
         world_size: int | None = None,
@@ -77,7 +80,14 @@ class Loader(IterableDataset[Batch]):
         of_snapshot: Callable[[int], Reader | None] | None = None,
     ) -> None:
         self.rank, self.world_size, self._ranks_from = find_ranks(rank, world_size)
-        batches = BatchPlan(batch_size=batch_size, world_size=self.world_size, remainder=remainder)
+        batches = BatchPlan(
+            batch_size=batch_size,  # type: ignore[arg-type]  # checked there
+            batch_pixels=batch_pixels,
+            batch_tokens=batch_tokens,
+            multiple_of=multiple_of,
+            world_size=self.world_size,
+            remainder=remainder,
+        )
         seed = None if seed is None else whole("seed", seed, -(2**63))
         self._prefetch = whole("prefetch", prefetch, 0, MAX_STEP)
         self._transfer, self._title, self._meta = Transfer(device), title, meta
@@ -111,7 +121,7 @@ class Loader(IterableDataset[Batch]):
         reader = reader_kind()
         slow = "" if reader.kind == "compiled" else f"\n  slow reader: {reader.why}; fix: {reader.fix}"
         return (
-            f"Loader({len(self)} batches of {report.batches.batch_size}, rank {self.rank} of {self.world_size}"
+            f"Loader({len(self)} batches of {report.batches.words}, rank {self.rank} of {self.world_size}"
             f" ({self._ranks_from}), epoch {self.epoch}, seed {self.seed}\n"
             f"  {report.samples_used} samples of {self._title}{excluded};"
             f" remainder={report.batches.remainder!r}{report.beside}{slow})"

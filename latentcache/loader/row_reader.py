@@ -28,6 +28,9 @@ from latentcache.plan.samples import BatchIndex, SampleIndex
 from latentcache.store.reader import ByteRange, Located
 from latentcache.value import Value
 
+#: Bytes of a token in a batch: its id, its label, and its position or mask.
+_TOKEN_BYTES = 3 * 8
+
 
 class RowSettings(Value):
     """Settings for rows of tokens. Rows of equal settings can be in one batch."""
@@ -82,9 +85,11 @@ class RowReader:
         self.parts, self.settings, self.mixture, self.named = tuple(parts), settings, mixture, named
         self._starts = np.cumsum([0, *(len(part.lengths) for part in self.parts)])
         self.lengths: NDArray[np.int64] = np.concatenate([part.lengths for part in self.parts])
+        length = settings.length
         self.index = SampleIndex(
             bucket=np.zeros(len(self.lengths), dtype=np.int32),
-            buckets=(Bucket(label=f"{settings.length} tokens", length=settings.length),),
+            buckets=(Bucket(label=f"{length} tokens", length=length, tokens=length, bytes=length * _TOKEN_BYTES),),
+            parts=tuple((part.name, len(part.lengths)) for part in self.parts),
             identify=self._identify,
             mixture=mixture,
             names_of=lambda rows: [f"row {row} ({self.where(row)})" for row in rows.tolist()],

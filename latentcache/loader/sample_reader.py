@@ -119,7 +119,7 @@ class SampleReader:
         self._sources = [_Source(*pair, self._settings.checksum) for pair in pairs]
         self._read_recipes()
         self._find_empty_prompts()
-        self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
+        self._lengths = selection.lengths
         self._scalings = self._scaled_as_read()
         self.buffers = max(len(self.fields), 1)
         """Buffers of a batch."""
@@ -329,16 +329,6 @@ class SampleReader:
                 slug="no-prompt",
             )
         return batch
-
-    def _longest(self, name: str) -> int:
-        """The fixed length of a ragged field: the recipe's, else of its longest item."""
-        if self._specs[name].length:
-            return self._specs[name].length
-        lengths_of_items = [
-            np.asarray(source.snapshot.fields[name].length)[source.joined.rows[name].reshape(-1)]
-            for source in self._sources
-        ]
-        return max(1, *(int(lengths.max(initial=0)) for lengths in lengths_of_items))
 
     def _read_recipes(self) -> None:
         """Scaling, draws and variants, as the recipes and the settings say."""

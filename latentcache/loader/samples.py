@@ -6,7 +6,6 @@ several, and so is one that its data set repeats.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from latentcache.errors import UsageError
 from latentcache.fields.protocol import Group
 from latentcache.fields.table import OF_TABLE
 from latentcache.identity.content import content_hash
-from latentcache.plan.batching import Bucket, size_rank
+from latentcache.plan.batching import Bucket, bucket_of, size_rank
 from latentcache.plan.documents import Ints, spread
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.numbers import real
@@ -110,16 +109,20 @@ class Selection:
         self.parts, self.settings, self.requested = tuple(parts), settings, requested
         self.fields, self.metadata = _requested([part.snapshot for part in parts], requested)
         """Fields of a batch, and its metadata by name: what has each."""
+        self._specs = {name: parts[0].snapshot.fields[name].spec for name in self.fields}
         _check_texts(parts[0].snapshot, self.fields)
         self.joined = [join(part, self.fields, repeats=settings.repeats) for part in parts]
         self.excluded = sum(joined.excluded for joined in self.joined)
         self._starts = np.concatenate(([0], np.cumsum([len(joined.sample) for joined in self.joined])))
+        self.lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
+        """Ragged field -> the fixed length of its items in a batch."""
         buckets, bucket = self._buckets()
         self.index = SampleIndex(
             bucket=bucket,
             buckets=buckets,
             names_of=self._names_of,
             identify=self._identify,
+            parts=tuple((_name(part), len(joined.sample)) for part, joined in zip(parts, self.joined, strict=True)),
             mixture=None if mixture is None else _of_entries(mixture, self._starts),
             snapshot=parts[0].snapshot.number,
         )
@@ -170,6 +173,7 @@ class Selection:
         numbers: dict[Bucket, int] = {}
         bucket_of_sample = []
         for part, joined in zip(self.parts, self.joined, strict=True):
+            ragged = {name: part.snapshot.fields[name].groups[0] for name in self.lengths}
             code: Any = np.intp(0)  # of each sample, or of all: its position in ``combinations``
             combinations: list[dict[str, Group]] = [{}] if len(joined.sample) else []
             for name, group in joined.groups.items():
@@ -183,13 +187,26 @@ class Selection:
                 pairs = [divmod(number, len(part_groups)) for number in used]
                 combinations = [{**combinations[before], name: part_groups[now]} for before, now in pairs]
                 code = (np.cumsum(counts > 0) - 1)[code]
-            of_part = [numbers.setdefault(_bucket(groups), len(numbers)) for groups in combinations]
+            of_part = [
+                numbers.setdefault(bucket_of({**groups, **ragged}, self._specs, self.lengths), len(numbers))
+                for groups in combinations
+            ]
             bucket = np.array([*of_part, 0], dtype=np.int32)[code]
             bucket_of_sample.append(np.broadcast_to(bucket, len(joined.sample)))
         order = tuple(sorted(numbers, key=lambda bucket: (*size_rank(bucket.size), bucket.shapes)))
         rank = np.zeros(max(len(order), 1), dtype=np.int32)
         rank[[numbers[bucket] for bucket in order]] = np.arange(len(order))
         return order, rank[np.concatenate(bucket_of_sample)]
+
+    def _longest(self, name: str) -> int:
+        """The fixed length of a ragged field: the recipe's, else of its longest item."""
+        if self._specs[name].length:
+            return self._specs[name].length
+        longest = 1
+        for part, joined in zip(self.parts, self.joined, strict=True):
+            length = np.asarray(part.snapshot.fields[name].length)[joined.rows[name].reshape(-1)]
+            longest = max(longest, int(length.max(initial=0)))
+        return longest
 
     def _identify(self) -> str:
         """Hex digits of the item keys of the first field, in order, and of their buckets."""
@@ -207,11 +224,8 @@ class Selection:
         return content_hash(b"".join(hashes)).hex()
 
 
-def _bucket(groups: Mapping[str, Group]) -> Bucket:
-    labels = [group.label for group in groups.values() if group.label]
-    size = max((group.dims for group in groups.values()), key=math.prod, default=(1, 1, 1))
-    shapes = tuple((name, group.shape) for name, group in groups.items())
-    return Bucket(label=labels[0] if labels else "all", size=size, shapes=shapes)
+def _name(part: Part) -> str:
+    return part.snapshot.paths.root.absolute().name.removesuffix(".latentcache")
 
 
 def split(starts: Ints, rows: Ints) -> Split:

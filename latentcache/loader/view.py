@@ -73,7 +73,10 @@ class View:
     def plan(
         self,
         *,
-        batch_size: int,
+        batch_size: int | Sequence[int] | None = None,
+        batch_pixels: int | None = None,
+        batch_tokens: int | None = None,
+        multiple_of: int | None = None,
         world_size: int = 1,
         remainder: Remainder = "repeat",
         fields: Sequence[str] | None = None,
@@ -82,6 +85,9 @@ class View:
 
         Args:
             batch_size: Samples (or rows) per rank and step.
+            batch_pixels: See ``loader``, as ``batch_tokens`` and ``multiple_of``.
+            batch_tokens: See ``loader``.
+            multiple_of: See ``loader``.
             world_size: Ranks.
             remainder: Policy for samples that do not fill a batch.
             fields: Fields that samples must have; by default all.
@@ -90,14 +96,24 @@ class View:
             UsageError: A number or policy is not allowed.
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
-        batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)
+        batches = BatchPlan(
+            batch_size=batch_size,  # type: ignore[arg-type]  # checked there
+            batch_pixels=batch_pixels,
+            batch_tokens=batch_tokens,
+            multiple_of=multiple_of,
+            world_size=world_size,
+            remainder=remainder,
+        )
         return plan_report(self._index_of(fields), batches)
 
     @named_arguments
     def loader(
         self,
         *,
-        batch_size: int,
+        batch_size: int | Sequence[int] | None = None,
+        batch_pixels: int | None = None,
+        batch_tokens: int | None = None,
+        multiple_of: int | None = None,
         seed: int | None = 0,
         rank: int | None = None,
         world_size: int | None = None,
@@ -111,7 +127,14 @@ class View:
         """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
 
         Args:
-            batch_size: Samples (or rows) per rank and step.
+            batch_size: Samples (or rows) per rank and step. Of several caches combined also a list with one number
+                for each; a batch then has samples of one cache.
+            batch_pixels: In place of ``batch_size``: most pixels (frames x height x width) of all ranks in one step.
+                The number of samples follows the bucket.
+            batch_tokens: In place of ``batch_size``: most tokens of all ranks in one step, of rows or of text
+                embeddings, padding included.
+            multiple_of: With a budget: round the samples of all ranks in a step down to a multiple of this number, by
+                default of the number of ranks. Numbers of ranks that divide it have the same batches.
             seed: Changes the order of all epochs. None: every epoch in the order of the data set, bucket by bucket,
                 for evaluation; draws are those of seed 0.
             rank: Part of each step that this process gets; given together with ``world_size``. By default found:
@@ -152,7 +175,8 @@ class View:
             return None if view is None else view._reader_of(fields)
 
         loader = Loader(
-            self._reader_of(fields), batch_size=batch_size, seed=seed, rank=rank, world_size=world_size,
+            self._reader_of(fields), batch_size=batch_size, batch_pixels=batch_pixels, batch_tokens=batch_tokens,
+            multiple_of=multiple_of, seed=seed, rank=rank, world_size=world_size,
             remainder=remainder, format=format, prefetch=prefetch, device=device, on_error=on_error,
             meta="meta" in (fields or ()), title=self.name, of_snapshot=of_snapshot,
         )  # fmt: skip

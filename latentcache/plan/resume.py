@@ -16,44 +16,41 @@ from typing import Any
 import numpy as np
 
 from latentcache.errors import EmptyPlanError, PlanError
-from latentcache.plan.batching import BatchPlan, Remainder, require_steps
+from latentcache.plan.batching import BatchPlan, require_steps
 from latentcache.plan.samples import EpochPlan, SampleIndex, plan_epoch, plan_report
 
 STATE_VERSION = 1
 _ANOTHER = "resume with another checkpoint, or start the epoch again with set_epoch"
-Leg = tuple[int, int, int]
-"""Batch size, number of ranks, and the steps of an epoch that were served with these."""
+Leg = tuple[BatchPlan, int]
+"""Sizes of batches, and the steps of an epoch that were served with these."""
 
 
-def rest_of_epoch(
-    index: SampleIndex, legs: Sequence[Leg], remainder: Remainder, *, seed: int | None, epoch: int
-) -> EpochPlan:
+def rest_of_epoch(index: SampleIndex, legs: Sequence[Leg], *, seed: int | None, epoch: int) -> EpochPlan:
     """The rest of an epoch, in steps of the sizes of the last leg; all legs have one policy."""
     plan, begin, served = None, 0, np.empty(0, dtype=np.int32)
-    layout: tuple[int, ...] = ()
-    for batch_size, world_size, steps in legs:
-        batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)
+    layout: tuple[object, ...] = ()
+    for batches, steps in legs:
         if plan is None:
             plan = plan_epoch(index, batches, seed=seed, epoch=epoch)
         elif batches.layout != layout and begin < len(plan):
             served = np.concatenate([served, plan.part(0, begin).real()])
             plan, begin = plan_epoch(index, batches, seed=seed, epoch=epoch, served=served), 0
-            if not len(plan) and remainder == "drop":  # else all that was due is served
+            if not len(plan) and batches.remainder == "drop":  # else all that was due is served
                 raise EmptyPlanError(
-                    f"the rest of epoch {epoch} fills no batch of size {batch_size}",
-                    why=f"remainder={remainder!r} leaves out what fills no step of {batches.global_batch_size}",
+                    f"the rest of epoch {epoch} fills no batch of size {batches.words}",
+                    why=f"remainder='drop' leaves out samples that fill no step of {batches.world_size} ranks",
                     fix=f"resume with a smaller batch_size, or go on with the next epoch: set_epoch({epoch + 1})",
                 )
-        plan, layout, begin = replace(plan, world_size=world_size), batches.layout, begin + steps
+        plan, layout, begin = replace(plan, world_size=batches.world_size), batches.layout, begin + steps
         if begin > len(plan):
             raise PlanError(
                 "this checkpoint's position counts more batches than its epoch has",
-                why=f"{steps} steps of {batch_size} x {world_size} ranks, of {len(plan) - begin + steps}",
+                why=f"{steps} steps of {batches.words} x {batches.world_size} ranks, of {len(plan) - begin + steps}",
                 fix=_ANOTHER,
                 slug="resume-mismatch",
             )
     assert plan is not None  # there is a leg
-    return replace(plan.part(begin, len(plan)), before=sum(steps for *_, steps in legs))
+    return replace(plan.part(begin, len(plan)), before=sum(steps for _, steps in legs))
 
 
 @dataclass(slots=True)
@@ -90,7 +87,7 @@ class Epochs:
     def state(self, position: Position) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""
         head = {"version": STATE_VERSION, "seed": position.seed, "epoch": position.epoch}
-        legs = list(map(list, self._legs(position)))
+        legs = [[_size_state(batches), batches.world_size, steps] for batches, steps in self._legs(position)]
         return {**head, "legs": legs, "snapshot": self._index.snapshot, **self._identity()}
 
     def load(self, state: Mapping[str, Any]) -> Position:
@@ -103,11 +100,12 @@ class Epochs:
                 raise ValueError(f"version {state['version']!r}; this version of latentcache reads {STATE_VERSION}")
             seed = None if state["seed"] is None else as_index(state["seed"])
             epoch = as_index(state["epoch"])
-            legs = [(as_index(size), as_index(ranks), as_index(steps)) for size, ranks, steps in state["legs"]]
-            if epoch < 0 or not legs or min(map(min, legs)) < 0:
+            legs = [
+                (self._sizes(size, as_index(world_size)), as_index(steps))
+                for size, world_size, steps in state["legs"]
+            ]
+            if epoch < 0 or not legs or min(steps for _, steps in legs) < 0:
                 raise ValueError(f"epoch {epoch} with the legs {legs}")
-            for batch_size, world_size, _ in legs:
-                BatchPlan(batch_size=batch_size, world_size=world_size)
         except (KeyError, TypeError, ValueError) as error:
             raise PlanError(
                 "this checkpoint's position cannot be read",
@@ -126,9 +124,9 @@ class Epochs:
                     slug="resume-mismatch",
                 )
         batches, delivered = self.report.batches, 0
-        earlier = tuple(leg for leg in legs if leg[2])
-        if earlier and earlier[-1][:2] == (batches.batch_size, batches.world_size):
-            *before, (_, _, delivered) = earlier
+        earlier = tuple(leg for leg in legs if leg[1])
+        if earlier and earlier[-1][0] == batches:
+            *before, (_, delivered) = earlier
             earlier = tuple(before)
         position = Position(seed, epoch, earlier, delivered, is_loaded=True)
         if earlier or self.remaining(position) < 0:
@@ -137,15 +135,26 @@ class Epochs:
 
     def _legs(self, position: Position) -> tuple[Leg, ...]:
         """Return the legs of an epoch that were delivered; the last leg has the sizes in use."""
-        batches = self.report.batches
-        return (*position.earlier, (batches.batch_size, batches.world_size, position.delivered))
+        return (*position.earlier, (self.report.batches, position.delivered))
+
+    def _sizes(self, size: Any, world_size: int) -> BatchPlan:
+        """The sizes of a checkpoint; raises an error if they are none."""
+        sizes = size if isinstance(size, dict) else {"batch_size": size}
+        return BatchPlan(**sizes, world_size=world_size, remainder=self.report.batches.remainder)
 
     def _rest(self, position: Position) -> EpochPlan:
-        legs, remainder = self._legs(position), self.report.batches.remainder
-        return rest_of_epoch(self._index, legs, remainder, seed=position.seed, epoch=position.epoch)
+        return rest_of_epoch(self._index, self._legs(position), seed=position.seed, epoch=position.epoch)
 
     def _identity(self) -> dict[str, Any]:
         """Return the values that a checkpoint must agree with."""
         mixture = self.report.mixture
         sources = [[source.entries, source.samples] for source in mixture.sources] if mixture else None
         return {"plan_id": self._index.identity, "remainder": self.report.batches.remainder, "weights": sources}
+
+
+def _size_state(batches: BatchPlan) -> Any:
+    """The size of a batch as plain values: a number, a list of numbers, or a budget with its argument's name."""
+    if batches.batch_size is not None:
+        return list(batches.batch_size) if isinstance(batches.batch_size, tuple) else batches.batch_size
+    unit, budget = batches.budget
+    return {f"batch_{unit}": budget, "multiple_of": batches.multiple_of}

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import count_of
+from latentcache.errors import UsageError, count_of
 from latentcache.plan.batching import (
     MAX_COPIES,
     BatchPlan,
@@ -41,6 +41,8 @@ class SampleIndex(Value, eq=False):
     identify: Callable[[], str]
     """Gives :attr:`identity`."""
     mixture: Mixture | None = None
+    parts: tuple[tuple[str, int], ...] = ()
+    """Name and samples of each part, whose samples are together in this order."""
     names_of: Callable[[Ints], Sequence[str]] | None = None
     """Names of samples, for messages."""
     snapshot: int = 0
@@ -50,6 +52,27 @@ class SampleIndex(Value, eq=False):
     def identity(self) -> str:
         """The name of these samples and buckets, which a checkpoint must agree with."""
         return self.identify()
+
+    def apart(self, batches: BatchPlan) -> SampleIndex:
+        """These samples with buckets of each source alone, if every source has a batch size; else as they are.
+
+        Bucket ``number`` of source ``source`` has the position ``number + source * len(buckets)``.
+
+        Raises:
+            UsageError: There are other numbers of batch sizes and sources.
+        """
+        sizes, mixture = batches.batch_size, self.mixture
+        if not isinstance(sizes, tuple):
+            return self
+        sources = self.parts if mixture is None else [(source.name, source.entries) for source in mixture.sources]
+        if len(sizes) != len(sources):
+            what = f"{len(sizes)} values for {count_of(len(sources), 'sources')}"
+            raise UsageError(what, argument="batch_size", value=list(sizes), fix="give one number for each source")
+        buckets, owner = list[Bucket](), np.repeat(np.arange(len(sources)), [entries for _, entries in sources])
+        for number, (name, _) in enumerate(sources):
+            buckets += [replace(bucket, label=f"{bucket} of {name}", source=number) for bucket in self.buckets]
+        bucket = (self.bucket + owner * len(self.buckets)).astype(np.int32)
+        return replace(self, bucket=bucket, buckets=tuple(buckets))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +142,7 @@ class EpochPlan(Value, eq=False):
 
 def plan_report(index: SampleIndex, batches: BatchPlan) -> PlanReport:
     """Count the steps and samples of an epoch, bucket by bucket."""
+    index = index.apart(batches)
     report = count_steps(index.bucket, index.buckets, batches, index.mixture)
     overfilled = sorted((plan for plan in report.buckets if plan.copies > MAX_COPIES), key=lambda plan: -plan.copies)
     return replace(report, overfilled=tuple(_overfilled(index, plan) for plan in overfilled))
@@ -150,6 +174,8 @@ def plan_epoch(
 
     Without a seed: bucket by bucket, samples in the order of the index.
     """
+    num_buckets = len(index.buckets)
+    index = index.apart(batches)
     count, mixture = len(index.bucket), index.mixture
     drawn = spare = None
     if mixture is not None or served is not None:
@@ -175,6 +201,8 @@ def plan_epoch(
         order = order[by_bucket(bucket, len(held))]
     parts = np.split(order, np.cumsum(held)[:-1])
     plan = _in_steps(report, [parts[plan.number] for plan in report.buckets], seed, epoch)
+    if len(index.buckets) > num_buckets:
+        plan = replace(plan, bucket=plan.bucket % num_buckets)
     return plan if mixture is None else replace(plan, again=_again(plan, served, count))
 
 
@@ -191,13 +219,13 @@ def _again(plan: EpochPlan, served: Ints | None, count: int) -> Ints:
 def _in_steps(report: PlanReport, parts: Sequence[Ints], seed: int | None, epoch: int) -> EpochPlan:
     """The rows of each bucket, repeated from the front, cut or padded to fill its steps; the steps shuffled."""
     batches, plans = report.batches, report.buckets
-    filled = [_filled(rows, plan, batches) for rows, plan in zip(parts, plans, strict=True) if plan.steps]
+    filled = [_filled(rows, plan) for rows, plan in zip(parts, plans, strict=True) if plan.steps]
     rows = np.concatenate([np.empty(0, dtype=np.int32), *(some for some, _ in filled)])
     is_pad = np.concatenate([np.empty(0, dtype=np.bool_), *(some for _, some in filled)])
     counts = np.array([plan.steps for plan in plans], dtype=np.int64)
     bucket = np.repeat(np.array([plan.number for plan in plans], dtype=np.int32), counts)
-    sizes = np.full(len(bucket), batches.global_batch_size, dtype=np.int64)
-    sizes[(np.cumsum(counts) - 1)[counts > 0]] = [plan.last * batches.world_size for plan in plans if plan.steps]
+    sizes = np.repeat(np.array([plan.size for plan in plans], dtype=np.int64), counts)
+    sizes[(np.cumsum(counts) - 1)[counts > 0]] = [plan.last for plan in plans if plan.steps]
     order = shuffled(len(bucket), seed, epoch, stream=1)
     starts = np.concatenate(([0], np.cumsum(sizes[order])))
     if len(sizes) and (sizes == sizes[0]).all():  # a fifth of the time of the general way
@@ -211,9 +239,9 @@ def _in_steps(report: PlanReport, parts: Sequence[Ints], seed: int | None, epoch
                      seed=seed, epoch=epoch)  # fmt: skip
 
 
-def _filled(rows: Ints, plan: BucketPlan, batches: BatchPlan) -> tuple[Ints, NDArray[np.bool_]]:
+def _filled(rows: Ints, plan: BucketPlan) -> tuple[Ints, NDArray[np.bool_]]:
     """The rows that the steps of one bucket serve, and which are padding; the last two steps share real rows."""
-    total, size = plan.served + plan.padded, batches.global_batch_size
+    total, size = plan.served + plan.padded, plan.size
     filled, is_pad = np.resize(rows, total), np.zeros(total, dtype=np.bool_)
     last = rows_of_last_steps(len(rows), size) if plan.padded else ()
     start, taken = total - size * len(last), len(rows) - sum(last)

@@ -157,7 +157,7 @@ def plan_facts(report: PlanReport) -> dict[str, Any]:
     """Steps and samples of an epoch, bucket by bucket."""
     most = max((bucket.samples for bucket in report.buckets), default=1)
     return {
-        "batch_size": report.batches.batch_size,
+        "batch_size": size if isinstance(size := report.batches.batch_size, int) else report.batches.words,
         "world_size": report.batches.world_size,
         "steps": report.steps,
         "used": report.samples_used,

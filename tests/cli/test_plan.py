@@ -74,3 +74,32 @@ def test_simpletuner_fills_batches_of_images_that_are_repeated_as_often(run, tmp
         for name in ("simpletuner", "onetrainer")
     }
     assert batches == {"simpletuner": 5, "onetrainer": 4}
+
+
+def test_a_budget_of_pixels_shows_the_batches_of_each_bucket(run, data, tmp_path):
+    run("build", data, *SMALL, "--out", tmp_path / "cache", "--allow-failed", "9")
+    options = ("--batch-pixels", 2 * 4096, "--world-size", 2)
+    of_cache = run("plan", tmp_path / "cache", *options, "--json").json
+    assert {**of_cache, "path": ""} == {**run("plan", data, *SMALL, *options, "--json").json, "path": ""}
+    assert (of_cache["batch_size"], of_cache["batch_pixels"], of_cache["multiple_of"]) == (None, 8192, 2)
+    largest = of_cache["largest_batch"]
+    for bucket in of_cache["buckets"]:
+        pixels = bucket["batch_size"] * bucket["height"] * bucket["width"]
+        assert (2 * pixels <= 8192, pixels <= largest["pixels"]) == (True, True)
+        assert bucket["batch_bytes"] == pixels // 64 * 4 * 2, "4 channels of float16, 8 pixels to a side"
+    assert largest["cells"] * 64 == largest["pixels"]
+    text = run("plan", tmp_path / "cache", *options).out
+    assert f"at batch size {8192:,} pixels of all ranks on 2 ranks" in text
+    assert f"largest batches of a rank: {largest['samples']} samples" in text
+
+
+def test_a_budget_that_fits_no_batch_names_one_that_does(run, shared):
+    error = run("plan", shared[1], "--batch-pixels", 100, "--json").error
+    fix = error["fix"].partition(",")[0]
+    assert run("plan", shared[1], *fix.split()).status == 0
+    assert (
+        run("plan", shared[1], "--batch-tokens", 99, "--json").error["what"]
+        == "--batch-tokens=99: the samples have no tokens"
+    )
+    both = run("plan", shared[1], "--batch-size", 2, "--batch-pixels", 10**6, "--json")
+    assert "exclude each other" in both.error["what"]

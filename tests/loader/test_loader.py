@@ -323,7 +323,7 @@ def test_options_that_are_not_allowed_are_named(source, bad):
         ({"shuffle": True}, "seed and set_epoch"),
         ({"drop_last": True}, "remainder='drop'"),
         ({"num_workers": 2}, "DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None"),
-        ({"size": 2}, "use some of batch_size, seed,"),
+        ({"size": 2}, "use some of batch_size, batch_pixels,"),
     ],
 )
 def test_arguments_of_other_loaders_are_an_error_with_the_right_way(source, named, fix):

@@ -122,7 +122,7 @@ def test_the_order_is_random_and_mixes_buckets():
 @given(columns, plans())
 def test_remainder_error_rejects_incomplete_batches(bucket, batches):
     strict = BatchPlan(batch_size=batches.batch_size, world_size=batches.world_size, remainder="error")
-    if any(count % batches.global_batch_size for count in np.bincount(bucket)):
+    if any(count % (batches.batch_size * batches.world_size) for count in np.bincount(bucket)):
         with pytest.raises(PlanError, match="does not divide into full batches") as caught:
             plan_report(index_of(bucket), strict)
         assert caught.value.fix_python == "remainder='repeat', 'drop' or 'partial'"

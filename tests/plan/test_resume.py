@@ -21,8 +21,7 @@ columns = st.lists(st.integers(0, 4), min_size=1, max_size=90).map(lambda some: 
 
 def rest(index, *legs, seed=SEED, epoch=EPOCH):
     """Compute the rest of an epoch after (batches, steps) pairs, the current sizes last."""
-    numbers = [(batches.batch_size, batches.world_size, steps) for batches, steps in legs]
-    return rest_of_epoch(index, numbers, legs[0][0].remainder, seed=seed, epoch=epoch)
+    return rest_of_epoch(index, legs, seed=seed, epoch=epoch)
 
 
 def batch_plan(batches, policy):
@@ -92,7 +91,7 @@ def test_resume_with_other_sizes_serves_every_sample(column, first, second, thir
             assert {int(bucket) for part in step for bucket in column[part.rows]} == {step[0].bucket}
     if second.layout != first.layout:
         due = np.bincount(column[np.setdiff1d(np.arange(len(column)), head)], minlength=5)
-        found, step = np.bincount(column[middle.real()], minlength=5), second.global_batch_size
+        found, step = np.bincount(column[middle.real()], minlength=5), second.batch_size * second.world_size
         if policy == "repeat":
             assert found.tolist() == (-(-due // step) * step).tolist()
         elif policy == "drop":

@@ -6,6 +6,7 @@ import shlex
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields as attributes
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +15,7 @@ from latentcache.cli import flags
 from latentcache.cli.console import SHOWN, Result, Table, repeats_lines
 from latentcache.cli.flags import argument, option
 from latentcache.errors import EmptyPlanError, UsageError, count_of
+from latentcache.plan.numbers import human_bytes
 
 if TYPE_CHECKING:
     from latentcache.fields.protocol import FieldRecipe
@@ -35,6 +37,21 @@ def plan(
     batch_size: int | None = option(
         None, "--batch-size N", "Samples per rank and step. [default: of --trainer-config]", min=1
     ),
+    batch_pixels: int | None = option(
+        None,
+        "--batch-pixels N",
+        "Fill batches up to N pixels per step, all ranks together, instead of --batch-size.",
+        min=1,
+    ),
+    batch_tokens: int | None = option(
+        None,
+        "--batch-tokens N",
+        "Fill batches up to N tokens per step, all ranks together, instead of --batch-size.",
+        min=1,
+    ),
+    multiple_of: int | None = option(
+        None, "--multiple-of N", "With a budget: round samples per step down to a multiple. [default: ranks]", min=1
+    ),
     world_size: int = option(1, "--world-size N", "Ranks that train together. [default: 1]", min=1),
     grad_accum: int = option(1, "--grad-accum N", "Batches per optimizer step. [default: 1]", min=1),
     remainder: str = option(
@@ -54,15 +71,23 @@ def plan(
     """Count the steps of an epoch before training; recipe flags apply to DATA folders only."""
     from latentcache.plan.batching import BatchPlan, require_steps
 
-    batch_size = batch_size or _batch_of(path, requested)
+    if batch_pixels is None and batch_tokens is None:
+        batch_size = batch_size or _batch_of(path, requested)
     rows = {name: value for name, value in (("pack", pack), ("pad", pad), ("chunk", chunk)) if value is not None}
     if len(rows) > 1 or (overflow is not None and not rows):
         raise UsageError(
             "--pack, --pad, --chunk: give one of them" if rows else f"--overflow={overflow}: needs --pack or --pad",
-            fix=f"latentcache plan {shlex.quote(str(path))} --batch-size {batch_size} --pack {pack or 4096}",
+            fix=f"latentcache plan {shlex.quote(str(path))} --batch-size {batch_size or 8} --pack {pack or 4096}",
         )
     layout = {**rows, "overflow": overflow} if rows else {}
-    batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
+    batches = BatchPlan(
+        batch_size=batch_size,
+        batch_pixels=batch_pixels,
+        batch_tokens=batch_tokens,
+        multiple_of=multiple_of,
+        world_size=world_size,
+        remainder=remainder,  # type: ignore[arg-type]  # checked there
+    )
     if _is_cache(path):
         planned = _of_cache(path, batches, layout, (source or {}).get("repeats") is not False)
     else:
@@ -137,7 +162,7 @@ def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: 
             fix=f"add --pack N, --pad N or --chunk N; `latentcache info {shlex.quote(str(path))}` shows lengths",
         )
     source: Any = cache.rows(**rows) if rows else cache
-    report = source.plan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder)
+    report = source.plan(**{part.name: getattr(batches, part.name) for part in attributes(batches)})
     recipe = next((field.recipe for field in snapshot.fields.values()), None)
     sets = snapshot.source.get("sets", ())
     return _Planned(report, quarantined(snapshot.rejected), cache.repeats, snapshot.samples, recipe, sets)
@@ -156,7 +181,7 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     from latentcache.pipeline.publish import groups_in_use
     from latentcache.pipeline.report import quarantined
     from latentcache.pipeline.settings import BuildSettings
-    from latentcache.plan.batching import Bucket, size_rank
+    from latentcache.plan.batching import bucket_of, size_rank
     from latentcache.plan.samples import SampleIndex, plan_report, times_counted
 
     planned = plan_build(BuildSettings(data=path, source=source, **requested.build))
@@ -172,11 +197,12 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
         order = np.repeat(order, column[items.sample[order]])
     sample = items.sample[order]
     groups, group = groups_in_use(items, items.group[order])
-    sizes = [(1, 1, 1) if -1 in used.shape else used.dims for used in groups]  # ragged groups share one
-    ranked = sorted(range(len(groups)), key=lambda number: size_rank(sizes[number]))
+    spec = field.recipe.spec
+    buckets = [bucket_of({field.name: group}, {field.name: spec}, {field.name: spec.length}) for group in groups]
+    ranked = sorted(range(len(groups)), key=lambda number: size_rank(buckets[number].size))
     index = SampleIndex(
         bucket=np.argsort(ranked).astype(np.int32)[group],
-        buckets=tuple(Bucket(label=groups[number].label, size=sizes[number]) for number in ranked),
+        buckets=tuple(buckets[number] for number in ranked),
         identify=lambda: str(path),
         names_of=lambda rows: samples.names.take(sample[rows]),
     )
@@ -197,6 +223,8 @@ def _of_trainer(
     from latentcache.plan.trainers import TrainerRun
 
     recipe = planned.recipe
+    if not isinstance(batches.batch_size, int):
+        raise UsageError("--for: trainers have one batch size", fix="--batch-size N in place of the budget")
     if trainer not in TRAINERS:
         raise UsageError(f"--for={trainer}: unknown trainer", fix=f"--for {'|'.join(TRAINERS)}")
     if not isinstance(recipe, LatentsRecipe):
@@ -270,8 +298,13 @@ def _no_lengths(path: Path, requested: flags.Requested) -> UsageError:
 
 def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
     batches = report.batches
+    per_rank = [bucket.size // batches.world_size for bucket in report.buckets]
+    pairs = list(zip(report.buckets, per_rank, strict=True))
     return {
         "batch_size": batches.batch_size,
+        "batch_pixels": batches.batch_pixels,
+        "batch_tokens": batches.batch_tokens,
+        "multiple_of": batches.multiple,
         "world_size": batches.world_size,
         "grad_accum": grad_accum,
         "remainder": batches.remainder,
@@ -279,14 +312,24 @@ def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
             {
                 **(bucket.bucket.dims or {"label": bucket.bucket.label}),
                 "samples": bucket.samples,
+                "batch_size": size,
+                "batch_bytes": size * bucket.bucket.bytes,
                 "batches": bucket.steps,
                 "repeated": bucket.repeated,
                 "copies": bucket.copies,
                 "dropped": bucket.dropped,
                 "efficiency": round(bucket.efficiency, 4),
             }
-            for bucket in report.buckets
+            for bucket, size in pairs
         ],
+        "largest_batch": {
+            "samples": max(per_rank, default=0),
+            **{
+                name: max((size * getattr(bucket.bucket, name) for bucket, size in pairs), default=0)
+                for name in ("pixels", "cells", "tokens", "bytes")
+            },
+        },
+        "samples_per_batch": round(report.samples_per_batch, 4),
         "batches_per_epoch": report.steps,
         "steps_per_epoch": -(-report.steps // grad_accum),
         "samples_used": report.samples_used,
@@ -297,19 +340,34 @@ def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
 
 
 def _lines(payload: dict[str, Any]) -> Iterator[str | Table]:
-    names = ("samples", "batches", "repeated", "dropped")
+    is_budget = payload["batch_size"] is None
+    names = ("samples", *(("batch_size",) if is_budget else ()), "batches", "repeated", "dropped")
     sides = [name for name in ("frames", "height", "width") if any(name in bucket for bucket in payload["buckets"])]
-    rows: list[tuple[object, ...]] = [(" x ".join(sides) or "bucket", *names, "efficiency")]
+    titles = (name.replace("_", " ") for name in names)
+    size_title = ("batch bytes",) if is_budget else ()
+    rows: list[tuple[object, ...]] = [(" x ".join(sides) or "bucket", *titles, "efficiency", *size_title)]
     for bucket in payload["buckets"]:
-        size = [str(bucket[name]) for name in sides if name in bucket]
-        label = "x".join(size) or bucket.get("length", bucket.get("label")) or "all"
-        rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
+        dims = [str(bucket[name]) for name in sides if name in bucket]
+        label = "x".join(dims) or bucket.get("length", bucket.get("label")) or "all"
+        batch_bytes = (human_bytes(bucket["batch_bytes"]),) if is_budget else ()
+        rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}", *batch_bytes))
     yield Table(rows)
     yield from repeats_lines(payload["repeats"])
     ranks = count_of(payload["world_size"], "ranks")
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
+    if is_budget:
+        largest = {name.replace("cells", "latent cells"): n for name, n in payload["largest_batch"].items() if n}
+        largest["samples"] = payload["largest_batch"]["samples"]
+        num_bytes = human_bytes(largest.pop("bytes", 0))
+        counts = ", ".join(f"{number:,} {name}" for name, number in largest.items())
+        yield f"largest batches of a rank: {counts}, {num_bytes}"
+    per_step = payload["batch_size"] or next(
+        f"{payload[name]:,} {name.removeprefix('batch_')} of all ranks"
+        for name in ("batch_pixels", "batch_tokens")
+        if payload[name]
+    )
     yield (
-        f"{count_of(payload['steps_per_epoch'], 'steps')} per epoch at batch size {payload['batch_size']}"
+        f"{count_of(payload['steps_per_epoch'], 'steps')} per epoch at batch size {per_step}"
         f" on {ranks}{accumulation}: {count_of(payload['samples_used'], 'samples')} used per epoch,"
         f" {payload['samples_repeated']} repeated, {payload['samples_dropped']} dropped"
     )
