@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from latentcache.errors import CacheDamagedError, UsageError, count_of
+from latentcache.identity.content import content_hash
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
 from latentcache.store.atomic_io import (
@@ -214,8 +215,8 @@ def verify_export(out: Path, data: Path | None = None) -> Iterator[dict[str, str
     if data is None:
         return
     if "options" not in folder.about:
-        fix = "verify the cache, which knows its documents"
-        raise UsageError(f"--data: {out} is an export of tokens", where=str(out), fix=fix)
+        fix = "leave --data out, or verify the cache, which knows its samples"
+        raise UsageError(f"--data: {out} does not list images", where=str(out), fix=fix)
     samples = scan(data, SourceOptions.from_json(folder.about["options"]), hash_all=True).samples
     now = {
         name: bytes(content).hex() for name, content in zip(samples.names, samples.first_input.content, strict=True)
@@ -225,6 +226,17 @@ def verify_export(out: Path, data: Path | None = None) -> Iterator[dict[str, str
         if now.get(name) != then.get(name):
             problem = "removed" if name not in now else "added" if name not in then else "changed"
             yield {"path": name, "problem": f"source-{problem}", "sample": name}
+
+
+def of_bytes(name: str, data: bytes, **more: Any) -> tuple[File, Callable[[Path], str]]:
+    """A file with these bytes, and what writes it."""
+    return File(name=name, origin=content_hash(data).hex(), **more), lambda path: written(path, data)
+
+
+def written(path: Path, data: bytes) -> str:
+    """Write a file; returns its hash."""
+    path.write_bytes(data)
+    return content_hash(data).hex()
 
 
 def link(source: Path, target: Path, *, copy: bool) -> None:

@@ -15,28 +15,26 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import ImageOps
 
 from latentcache.errors import RecipeError, UsageError, count_of
-from latentcache.export.folder import File, link
+from latentcache.export.folder import File, link, of_bytes, written
 from latentcache.export.format import LATENTS, MASK, TEXT, Format, Latent, Request, Sample
 from latentcache.export.kohya import Kohya
 from latentcache.export.onetrainer import OneTrainer
+from latentcache.export.samples import caption_of, check_demo, item_values
 from latentcache.export.simpletuner import SimpleTuner
-from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
-from latentcache.fields.prompt_embeds import PromptRecipe
 from latentcache.geometry.like.trainers import TRAINERS
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.images.headers import header
 from latentcache.loader.cache import Cache, open_cache
 from latentcache.loader.samples import Part, join
-from latentcache.loader.values import Affine, posterior
 from latentcache.sources.locations import locations, open_image, read_image
 from latentcache.sources.scan import names_root
 from latentcache.store.reader import EntryReader
@@ -135,7 +133,7 @@ class ImageExport:
             on_progress(done, len(self._samples))
         if not self._settings.beside:  # there such a file would say how DATA is read
             for name, data in self._format.settings().items():
-                folder.put(*_of_bytes(name, data, is_changing=name in self._format.changing))
+                folder.put(*of_bytes(name, data, is_changing=name in self._format.changing))
         about, samples = self._about(), self._samples.values()
         counts = {
             "redrawn": self._redrawn,
@@ -156,11 +154,7 @@ class ImageExport:
         if settings.fields in ("text", "all") and TEXT not in snapshot.fields:
             what = f"{settings.cache}: holds no embeddings of captions"
             raise UsageError(what, fix=f"{build} --text-encoder PIPELINE; or --fields latents")
-        if snapshot.demo and not settings.force:
-            raise UsageError(
-                f"{settings.cache}: a demo encoder made it, which no model trains on",
-                fix=f"{build} --model MODEL --like {settings.format}; or --force to try the files",
-            )
+        check_demo(settings, snapshot)
         if field.recipe.geometry.clips is not None or field.recipe.geometry.crops > 1:
             raise UsageError(
                 f"{settings.cache}: holds clips or several crops, which --to {settings.format} cannot write",
@@ -263,19 +257,9 @@ class ImageExport:
                     fix="rename the folder of one of them, and build again",
                 )
 
-    def _caption(self, number: int) -> str:
-        """The text that was encoded; empty if the sample has no caption."""
-        held = self._snapshot.samples.inputs.get("caption")
-        if held is None or held.text is None:
-            return ""
-        recipe = self._snapshot.fields[TEXT].recipe if TEXT in self._wanted else None
-        if isinstance(recipe, PromptRecipe):
-            return recipe.text(held.text[number], 0)
-        return CaptionVariants().text(held.text[number], 0)
-
     def _sample(self, number: int) -> Sample:
         """A sample, without values."""
-        samples, caption = self._snapshot.samples, self._caption(number)
+        samples, caption = self._snapshot.samples, caption_of(self._snapshot, number, self._wanted)
         set_of, sets = samples.columns.get("image_set"), self._snapshot.source.get("sets") or [{}]
         image_set = sets[0 if set_of is None else int(set_of[number])]
         mask, name = samples.inputs.get("mask"), samples.names[number]
@@ -303,8 +287,7 @@ class ImageExport:
         texts = dict[str, Any]()
         for name in self._wanted:
             if name not in (LATENTS, MASK):
-                item = self._entries.read(name, int(self._rows[name][number][0][0]))
-                texts[name] = _floats(item, self._snapshot.fields[name].spec.dtype)
+                texts[name] = self._values(name, int(self._rows[name][number][0][0]))
         latents, masks = (
             [self._latent(name, *rows) for rows in self._rows.get(name, {}).get(number, ())]
             for name in (LATENTS, MASK)
@@ -337,20 +320,10 @@ class ImageExport:
         return Latent(bucket=self._bucket(name, list(rows)), values=self._values(name, rows[0]), flipped=flipped)
 
     def _values(self, name: str, row: int) -> Any:
-        """Float32 values (C, h, w): of latents the mean or one draw, scaled if the format asks for it."""
-        field = self._snapshot.fields[name]
-        recipe = cast("LatentsRecipe", field.recipe)
-        stored = torch.from_numpy(_floats(self._entries.read(name, row), field.spec.dtype))
-        if recipe.encoder.posterior == "moments":
-            out = torch.empty((1, len(stored) // 2, *stored.shape[1:]))
-            draw, seed = ("mode", 0) if self._settings.draw is None else ("sample", self._settings.draw)
-            posterior(stored[None], field.row_keys(np.array([row])), out, draw, (seed, 0))  # type: ignore[arg-type]
-            stored = out[0]
-        if self._format.is_scaled or name == MASK:
-            stored = Affine.of(recipe.read_time.affine).apply(
-                stored[None].contiguous(), torch.empty(1, *stored.shape)
-            )[0]
-        return stored.numpy()
+        """Float32 values: of latents the mean or one draw, scaled if the format asks for it; whole numbers stay."""
+        field, draw = self._snapshot.fields[name], self._settings.draw
+        is_scaled = self._format.is_scaled
+        return item_values(self._entries, field, row, is_scaled=is_scaled, draw=draw, dtype=torch.float32).numpy()
 
     def _files(self, number: int, sample: Sample) -> Iterator[tuple[File, Callable[[Path], str]]]:
         """Every file of a sample, and what writes it."""
@@ -376,10 +349,10 @@ class ImageExport:
             file = File(name=target, origin=f"{content}-{how}", **more)
             yield file, partial(self._write_image, location, content, is_other)
         if sample.has_caption:  # a file without any line stops sd-scripts
-            yield _of_bytes(f"{sample.stem}.txt", (sample.caption or "\n").encode(), **more)
+            yield of_bytes(f"{sample.stem}.txt", (sample.caption or "\n").encode(), **more)
 
     def _write_values(self, number: int, sample: Sample, name: str, path: Path) -> str:
-        return _written(path, self._format.files(self._with_values(sample, number))[name]())
+        return written(path, self._format.files(self._with_values(sample, number))[name]())
 
     def _write_image(self, location: Mapping[str, Any], content: str, is_other: bool, path: Path) -> str:
         """A link to the file of an image; bytes for a member of an archive, and for one that EXIF data turn."""
@@ -389,9 +362,9 @@ class ImageExport:
                 self._redrawn += 1
                 buffer = io.BytesIO()
                 ImageOps.exif_transpose(image).save(buffer, "PNG")
-                return _written(path, buffer.getvalue())
+                return written(path, buffer.getvalue())
         if set(location) != {"path", "size"}:
-            return _written(path, read_image(self._root, location)[0])
+            return written(path, read_image(self._root, location)[0])
         link(self._root / location["path"], path, copy=self._settings.copy)
         return content
 
@@ -421,22 +394,3 @@ def _by_sample(sample: Any, rows: Any) -> dict[int, list[list[int]]]:
     for number, variants in zip(sample.tolist(), rows.tolist(), strict=True):
         by_sample.setdefault(number, []).append(variants)
     return by_sample
-
-
-def _floats(stored: Any, dtype: str) -> Any:
-    """Float32 values of an item as it is stored; whole numbers stay what they are."""
-    array = np.asarray(stored)
-    if dtype == "int32":
-        return array
-    if dtype == "bfloat16":
-        return torch.from_numpy(array.view(np.uint16).astype(np.int32) << 16).view(torch.float32).numpy()
-    return array.astype(np.float32)
-
-
-def _of_bytes(name: str, data: bytes, **more: Any) -> tuple[File, Callable[[Path], str]]:
-    return File(name=name, origin=content_hash(data).hex(), **more), lambda path: _written(path, data)
-
-
-def _written(path: Path, data: bytes) -> str:
-    path.write_bytes(data)
-    return content_hash(data).hex()

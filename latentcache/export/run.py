@@ -1,7 +1,7 @@
 """Export a cache as a folder for a trainer: check the settings, then write files and the sidecar.
 
-One way for all formats. An export (:class:`Export`) is of tokens or of images, and knows its format. Everything that
-can be wrong is looked for before the first byte.
+One way for all formats. An export (:class:`Export`) is of tokens, of images or of whole samples. Everything that can
+be wrong is looked for before the first byte.
 
 Guarantee: a new folder gets its name when it is whole. Files that no export wrote are never touched, and of two
 exports into one folder one is rejected.
@@ -18,6 +18,7 @@ from latentcache.errors import UsageError
 from latentcache.export.folder import Folder, check_room, is_export
 from latentcache.export.images import ImageExport
 from latentcache.export.settings import IMAGE_FORMATS, Advanced, ExportSettings
+from latentcache.export.shards import SampleExport
 from latentcache.export.tokens import TokenExport
 from latentcache.store.atomic_io import as_store_error, sync_folder
 
@@ -47,7 +48,9 @@ class Export(Protocol):
 
 def opened(settings: ExportSettings) -> Export:
     """The export of these settings, checked; raises UsageError, and StoreError for a cache that cannot be read."""
-    return ImageExport(settings) if settings.format in IMAGE_FORMATS else TokenExport(settings)
+    if settings.format in IMAGE_FORMATS:
+        return ImageExport(settings)
+    return SampleExport(settings) if settings.is_of_samples else TokenExport(settings)
 
 
 def write_export(

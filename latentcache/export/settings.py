@@ -15,12 +15,16 @@ from latentcache.value import Value
 
 #: Settings of every format of images.
 _OF_IMAGES = ("as", "copy", "data", "draw", "fields", "force")
+#: Settings of every format of whole samples; ``mds`` is one unless rows are asked for.
+_OF_SAMPLES = ("force",)
 #: Format -> the settings that it takes.
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "hf-disk": ("pad", "pack", "chunk", "for", "overflow", "validation"),
     "megatron": ("validation",),
     "datatrove": ("validation",),
     "mds": ("pad", "chunk", "overflow", "validation"),
+    "safetensors": _OF_SAMPLES,
+    "webdataset": _OF_SAMPLES,
     "kohya": (*_OF_IMAGES, "architecture", "beside", "release", "trainer-config"),
     "onetrainer": (*_OF_IMAGES, "trainer-config"),
     "simpletuner": (*_OF_IMAGES, "trainer-config"),
@@ -29,6 +33,11 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
 IMAGE_FORMATS = ("kohya", "onetrainer", "simpletuner")
 #: Layouts of rows, as ``cache.rows()`` names them.
 LAYOUTS = ("pad", "pack", "chunk")
+#: Settings that a format takes -> what its files hold.
+_HELD: Mapping[tuple[str, ...], str] = {
+    ("validation",): "it holds whole documents; ",
+    _OF_SAMPLES: "it holds whole samples; ",
+}
 #: Absolute paths, on any machine.
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
 Advanced = Callable[[int, int], None]
@@ -42,7 +51,8 @@ class ExportSettings(Value):
     """The folder to create."""
     format: str = setting(
         "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry); of images: kohya"
-        " (sd-scripts, lora-scripts), onetrainer or simpletuner. [default: hf-disk]",
+        " (sd-scripts, lora-scripts), onetrainer or simpletuner; of all fields: safetensors, webdataset or mds."
+        " [default: hf-disk]",
         flag="--to",
         metavar="FORMAT",
         default="hf-disk",
@@ -83,14 +93,14 @@ class ExportSettings(Value):
         real("validation", self.validation, 0, 0.99, fix="give a fraction such as 0.1")
         if self.format not in FORMATS:
             raise UsageError("unknown format", argument="format", value=self.format, fix=f"--to {'|'.join(FORMATS)}")
-        takes, layouts = FORMATS[self.format], [name for name in LAYOUTS if getattr(self, name) is not None]
+        takes = _OF_SAMPLES if self.is_of_samples else FORMATS[self.format]
+        layouts = [name for name in LAYOUTS if getattr(self, name) is not None]
         for flag in self._given():
             if flag not in takes:
-                documents = "it holds whole documents; " if takes == ("validation",) else ""
-                why = f"{documents}its flags: --{', --'.join(takes)}"
-                raise UsageError(
-                    f"--{flag}: not available with --to {self.format}", why=why, fix=f"leave --{flag} out"
-                )
+                why = f"{_HELD.get(takes, '')}its flags: --{', --'.join(takes)}"
+                rows = ", or ask for rows with --pad N or --chunk N" if flag in FORMATS[self.format] else ""
+                what = f"--{flag}: not available with --to {self.format}"
+                raise UsageError(what, why=why, fix=f"leave --{flag} out{rows}")
         if "pad" in takes and len(layouts) != 1:
             what = f"--{layouts[1]}: give one layout" if layouts else f"--to={self.format}: needs the length of rows"
             raise UsageError(what, fix=" or ".join(f"--{name} N" for name in LAYOUTS if name in takes))
@@ -115,6 +125,11 @@ class ExportSettings(Value):
             if option.metadata and option.name != "format" and getattr(self, option.name) != option.default
         ]
         return [option.metadata.get("flag", option.name.replace("_", "-")).lstrip("-") for option in given]
+
+    @property
+    def is_of_samples(self) -> bool:
+        """True if the files hold whole samples: all fields of images, or whole documents."""
+        return FORMATS[self.format] == _OF_SAMPLES or (self.format == "mds" and not self.layout)
 
     @property
     def layout(self) -> str:

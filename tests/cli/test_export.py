@@ -48,7 +48,7 @@ def test_the_text_ends_with_the_next_step(run, tokens, tmp_path, words, summary,
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        (("--to", "csv"), "--to hf-disk|megatron|datatrove|mds|kohya|onetrainer|simpletuner"),
+        (("--to", "csv"), "--to hf-disk|megatron|datatrove|mds|safetensors|webdataset|kohya|onetrainer|simpletuner"),
         (("--pad", "60"), "rows of 56 or 64 tokens"),
         (("--pad", "64", "--pack", "64"), "--pad N or --pack N or --chunk N"),
         (("--for", "nobody"), "--for plain|llama-factory|trl|axolotl|unsloth"),
@@ -116,7 +116,7 @@ def test_verify_knows_the_folder_of_rows(run, tokens, tmp_path):
     out = tmp_path / "out"
     assert run("export", tokens, out, "--to", "megatron").status == 0
     assert run("verify", out).status == 0
-    assert "export of tokens" in run("verify", out, "--data", tmp_path / "data.jsonl", "--json").error["what"]
+    assert "does not list images" in run("verify", out, "--data", tmp_path / "data.jsonl", "--json").error["what"]
     (out / "train.idx").write_bytes(b"")
     found = run("verify", out, "--json")
     assert (found.status, found.json["findings"][0]["path"]) == (1, "train.idx")

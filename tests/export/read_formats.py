@@ -1,12 +1,13 @@
-"""Readers of the exported formats, based on their specifications and ``struct`` only."""
+"""Readers of the exported formats, based on their specifications, ``struct`` and numpy only."""
 
 import json
 import struct
 from itertools import chain, pairwise
 
-#: Type codes of Megatron and type names of MDS as ``struct`` formats.
+import numpy as np
+
+#: Type codes of Megatron as ``struct`` formats.
 MEGATRON_TYPES = {4: "i", 8: "H"}
-MDS_TYPES = {"ndarray:uint16": "H", "ndarray:int32": "i"}
 
 
 def numbers(kind, data):
@@ -43,6 +44,11 @@ def read_datatrove(file):
 
 
 def read_mds(folder):
+    """Read the rows of the column ``tokens``."""
+    return [sample["tokens"].tolist() for sample in read_mds_samples(folder)]
+
+
+def read_mds_samples(folder):
     index = json.loads((folder / "index.json").read_text())
     assert index["version"] == 2
     return [sample for shard in index["shards"] for sample in _shard(folder, shard)]
@@ -54,18 +60,25 @@ def _shard(folder, shard):
     (count,) = struct.unpack("<I", data[:4])
     assert count == shard["samples"]
     offsets = numbers("I", data[4 : 4 + 4 * (count + 1)])
-    assert json.loads(data[4 + 4 * (count + 1) : offsets[0]])["column_names"] == shard["column_names"] == ["tokens"]
+    names, encodings = shard["column_names"], shard["column_encodings"]
+    assert json.loads(data[4 + 4 * (count + 1) : offsets[0]])["column_names"] == names == sorted(names)
     assert offsets[-1] == len(data)
-    kind = MDS_TYPES[shard["column_encodings"][0]]
-    return [_sample(data[a:b], kind) for a, b in pairwise(offsets)]
+    return [dict(zip(names, _sample(data[a:b], encodings), strict=True)) for a, b in pairwise(offsets)]
 
 
-def _sample(data, kind):
-    (size,) = struct.unpack("<I", data[:4])
-    assert size == len(data) - 4
-    axes, side = data[4] >> 2, "BHIQ"[data[4] & 3]
-    assert axes == 1
-    (length,) = struct.unpack(f"<{side}", data[5 : 5 + struct.calcsize(side)])
-    values = numbers(kind, data[5 + struct.calcsize(side) :])
-    assert len(values) == length
+def _sample(data, encodings):
+    start, values = 4 * len(encodings), []
+    for size, encoding in zip(numbers("I", data[:start]), encodings, strict=True):
+        values.append(_value(data[start : start + size], encoding))
+        start += size
+    assert start == len(data)
     return values
+
+
+def _value(data, encoding):
+    if encoding == "json":
+        return json.loads(data)
+    axes, side = data[0] >> 2, "BHIQ"[data[0] & 3]
+    start = 1 + axes * struct.calcsize(side)
+    shape = struct.unpack(f"<{axes}{side}", data[1:start])
+    return np.frombuffer(data[start:], encoding.removeprefix("ndarray:")).reshape(shape)

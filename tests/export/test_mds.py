@@ -10,7 +10,7 @@ from small_tokens import build, texts, write_texts
 
 from latentcache import open_cache
 from latentcache.export import mds, tokens
-from latentcache.export.mds import DTYPES, sample, write_mds
+from latentcache.export.mds import DTYPES, array, sample, write_mds
 from latentcache.export.tokens import write_splits
 
 
@@ -69,7 +69,7 @@ def test_rows_of_a_cache(tmp_path):
 @pytest.mark.parametrize("length", [1, 255, 256, 65_535, 65_536, 70_000])
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 def test_a_sample_is_as_long_as_the_format_says(length, dtype):
-    made = sample(np.arange(length, dtype=dtype))
+    made = sample([array(np.arange(length, dtype=dtype))])
     side = 1 if length < 256 else 2 if length < 65_536 else 4
     assert len(made) == 4 + 1 + side + length * np.dtype(dtype).itemsize
     assert made[:4] == (len(made) - 4).to_bytes(4, "little")

@@ -66,9 +66,10 @@ def export(
 
 
 def _lines_of_images(payload: Mapping[str, Any]) -> Iterator[str]:
+    from latentcache.export.format import Format
     from latentcache.export.images import TRAINER_FORMATS
 
-    form = TRAINER_FORMATS[payload["format"]]
+    form = TRAINER_FORMATS.get(payload["format"], Format)
     sentences = {
         "left_out": "samples are left out: the cache lacks a field of them; `latentcache info` names them",
         "rejected": "inputs are left out, because the build rejected them; `latentcache info` names them",
@@ -76,14 +77,16 @@ def _lines_of_images(payload: Mapping[str, Any]) -> Iterator[str]:
         "several_lines": f"captions have several lines: the trainer reads {form.several_lines} if it encodes text",
         "partners_left_out": "masks and control images are left out: the trainer reads no such files",
         "no_caption": f"images have no caption: the trainer {form.no_caption}",
+        "unused": "items are left out: each sample has its first crop, unflipped, and its first caption",
     }
     for name, sentence in sentences.items():
-        if payload[name]:
+        if payload.get(name):
             yield count_of(payload[name], sentence)
+    yield from _part(payload)
     counts = f"{payload['written']} written, {payload['kept']} kept, {payload['deleted']} deleted"
-    files = f"{count_of(payload['samples'], 'images')}, {payload['files']} files"
+    files = f"{count_of(payload['samples'], 'samples')}, {payload['files']} files"
     yield f"{payload['out']} is complete: {files} ({counts})"
-    yield "for the trainer:"
+    yield "next:"
     yield from (f"  {line}" for line in payload["advice"])
 
 
@@ -106,9 +109,7 @@ def _lines(payload: dict[str, Any]) -> Iterator[str]:
                 yield f"  dropped: {tokens} tokens ({reason.replace('_', ' ')})"
     for split, number in payload.get("splits", {}).items():
         yield f"{split}: {count_of(number, 'documents')}, {payload['tokens'][split]} tokens as {payload['dtype']}"
-    if payload["part"]:
-        part = f"this is part {payload['part']} of DATA"
-        yield f"{part}: join all parts with `latentcache merge`, and export the result"
+    yield from _part(payload)
     if "last_id" in payload:
         last = payload["last_id"]
         differ = "documents end with different ids: none marks an end"
@@ -119,6 +120,12 @@ def _lines(payload: dict[str, Any]) -> Iterator[str]:
     values["width"] = 2 if payload.get("dtype") == "uint16" else 4
     after = _NEXT[payload.get("for", payload["format"])].format(**values)
     yield f"{payload['out']} is complete. Next: {after}"
+
+
+def _part(payload: Mapping[str, Any]) -> Iterator[str]:
+    if payload.get("part"):
+        part = f"this is part {payload['part']} of DATA"
+        yield f"{part}: join all parts with `latentcache merge`, and export the result"
 
 
 def _row(payload: dict[str, Any]) -> str:

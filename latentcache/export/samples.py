@@ -1,0 +1,180 @@
+"""Samples of a cache as exports take them: values of items, and whole samples with all that describes them.
+
+A sample has tensors, one for each field, and ``about``: its name, caption, sizes, columns of its table, and the keys
+of its items. Values are those of a loader that draws nothing: the mean of a posterior, the first crop without a flip,
+the first caption. A ragged item has its own length.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from latentcache.errors import UsageError
+from latentcache.fields.captions import CaptionVariants
+from latentcache.fields.dtypes import numpy_dtype
+from latentcache.fields.protocol import ReadSpec
+from latentcache.fields.table import OF_TABLE, table_values
+from latentcache.geometry.like.trainers import TRAINERS
+from latentcache.loader.samples import CAPTION, Part, join
+from latentcache.loader.values import Affine, posterior
+from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import FieldRows, Snapshot
+
+if TYPE_CHECKING:
+    from latentcache.export.settings import ExportSettings
+
+#: Ragged column of tokens: (first, count) of each span with loss.
+_SPANS = "spans"
+
+
+class WholeSample(NamedTuple):
+    """One sample."""
+
+    number: int
+    tensors: Mapping[str, torch.Tensor]
+    about: Mapping[str, Any]
+
+
+class WholeSamples:
+    """The samples of a snapshot that have all of its fields. One in two sizes is two."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot, self._entries = snapshot, EntryReader(snapshot.paths, snapshot)
+        joined = join(Part(snapshot), list(snapshot.fields), repeats=False)
+        self.excluded, self._sample = joined.excluded, joined.sample
+        self._rows = {name: rows[:, 0] for name, rows in joined.rows.items()}
+        fields = {name: snapshot.fields[name] for name in self._rows}
+        self._keys = {name: fields[name].row_keys(rows) for name, rows in self._rows.items()}
+        self._group = {name: np.asarray(fields[name].group)[rows] for name, rows in self._rows.items()}
+        self._columns = {name: np.asarray(column) for name, column in snapshot.samples.columns.items()}
+
+    def __len__(self) -> int:
+        return len(self._sample)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """(n,) bytes of the stored values of each."""
+        total = np.zeros(len(self), dtype=np.int64)
+        for name, rows in self._rows.items():
+            field = self._snapshot.fields[name]
+            shapes = [group.shape[1:] if field.spec.ragged else group.shape for group in field.groups]
+            values = np.array([np.prod(shape, dtype=np.int64) for shape in shapes])
+            length = np.asarray(field.length)[rows].astype(np.int64) if field.spec.ragged else 1
+            total += values[self._group[name]] * length * numpy_dtype(field.spec.dtype).itemsize
+        return total
+
+    @property
+    def unused(self) -> int:
+        """Items that no sample has here: flips, further crops and captions, prompts."""
+        return sum(int((np.asarray(self._snapshot.fields[name].variant) > 0).sum()) for name in self._rows)
+
+    def __getitem__(self, number: int) -> WholeSample:
+        tensors = dict[str, torch.Tensor]()
+        for name, rows in self._rows.items():
+            row, field = int(rows[number]), self._snapshot.fields[name]
+            tensors[name] = item_values(self._entries, field, row)
+            if _SPANS in field.ragged_columns:
+                tensors["loss_mask"] = _loss_mask(field, row, len(tensors[name]))
+        return WholeSample(number, tensors, self.about(number))
+
+    def about(self, number: int) -> dict[str, Any]:
+        """What describes a sample, as values of JSON."""
+        snapshot, row = self._snapshot, int(self._sample[number])
+        about: dict[str, Any] = {"name": snapshot.samples.names[row]}
+        if CAPTION in snapshot.samples.inputs:
+            about["caption"] = caption_of(snapshot, row, snapshot.fields)
+        for name in ("original_size", "repeats"):
+            if name in self._columns:
+                about[name] = self._columns[name][row].tolist()
+        for name, rows in self._rows.items():
+            field = snapshot.fields[name]
+            height, width = field.groups[int(self._group[name][number])].dims[1:]
+            if height * width > 1:
+                about["target_size"] = [height, width]
+            if "crop" in field.columns:
+                about["crop_top_left"] = np.asarray(field.columns["crop"][rows[number]]).tolist()
+        if table := {name: column for name, column in self._columns.items() if name.startswith(OF_TABLE)}:
+            values = {name: table_values(column[row : row + 1])[0] for name, column in table.items()}
+            about["table"] = {name.removeprefix(OF_TABLE): _plain(value) for name, value in values.items()}
+        about["keys"] = {name: keys[number].tobytes().hex() for name, keys in self._keys.items()}
+        return about
+
+
+def item_values(
+    entries: EntryReader,
+    field: FieldRows,
+    row: int,
+    *,
+    is_scaled: bool = True,
+    draw: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Values of one item, as a loader serves them.
+
+    Args:
+        entries: Reads the items of its snapshot.
+        field: Its field.
+        row: Its row there.
+        is_scaled: Give floating values as a model trains on them, not as they are stored.
+        draw: Seed of a draw from a stored posterior; None: its mean.
+        dtype: Type of floating values; None: the stored one.
+    """
+    read_time = ReadSpec() if field.recipe is None else field.recipe.read_time
+    stored_type = getattr(torch, field.spec.dtype)
+    values = torch.from_numpy(entries.read(field.name, row)).view(stored_type)
+    if read_time.posterior:
+        drawn = torch.empty((1, len(values) // 2, *values.shape[1:]))
+        mode, seed = ("mode", 0) if draw is None else ("sample", draw)
+        posterior(values[None], field.row_keys(np.array([row])), drawn, mode, (seed, 0))  # type: ignore[arg-type]
+        values = drawn[0]
+    is_floating = stored_type.is_floating_point
+    affine = Affine.of(read_time.affine if is_scaled or not is_floating else None)
+    if not is_floating and not affine.changes:
+        return values
+    wanted = dtype or (stored_type if is_floating else torch.float32)
+    return affine.apply(values[None].contiguous(), torch.empty((1, *values.shape), dtype=wanted))[0]
+
+
+def caption_of(snapshot: Snapshot, sample: int, fields: Iterable[str]) -> str:
+    """The first caption of a sample, as these fields encode it; empty: it has none."""
+    caption = snapshot.samples.inputs.get(CAPTION)
+    if caption is None or caption.text is None:
+        return ""
+    for name in fields:
+        field = snapshot.fields[name]
+        if field.kind is not None and field.recipe is not None and field.kind.inputs[0] == CAPTION:
+            return field.recipe.text(caption.text[sample], 0)
+    return CaptionVariants().text(caption.text[sample], 0)
+
+
+def _loss_mask(field: FieldRows, row: int, length: int) -> torch.Tensor:
+    """(length,) true for tokens with loss."""
+    ends, spans = field.ragged_columns[_SPANS]
+    mask = torch.zeros(length, dtype=torch.bool)
+    for first, count in spans[int(ends[row - 1]) if row else 0 : int(ends[row])].tolist():
+        mask[first : first + count] = True
+    return mask
+
+
+def _plain(value: Any) -> Any:
+    """A value of a table as one of JSON; NaN is null."""
+    plain = value if isinstance(value, str) else value.item()
+    return None if plain != plain else plain
+
+
+def check_demo(settings: ExportSettings, snapshot: Snapshot) -> None:
+    """Raise a UsageError for a cache that no model trains on, unless ``--force`` is there."""
+    if snapshot.demo and not settings.force:
+        data = shlex.quote(str(snapshot.source.get("root", "DATA")))
+        like = f" --like {settings.format}" if settings.format in TRAINERS else ""
+        raise UsageError(
+            f"{settings.cache}: a demo encoder made it, which no model trains on",
+            fix=f"latentcache build {data} --out {shlex.quote(str(settings.cache))} --model MODEL{like};"
+            " or --force to try the files",
+        )
