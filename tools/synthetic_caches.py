@@ -97,7 +97,7 @@ def write_shard(
     kind: FieldKind = KIND,
 ) -> None:
     """Write one sealed shard with the items of a plan, in order."""
-    keys = kind.plan_keys(plan, kind.content(samples), recipe)
+    keys = plan.keys(kind, kind.content(samples), recipe)
     paths.shards.mkdir(parents=True, exist_ok=True)
     writer = ShardWriter(paths.shards / f"{len(paths.sealed_shards()):016x}.open")
     size = max(2 * abs(int(np.prod(plan.groups[0].shape))), 1)
@@ -131,7 +131,7 @@ def publish(
             sample=plan.sample,
             group=plan.group,
             variant=plan.variant,
-            items=catalog.find(kind.plan_keys(plan, kind.content(samples), recipe)),
+            items=catalog.find(plan.keys(kind, kind.content(samples), recipe)),
             provenance=found.provenance,
         )
 
@@ -218,7 +218,7 @@ def stretched(folder: Path, count: int, side: int = 64) -> tuple[Path, Path]:
     assert isinstance(found.recipe, LatentsRecipe)
     one = replace(plan, **{name: getattr(plan, name)[:1] for name in ("sample", "group", "variant", "cost")})
     write_shard(CachePaths(cache), one, samples, found.recipe, iter(noise(1, plan.groups[0].shape)))
-    keys = KIND.plan_keys(plan, samples.inputs["image"].content, found.recipe)
+    keys = plan.keys(KIND, samples.inputs["image"].content, found.recipe)
     stretch_index(CachePaths(cache).shards / CachePaths(cache).sealed_shards()[0], keys)
     publish(cache, data, samples, found, plan)
     return data, cache

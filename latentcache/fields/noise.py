@@ -43,9 +43,9 @@ def compare_floats(
     stored: NDArray[Any],
     remade: NDArray[Any],
     noise: Mapping[str, Any],
-    *,
     compute_dtype: str,
     storage_dtype: str,
+    *,
     parts: int = 1,
 ) -> Difference:
     """Different if beyond the noise, and beyond two roundings of the largest value; bfloat16 as uint16.

@@ -8,7 +8,7 @@ empty and the negative one, are variants of the first sample. Their keys are the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from latentcache.fields.protocol import (
     FieldRecipe,
     FieldSpec,
     Group,
+    Ints,
     ReadSpec,
     WorkSize,
 )
@@ -230,14 +231,14 @@ class PromptEmbeds(FieldKind):
         hint = "a larger --caption-variants stores all of them"
         return counts, (samples.note(left, self.name, "captions-left", detail=detail, hint=hint),) if left else ()
 
-    def key_content(
-        self, content: NDArray[np.uint8], variant: NDArray[np.integer], recipe: PromptRecipe
+    def keys(
+        self, content: NDArray[np.uint8], group: Ints, variant: Ints, groups: Sequence[Group], recipe: PromptRecipe
     ) -> NDArray[np.uint8]:
         """The content of a prompt is that of its own text."""
         for text, number in recipe.prompts.items():
             prompt_content = np.frombuffer(content_hash(text.encode()), dtype=np.uint8)
             content = np.where((variant == number)[:, None], prompt_content, content)
-        return content
+        return super().keys(content, group, variant, groups, recipe)
 
     def describe(self, recipe: PromptRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Pipeline, model and shape."""

@@ -24,18 +24,11 @@ from latentcache.fields.noise import compare_floats
 from latentcache.fields.settings import flat_settings
 from latentcache.fields.table import Failure as Failure
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.identity.content import (
-    CONTENT_SLICE,
-    HASH_BYTES,
-    KEY_BYTES,
-    RECIPE_BYTES,
-    content_hash,
-    entry_key,
-    json_hash,
-)
+from latentcache.identity.content import RECIPE_BYTES, item_keys, json_hash
 from latentcache.value import Value, typed
 
 Array = NDArray[Any]
+Ints = NDArray[np.integer]
 Recipe = Any
 """The recipe of a kind, of its class :attr:`FieldKind.recipe`."""
 Differences = list[tuple[str, Any, Any]]
@@ -152,6 +145,11 @@ class FieldPlan(Value):
     rejected: tuple[tuple[int, Rejected], ...] = ()
     """Samples that this field cannot use, with the row of each in the sample table."""
     notes: tuple[Rejected, ...] = ()
+
+    def keys(self, kind: FieldKind, content: Array, recipe: Recipe, items: Any = slice(None)) -> NDArray[np.uint8]:
+        """(n, 32) keys of some items, from the contents (S, 16) of :meth:`FieldKind.content`."""
+        contents = np.asarray(content[self.sample[items]])
+        return kind.keys(contents, self.group[items], self.variant[items], self.groups, recipe)
 
 
 # Classes with one object per item are not frozen, which takes three times as long.
@@ -400,86 +398,39 @@ class FieldKind:
             groups=(Group(label="", shape=self.shape),),
         )
 
-    def keys(
-        self,
-        content: NDArray[np.uint8],
-        group: NDArray[np.integer],
-        variant: NDArray[np.integer],
-        groups: Sequence[Group],
-        recipe: Recipe,
-    ) -> NDArray[np.uint8]:
-        """(n, 32) item keys of n contents (n, 16) in their groups; rows of zeros where the content is zeros."""
-        variants = int(variant.max()) + 1 if len(variant) else 1
-        head: Any = {"kind": self.kind, "content": bytes(HASH_BYTES), "recipe": recipe.recipe_id[:RECIPE_BYTES]}
-        prefixes = [entry_key(variant=n, dims=shape.dims, **head) for shape in groups for n in range(variants)]
-        table = np.frombuffer(b"".join(prefixes), dtype=np.uint8).reshape(-1, KEY_BYTES)
-        keys = table[group.astype(np.intp) * variants + variant]
-        keys[:, CONTENT_SLICE] = content = self.key_content(content, variant, recipe)
-        halves = np.ascontiguousarray(content).view(np.uint64)
-        keys[halves[:, 0] | halves[:, 1] == 0] = 0
-        return keys
-
-    def key_content(
-        self, content: NDArray[np.uint8], variant: NDArray[np.integer], recipe: Recipe
-    ) -> NDArray[np.uint8]:
-        """(n, 16) contents that enter the keys of variants."""
-        return content
-
-    def plan_keys(
-        self, plan: FieldPlan, content: NDArray[np.uint8], recipe: Recipe, items: Any = slice(None)
-    ) -> NDArray[np.uint8]:
-        """(n, 32) keys of items of a plan; zeros while the content is unknown. ``content``: see :meth:`content`."""
-        contents = np.asarray(content[plan.sample[items]])
-        return self.keys(contents, plan.group[items], plan.variant[items], plan.groups, recipe)
-
     def content(self, samples: SampleTable) -> NDArray[np.uint8]:
-        """(S, 16) what keys of this field are made from: the content of its only input, or a hash of all of them."""
-        columns = [samples.inputs[name] for name in self.inputs]
-        if len(columns) == 1:
-            return columns[0].content
-        parts = [np.asarray(column.content) for column in columns]
-        known = [
-            part.any(axis=1) | (np.asarray(column.file) < 0) for part, column in zip(parts, columns, strict=True)
-        ]
-        rows = np.flatnonzero(np.logical_and.reduce(known))
-        joined = np.concatenate([part[rows] for part in parts], axis=1).tobytes()
-        width = len(parts) * HASH_BYTES
-        hashes = b"".join(content_hash(joined[start : start + width]) for start in range(0, len(joined), width))
-        contents = np.zeros_like(parts[0])
-        contents[rows] = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
-        return contents
+        """(S, 16) what keys of this field are made from: the content of its inputs; zeros while unknown."""
+        return samples.content_of(self.inputs)
+
+    def keys(
+        self, content: NDArray[np.uint8], group: Ints, variant: Ints, groups: Sequence[Group], recipe: Recipe
+    ) -> NDArray[np.uint8]:
+        """(n, 32) keys of items of n contents (n, 16) in their groups; zeros where the content is zeros."""
+        dims = [shape.dims for shape in groups]
+        return item_keys(content, group, variant, dims, kind=self.kind, recipe=recipe.recipe_id[:RECIPE_BYTES])
 
     def check(self, array: Array, recipe: Recipe) -> Failure | None:
-        """Say why values must not be stored (not finite, id out of range), though their checksum may be correct.
-
-        ``array`` is an item, or the values of an entry in one axis.
-        """
+        """Say why an item, or the values of an entry in one axis, must not be stored: not finite, id out of range."""
         if is_finite(array, recipe.spec.dtype):
             return None
         return Failure(reason="non-finite", detail="it has values that are not finite")
 
-    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: Recipe) -> Difference:
+    def compare(self, stored: Array, again: Array, noise: Mapping[str, Any], recipe: Recipe) -> Difference:
         """Compare a stored item with the same item made again, both in the storage type.
 
-        Floats differ beyond the noise of the build, means and log variances apart; other values if any does.
-        ``noise`` is what the build recorded (:attr:`Producer.noise`), with ``device``: where ``made`` was made.
+        Floats may differ within the noise that the build recorded (:attr:`Producer.noise`), other values in no byte.
+        ``noise`` has ``device`` too, the one of ``again``.
         """
         if recipe.spec.dtype in FLOATS:
-            return compare_floats(
-                stored,
-                made,
-                noise,
-                compute_dtype=recipe.compute_dtype,
-                storage_dtype=recipe.spec.dtype,
-                parts=2 if recipe.read_time.posterior else 1,
-            )
-        same = stored.shape == made.shape and stored.tobytes() == made.tobytes()
+            types = recipe.compute_dtype, recipe.spec.dtype
+            return compare_floats(stored, again, noise, *types, parts=2 if recipe.read_time.posterior else 1)
+        same = stored.shape == again.shape and stored.tobytes() == again.tobytes()
         return Difference(differs=not same, detail="" if same else "the bytes differ")
 
     def differences(
         self, cached: Recipe, requested: Recipe, provenance: Sequence[Mapping[str, Any]] = ({}, {})
     ) -> Differences:
-        """Settings in which two recipes differ: (name, cached, requested); nested names joined by dots."""
+        """Settings in which two recipes differ."""
         mine, theirs = flat_settings(cached.as_json()), flat_settings(requested.as_json())
         pairs = [(name, mine.get(name), theirs.get(name)) for name in {**mine, **theirs}]
         return [pair for pair in pairs if pair[1] != pair[2]]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.strings import Strings
+from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.value import Value
 
 #: Width of the stat column: size, mtime_ns, ctime_ns, inode, device, seen_ns (see ``StatMemo``).
@@ -97,6 +98,21 @@ class SampleTable(Value):
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def content_of(self, names: Sequence[str]) -> NDArray[np.uint8]:
+        """(S, 16) content of an input; of several a hash of all, zeros while one of a sample's is unknown."""
+        columns = [self.inputs[name] for name in names]
+        if len(columns) == 1:
+            return columns[0].content
+        parts = [np.asarray(column.content) for column in columns]
+        known = [
+            part.any(axis=1) | (np.asarray(column.file) < 0) for part, column in zip(parts, columns, strict=True)
+        ]
+        rows = np.flatnonzero(np.logical_and.reduce(known))
+        hashes = [content_hash(row) for row in np.concatenate([part[rows] for part in parts], axis=1)]
+        contents = np.zeros_like(parts[0])
+        contents[rows] = np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, HASH_BYTES)
+        return contents
 
     @property
     def first_input(self) -> Input:

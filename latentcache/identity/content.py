@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -90,6 +90,27 @@ def entry_key(
     if not all(1 <= side <= MAX_DIM for side in dims):
         raise ValueError(f"a key holds dimensions from 1 to {MAX_DIM}, got {dims}")
     return _LAYOUT.pack(kind, variant, *dims, content, recipe)
+
+
+def item_keys(
+    contents: NDArray[np.uint8],
+    group: NDArray[np.integer],
+    variant: NDArray[np.integer],
+    dims: Sequence[tuple[int, int, int]],
+    *,
+    kind: int,
+    recipe: bytes,
+) -> NDArray[np.uint8]:
+    """(n, 32) keys as :func:`entry_key` makes them, of contents (n, 16) in groups of ``dims``; zeros for zeros."""
+    variants = int(variant.max(initial=0)) + 1
+    head: Any = {"kind": kind, "content": bytes(HASH_BYTES), "recipe": recipe}
+    prefixes = [entry_key(variant=number, dims=sides, **head) for sides in dims for number in range(variants)]
+    table = np.frombuffer(b"".join(prefixes), dtype=np.uint8).reshape(-1, KEY_BYTES)
+    keys = table[group.astype(np.intp) * variants + variant]
+    keys[:, CONTENT_SLICE] = contents
+    halves = np.ascontiguousarray(contents).view(np.uint64)
+    keys[halves[:, 0] | halves[:, 1] == 0] = 0
+    return keys
 
 
 def equal_hashes(hashes: NDArray[np.uint8], others: NDArray[np.uint8]) -> NDArray[np.bool_]:

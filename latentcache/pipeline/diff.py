@@ -272,7 +272,7 @@ def field_work(
     catalog_item = work.catalog_item
     missing = np.flatnonzero(catalog_item < 0)
     missing = missing[_is_known(content[plan.sample[missing]])]
-    repeated = missing[_repeats(kind.plan_keys(plan, content, described.recipe, missing))]
+    repeated = missing[_repeats(plan.keys(kind, content, described.recipe, missing))]
     wanted = catalog_item < 0
     wanted[repeated] = False
     work.todo = _ordered(np.flatnonzero(wanted), plan, samples, kind)
@@ -311,7 +311,7 @@ def find_items(work: FieldWork, samples: SampleTable, catalog: Catalog) -> None:
         some = np.arange(start, min(start + SLICE, len(work.catalog_item)))
         some = some[_is_known(content[plan.sample[some]])]
         if len(some):
-            work.catalog_item[some] = catalog.find(work.kind.plan_keys(plan, content, work.recipe, some))
+            work.catalog_item[some] = catalog.find(plan.keys(work.kind, content, work.recipe, some))
 
 
 def rejected_before(

@@ -163,7 +163,7 @@ def check_plans(check: Check, chosen: NDArray[np.bool_]) -> None:
                 continue
             rejected = dict(plan.rejected)
             if not view.rows.holds(plan, table):
-                lost = _moved(check, view, plan, kind.plan_keys(plan, kind.content(table), recipe), chosen)
+                lost = _moved(check, view, plan, plan.keys(kind, kind.content(table), recipe), chosen)
         _check_absent(check, view, chosen, lost, rejected)
 
 

@@ -72,7 +72,7 @@ def table(contents, **columns):
 def test_every_record_is_one_item_with_a_key():
     samples, recipe = table([7, 8, 7], characters=np.array([1, 20, 1], np.int64)), a_recipe()
     plan = KIND.plan(samples, recipe)
-    keys = KIND.plan_keys(plan, KIND.content(samples), recipe)
+    keys = plan.keys(KIND, KIND.content(samples), recipe)
     assert plan.sample.tolist() == [0, 1, 2]
     assert plan.cost.tolist() == [2, 21, 2]
     assert keys[0].tobytes() == keys[2].tobytes() != keys[1].tobytes()

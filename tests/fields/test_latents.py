@@ -166,7 +166,7 @@ def test_planning_uses_little_memory():
 
 def keyed_plan(samples, recipe):
     plan = KIND.plan(samples, recipe)
-    return plan, KIND.plan_keys(plan, KIND.content(samples), recipe)
+    return plan, plan.keys(KIND, KIND.content(samples), recipe)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ class Case:
             kind = field_kind(name)
             recipe = kind.made_recipe(scale=scale)
             plan = kind.plan(table, recipe)
-            planned = kind.plan_keys(plan, kind.content(table), recipe)
+            planned = plan.keys(kind, kind.content(table), recipe)
             absent = load_catalog(self.paths).find(planned) < 0
             keys = {planned[place].tobytes(): place for place in np.flatnonzero(absent).tolist()}
             items = [self._item(kind, recipe, key) for key in keys]
