@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from latentcache.export.folder import Folder
     from latentcache.export.settings import Advanced, ExportSettings
 
-#: Types that MDS lacks -> a type that holds each of their values.
-_WIDER = {torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 #: Bytes of a sample beside its values: names, types, ``about``.
 _AROUND = 1024
 _README = """\
@@ -58,7 +56,7 @@ Values are those that a model trains on. These were scaled and shifted:
 
 
 class Container:
-    """How samples become files. ``types``: type of each tensor, as :meth:`stored` gives it."""
+    """How samples become files. ``types``: type of each tensor in the cache."""
 
     name: str
     """Of a file, with the place of its number."""
@@ -66,16 +64,14 @@ class Container:
     """Bytes of a file, about; 1: each sample has its own."""
     code: str
     """Python that reads the folder, where it runs."""
+    wider: Mapping[torch.dtype, torch.dtype] = {}
+    """Types that it lacks -> a type that holds each of their values."""
     note = ""
-    """Sentence on values that are not as in the cache."""
+    """Sentence on these types, if the cache has one of them."""
 
     def __init__(self, types: Mapping[str, torch.dtype]) -> None:
-        self.types = types
-
-    @staticmethod
-    def stored(dtype: torch.dtype) -> torch.dtype:
-        """The type in the files, which holds all values of a type of the cache."""
-        return dtype
+        self.types = {name: self.wider.get(dtype, dtype) for name, dtype in types.items()}
+        self.notes = [self.note] if self.types != types else []
 
     def write(self, path: Path, samples: Iterable[WholeSample]) -> None:
         """Write one file."""
@@ -136,6 +132,7 @@ class MdsShards(Container):
     """Shards with a column for each tensor, and ``about`` as JSON."""
 
     name = "shard.{:05d}.mds"
+    wider = {torch.bfloat16: torch.float32, torch.bool: torch.uint8}  # noqa: RUF012
     note = "MDS has no bfloat16 and no bool: these are float32 and uint8 here, with equal values."
     code = """\
 from streaming import StreamingDataset
@@ -146,13 +143,8 @@ for sample in StreamingDataset(local=".", shuffle=False, batch_size=1):
 
     def __init__(self, types: Mapping[str, torch.dtype]) -> None:
         super().__init__(types)
-        encodings = {name: f"ndarray:{str(dtype).removeprefix('torch.')}" for name, dtype in types.items()}
+        encodings = {name: f"ndarray:{str(dtype).removeprefix('torch.')}" for name, dtype in self.types.items()}
         self._columns = Columns({**encodings, "about": "json"})
-
-    @staticmethod
-    def stored(dtype: torch.dtype) -> torch.dtype:
-        """See ``Container``."""
-        return _WIDER.get(dtype, dtype)
 
     def write(self, path: Path, samples: Iterable[WholeSample]) -> None:
         """See ``Container``."""
@@ -192,9 +184,8 @@ class SampleExport:
             what, fix = f"{settings.cache}: no sample has all fields", "run `latentcache verify`, which names them"
             raise UsageError(what, fix=fix)
         self._sizes = self._samples.sizes
-        kind, tensors = CONTAINERS[settings.format], self._samples[0].tensors
-        self._container = kind({name: kind.stored(values.dtype) for name, values in tensors.items()})
-        self._is_changed = any(values.dtype != self._container.types[name] for name, values in tensors.items())
+        types = {name: values.dtype for name, values in self._samples[0].tensors.items()}
+        self._container = CONTAINERS[settings.format](types)
 
     @property
     def plan(self) -> str:
@@ -205,7 +196,7 @@ class SampleExport:
     @property
     def bytes(self) -> int:
         """Bytes of the files, about."""
-        return int(self._sizes.sum()) * (2 if self._is_changed else 1) + _AROUND * len(self._sizes)
+        return int(self._sizes.sum()) * (2 if self._container.notes else 1) + _AROUND * len(self._sizes)
 
     def write(self, folder: Folder, on_progress: Advanced) -> tuple[dict[str, Any], dict[str, Any]]:
         """Write all files; returns what the sidecar says, and what the JSON output says of it."""
@@ -219,8 +210,9 @@ class SampleExport:
         index = self._container.index((name, count, folder.files[name].size) for name, count in shards.items())
         for name, data in {**index, "README.md": self._readme().encode()}.items():
             folder.put(*of_bytes(name, data))
-        about, notes = self._about(), [self._container.note] if self._is_changed else []
-        return about, {**about, "advice": ["README.md in the folder shows how to read it", *notes]}
+        about = self._about()
+        advice = ["README.md in the folder shows how to read it", *self._container.notes]
+        return about, {**about, "advice": advice}
 
     def _about(self) -> dict[str, Any]:
         snapshot = self._snapshot
@@ -279,6 +271,6 @@ class SampleExport:
             rows="\n".join(rows),
             about="`, `".join(self._samples.about(0)),
             scalings="".join(f"- `{name}`: `{json.dumps(affine)}`\n" for name, affine in self._scalings().items()),
-            note=f"{self._container.note}\n\n" if self._is_changed else "",
+            note="".join(f"{note}\n\n" for note in self._container.notes),
             code=self._container.code,
         )

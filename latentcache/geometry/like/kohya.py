@@ -200,15 +200,6 @@ class KohyaTrainer(Trainer):
             batch=int(first.get("train_batch_size", first.get("batch_size", 1))),
         )
 
-    def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
-        """See ``Trainer``: the last batch is smaller, nothing is dropped."""
-        batches = -(-samples // batch)
-        return batches, batches * batch - samples, 0
-
-    def steps(self, batches: int, ranks: int, accum: int) -> int:
-        """See ``Trainer``: the last step of an epoch may have fewer batches."""
-        return -(-batches // (ranks * accum))
-
     def changes(self, tables: Sequence[KohyaTable]) -> Iterator[tuple[str, Sequence[KohyaTable]]]:
         """See ``Trainer``: a coarser step, narrower limits."""
         with_buckets = [table for table in tables if table.buckets]

@@ -9,7 +9,7 @@ Only sizes are theirs: pixels are resized by our one kernel.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -103,6 +103,7 @@ class OneTrainer(Trainer):
 
     name = "onetrainer"
     batch_setting = "batch_size"
+    without_buckets = "aspect_ratio_bucketing = false"
     draws_resolution = True
 
     def tables(self, sizes: SizeOptions) -> Sequence[OneTrainerTable]:
@@ -159,11 +160,6 @@ class OneTrainer(Trainer):
     def steps(self, batches: int, ranks: int, accum: int) -> int:
         """See ``Trainer``: those of the first epoch, because accumulation goes on into the next."""
         return batches // ranks // accum
-
-    def changes(self, tables: Sequence[OneTrainerTable]) -> Iterator[tuple[str, Sequence[OneTrainerTable]]]:
-        """See ``Trainer``: no buckets."""
-        squares = [OneTrainerTable(resolution=table.resolution, step=table.step, buckets=False) for table in tables]
-        yield "aspect_ratio_bucketing = false", squares
 
 
 class TrainingConfig(Value):

@@ -15,7 +15,7 @@ Only sizes are theirs: pixels are resized by our one kernel.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -142,6 +142,7 @@ class SimpleTuner(Trainer):
 
     name = "simpletuner"
     parts_sets = True
+    without_buckets = "crop = true and crop_aspect = square"
 
     def tables(self, sizes: SizeOptions) -> Sequence[SimpleTunerTable]:
         """See ``Trainer``. The shortest side is the resolution of ``resolution_type = pixel``."""
@@ -235,18 +236,9 @@ class SimpleTuner(Trainer):
         batches = -(-of_rank // batch) * ranks
         return batches, batches * batch - samples, 0
 
-    def steps(self, batches: int, ranks: int, accum: int) -> int:
-        """See ``Trainer``."""
-        return -(-batches // ranks // accum)
-
     def least(self, batch: int, ranks: int, accum: int) -> int:
         """See ``Trainer``: ``split_buckets_between_processes`` raises an error for smaller ones."""
         return batch * ranks * accum
-
-    def changes(self, tables: Sequence[SimpleTunerTable]) -> Iterator[tuple[str, Sequence[SimpleTunerTable]]]:
-        """See ``Trainer``: squares."""
-        squares = [SimpleTunerTable(resolution=table.square, step=table.step, buckets=False) for table in tables]
-        yield "crop = true and crop_aspect = square", squares
 
 
 def _ratio(size: Size) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -91,6 +91,8 @@ class Trainer:
     """True: images of other repeats, and regularization images, are in other batches."""
     batch_setting: str = "train_batch_size"
     """Name of the setting of its batch size."""
+    without_buckets: str = ""
+    """Its setting for one size of all images."""
     keeps_batch: bool = False
     """True: a change to a batch of less than half is no suggestion, because all batches would be small."""
     draws_resolution: bool = False
@@ -115,20 +117,24 @@ class Trainer:
         raise NotImplementedError
 
     def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
-        """Batches of one bucket in an epoch, samples that its last batch lacks, and samples that are dropped."""
-        raise NotImplementedError
+        """Batches of one bucket in an epoch, samples that its last batch lacks, and samples that are dropped.
+
+        Unless a trainer says otherwise, the last batch is smaller and nothing is dropped.
+        """
+        batches = -(-samples // batch)
+        return batches, batches * batch - samples, 0
 
     def steps(self, batches: int, ranks: int, accum: int) -> int:
-        """Optimizer steps of an epoch, for the batches of all ranks."""
-        raise NotImplementedError
+        """Optimizer steps of an epoch, for the batches of all ranks; the last one may have fewer."""
+        return -(-batches // (ranks * accum))
 
     def least(self, batch: int, ranks: int, accum: int) -> int:
         """Samples without which a bucket stops the trainer at its start; 0: none does."""
         return 0
 
     def changes(self, tables: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
-        """Each one setting of sizes changed: its words, and the tables that follow."""
-        raise NotImplementedError
+        """Each one setting of sizes changed: its words, and the tables that follow. By default no buckets."""
+        yield self.without_buckets, [replace(table, buckets=False) for table in tables]
 
 
 def shown(name: str, values: Mapping[str, Any], default: Any) -> str:
