@@ -211,6 +211,11 @@ class CacheLockedError(StoreError, slug="locked"):
 class RemoteError(StoreError, OSError, slug="remote"):
     """Object storage cannot be used, or holds another cache."""
 
+    def __init__(self, what: str, *, is_transient: bool = False, **parts: Any) -> None:
+        self.is_transient = is_transient
+        """True if another try may work."""
+        super().__init__(what, **parts)
+
 
 class DiskFullError(StoreError, OSError, slug="disk-full"):
     """The disk is full. Committed work is safe."""

@@ -34,7 +34,8 @@ from latentcache.plan.numbers import choice, is_whole, whole
 from latentcache.plan.rows import LastChunk, Overflow
 from latentcache.plan.samples import SampleIndex, times_counted
 from latentcache.plan.shuffle import in_validation
-from latentcache.store.remote import is_url, local_copy
+from latentcache.store.disk_cache import open_disk_cache
+from latentcache.store.remote import is_url
 from latentcache.store.snapshot import Snapshot, open_leased
 
 if TYPE_CHECKING:
@@ -383,7 +384,8 @@ class Cache(View):
         part = self.parts[0]
         if len(self.parts) > 1 or part.samples is not None or self.mixture is not None:
             return None
-        part = replace(part, snapshot=open_leased(part.snapshot.paths.root, number))
+        snapshot = open_leased(part.snapshot.paths.root, number, part.snapshot.disk_cache)
+        part = replace(part, snapshot=snapshot)
         return self._combined([part], None, self._note)
 
     def _documents(self, part: Part, field: str | None = None, *, repeats: bool = True) -> Documents:
@@ -468,6 +470,7 @@ def open_cache(
     allow_partial: bool = False,
     snapshot: int | None = None,
     disk_cache: str | os.PathLike[str] | None = None,
+    disk_cache_bytes: int | None = None,
 ) -> Cache:
     """Open a snapshot of a cache and take a lease on it.
 
@@ -476,8 +479,9 @@ def open_cache(
         checksum: ``first``: each entry is proven when a process first reads it. ``always``: on every read.
         allow_partial: Serve the rest of a cache that a repair removed entries from.
         snapshot: Number of the snapshot, so that all ranks open the same one; by default the current one.
-        disk_cache: Folder on a local disk where the cache of a URL is copied to before it is opened. The ranks and
-            jobs of a node share it, and later runs copy only what is new.
+        disk_cache: Folder on a local disk for the shards of a URL, which are fetched in the order the plan needs
+            them. The ranks and jobs of a node share it, and later runs fetch only what is new.
+        disk_cache_bytes: Limit for the shards in this folder. If they need more, give loaders a ``shuffle_block``.
 
     Raises:
         UsageError: An argument is not allowed.
@@ -490,15 +494,16 @@ def open_cache(
     choice("checksum", checksum, ("first", "always"))
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UsageError(f"path={path!r}: must be a cache folder", fix="open_cache('images.latentcache')")
-    root = Path(path)
+    root, shards = Path(path), None
     if is_url(os.fspath(path)):
         if disk_cache is None:
             fix = f"open_cache({os.fspath(path)!r}, disk_cache='/nvme/images.latentcache')"
-            raise UsageError("the cache of a URL is copied before it is read", fix=fix)
-        root = local_copy(os.fspath(path), Path(disk_cache))
-    elif disk_cache is not None:
+            raise UsageError("a URL needs a folder for its shards", argument="disk_cache", fix=fix)
+        limit = None if disk_cache_bytes is None else whole("disk_cache_bytes", disk_cache_bytes, 1)
+        root, shards = Path(disk_cache), open_disk_cache(os.fspath(path), Path(disk_cache), limit)
+    elif disk_cache is not None or disk_cache_bytes is not None:
         raise UsageError("disk_cache: only for the URL of a cache", fix="leave disk_cache out")
-    held = open_leased(root, None if snapshot is None else whole("snapshot", snapshot, 1))
+    held = open_leased(root, None if snapshot is None else whole("snapshot", snapshot, 1), shards)
     if not (held.complete or allow_partial):
         build = f"latentcache build {shlex.quote(str(held.source['root']))} --out {shlex.quote(str(root))}"
         raise CacheIncompleteError(

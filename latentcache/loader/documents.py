@@ -98,6 +98,10 @@ class Documents:
         width, rows = self.dtype.itemsize, self._rows.take(document)
         return self._reader.located(self.field, rows, at * width, room * width, start, length.astype(np.int64))
 
+    def shards(self, document: Ints) -> tuple[Ints, Ints]:
+        """(n,) positions in the snapshot's shards of documents, and (n,) their bytes."""
+        return self._reader.shards(self.field, self._rows.take(document))
+
     def close(self) -> None:
         """Close the files; they are opened again when more is read."""
         self._reader.close()

@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -33,14 +32,14 @@ from latentcache.fields.registry import load
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.device import InFlight, Transfer
 from latentcache.loader.formats import Batch
-from latentcache.loader.prefetch import read_ahead, read_soon
+from latentcache.loader.prefetch import ShardFeed, blocks_of, read_ahead, read_soon
 from latentcache.loader.ranks import check_double_sharding, check_ranks, find_ranks
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder
 from latentcache.plan.documents import Ints
 from latentcache.plan.numbers import is_whole, real, whole
 from latentcache.plan.resume import Epochs, Position
-from latentcache.plan.samples import BatchIndex, EpochPlan
+from latentcache.plan.samples import BatchIndex, EpochPlan, SampleIndex
 from latentcache.store.gather import reader_kind
 
 if TYPE_CHECKING:
@@ -78,6 +77,7 @@ class Loader(IterableDataset[Batch]):
         meta: bool = False,
         title: str = "",
         of_snapshot: Callable[[int], Reader | None] | None = None,
+        shuffle_block: int | None = None,
     ) -> None:
         self.rank, self.world_size, self._ranks_from = find_ranks(rank, world_size)
         batches = BatchPlan(
@@ -99,7 +99,8 @@ class Loader(IterableDataset[Batch]):
                 fix="remainder='repeat', 'drop' or 'partial', or format='plain', which has is_pad",
             )
         self._reader, self._pool = reader, self._buffers(reader, pinned=self._transfer.device.type == "cuda")
-        self._epochs, self._position = Epochs(reader.index, batches), Position(seed)
+        self._shuffle_block = None if shuffle_block is None else whole("shuffle_block", shuffle_block, 1)
+        self._epochs, self._position = Epochs(self._planned(reader), batches), Position(seed)
         self._substitutes, self._of_snapshot = Substitutes(on_error), of_snapshot
         self._passes: weakref.WeakSet[Generator[InFlight]] = weakref.WeakSet()
         self._sampled = False
@@ -248,7 +249,7 @@ class Loader(IterableDataset[Batch]):
         if reader is not None and reader.index.identity == state.get("plan_id"):
             self.close()
             self._reader = reader
-            self._epochs = Epochs(reader.index, self.report.batches)
+            self._epochs = Epochs(self._planned(reader), self.report.batches)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         named = self.epoch if self._named else None
@@ -283,7 +284,8 @@ class Loader(IterableDataset[Batch]):
             )
         position, plan = self._epochs.begin(self._position)
         self._position, self._sampled, self._named, served = position, False, False, 0
-        works = (partial(self._step, plan, step) for step in range(len(plan)))
+        feed = ShardFeed(self._reader, plan)
+        works = (partial(self._step, plan, feed, step) for step in range(len(plan)))
         # A bad sample is said and counted once.
         batches = read_ahead(works, self._prefetch, in_order=self._substitutes.active)
         self._passes.add(batches)
@@ -328,7 +330,13 @@ class Loader(IterableDataset[Batch]):
     def _make(self, index: BatchIndex) -> Batch:
         return self._transfer.receive(self._in_flight(index))
 
-    def _step(self, plan: EpochPlan, step: int) -> InFlight:
+    def _planned(self, reader: Reader) -> SampleIndex:
+        """The samples of a reader as epochs are planned of them."""
+        index, size = reader.index, self._shuffle_block
+        return index if size is None else replace(index, blocks=blocks_of(reader, len(index.bucket), size))
+
+    def _step(self, plan: EpochPlan, feed: ShardFeed, step: int) -> InFlight:
+        feed.reach(step)
         return self._in_flight(plan.batch(step, self.rank))
 
     def _in_flight(self, index: BatchIndex) -> InFlight:
@@ -374,7 +382,7 @@ class Loader(IterableDataset[Batch]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _passes=weakref.WeakSet())
-        self._epochs = Epochs(self._reader.index, state["_epochs"])
+        self._epochs = Epochs(self._planned(self._reader), state["_epochs"])
         self._pool = self._buffers(self._reader, pinned=False)  # CUDA may not work in this process
 
     def _buffers(self, reader: Reader, *, pinned: bool) -> BufferPool:
@@ -437,10 +445,15 @@ class SamplerIterator:
             self._position, plan = self._loader._epochs.begin(self._position)
             self._loader._position.is_loaded = False  # the next iteration serves a whole epoch
             self._loader._named = False
-            self._next = map(plan.batch, range(len(plan)), repeat(self._loader.rank))
+            self._next = self._batches(plan, ShardFeed(self._loader._reader, plan))
         index = next(self._next)
         self._position.delivered += 1
         return index
+
+    def _batches(self, plan: EpochPlan, feed: ShardFeed) -> Iterator[BatchIndex]:
+        for step in range(len(plan)):
+            feed.reach(step)  # here, where the order is known: workers only read
+            yield plan.batch(step, self._loader.rank)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this iteration."""

@@ -1,4 +1,4 @@
-"""Reads ahead: a few threads make the next batches side by side, and the disk begins with what memory lacks.
+"""Reads ahead: threads make the next batches, the disk begins with what memory lacks, a store with what it lacks.
 
 Guarantee: the same results in the same order as without threads. An error is raised at the result it belongs to. At
 most ``depth`` results wait. The threads end when the iterator is exhausted, closed or forgotten.
@@ -14,10 +14,18 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import TypeVar
+from threading import Lock
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from latentcache.errors import UsageError
-from latentcache.store.reader import ByteRange
+from latentcache.plan.numbers import human_bytes
+from latentcache.plan.samples import Blocks, EpochPlan
+from latentcache.store.disk_cache import DiskCache
+from latentcache.store.gather import Ints
+from latentcache.store.reader import ByteRange, ShardFile
+from latentcache.store.snapshot import Snapshot
 
 #: Threads that read: one moves 0.7 of what ``memcpy`` moves, because it copies out of the system's page cache.
 _THREADS = 2
@@ -27,6 +35,8 @@ _LOOKS = 2
 _PIECE_BYTES = 128 << 10
 _HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
 _BYTE = (bytearray(1),)
+#: A shard of which a window reads less than this part is not fetched whole, unless the disk has room for all shards.
+_FEW = 8
 
 Made = TypeVar("Made")
 
@@ -89,3 +99,108 @@ def is_cached(file: int, offset: int) -> bool:
             return False
         raise
     return True
+
+
+class ShardUse(NamedTuple):
+    """The shards that n items are in, all of one field of one part."""
+
+    part: int
+    snapshot: Snapshot
+    at: Ints
+    """(n,) positions of their samples among those that were asked for."""
+    shard: Ints
+    """(n,) positions in the shards of the snapshot."""
+    num_bytes: Ints
+    """(n,) bytes of the items."""
+
+
+class ReadsShards(Protocol):
+    """What a reader says about shards."""
+
+    @property
+    def snapshots(self) -> Sequence[Snapshot]:
+        """The snapshot of each part."""
+
+    def uses(self, rows: Ints) -> Iterable[ShardUse]:
+        """The shards of some samples, field by field."""
+
+
+def blocks_of(reader: ReadsShards, count: int, samples: int) -> Blocks:
+    """The samples of a reader by the shard of their largest field, for windows of so many."""
+    shard, largest = np.zeros(count, dtype=np.int32), dict[int, int]()
+    begins = np.cumsum([0, *(len(snapshot.shards) for snapshot in reader.snapshots)]).tolist()
+    for use in reader.uses(np.arange(count)):
+        total = int(use.num_bytes.sum())
+        if total > largest.get(use.part, -1):
+            largest[use.part] = total
+            shard[use.at] = begins[use.part] + use.shard
+    return Blocks(shard=shard, samples=samples)
+
+
+class ShardFeed:
+    """Has the shards of a window on the disk while it is read, and those of the next one if there is room."""
+
+    def __init__(self, reader: ReadsShards, plan: EpochPlan) -> None:
+        self._reader, self._plan, self._mutex, self._window = reader, plan, Lock(), -1
+        window = np.zeros(len(plan), dtype=np.int64) if plan.window is None else plan.window
+        self._begins = np.append(np.flatnonzero(np.diff(window, prepend=-1)), len(plan))
+        """(windows + 1,) the first step of each."""
+        self._held: dict[int, list[Future[ShardFile]]] = {}
+        self._is_active = any(snapshot.disk_cache for snapshot in reader.snapshots)
+
+    def reach(self, step: int) -> None:
+        """A step is read next. Raises UsageError if the first window needs more bytes than there may be."""
+        window = int(np.searchsorted(self._begins, step, side="right")) - 1
+        with self._mutex:
+            if not self._is_active or window <= self._window:
+                return
+            self._held = {number: shards for number, shards in self._held.items() if number >= window}
+            needed = self._needed(window)
+            if self._window < 0:
+                self._check_room(needed)
+            self._window = window
+            self._hold(window, needed)
+            following = self._needed(window + 1)
+            together = {disk: _bytes([*needed, *following], disk) for disk, _ in following}
+            if all(total <= (disk.max_bytes or total) for disk, total in together.items()):
+                self._hold(window + 1, following)
+
+    def _hold(self, window: int, shards: Sequence[tuple[DiskCache, str]]) -> None:
+        if window not in self._held:
+            self._held[window] = [disk.want(shard) for disk, shard in shards]
+
+    def _needed(self, window: int) -> list[tuple[DiskCache, str]]:
+        """The shards to have on the disk for a window, in the order of their first use."""
+        if window + 1 >= len(self._begins):
+            return []
+        first, last = self._plan.starts[self._begins[window : window + 2]].tolist()
+        uses = dict[tuple[DiskCache, str], tuple[int, int]]()
+        for use in self._reader.uses(self._plan.rows[first:last]):
+            disk = use.snapshot.disk_cache
+            numbers, begins, inverse = np.unique(use.shard, return_index=True, return_inverse=True)
+            counts = np.bincount(inverse, use.num_bytes).astype(np.int64)
+            for number, begin, count in zip(numbers.tolist(), use.at[begins].tolist(), counts.tolist(), strict=True):
+                if disk is not None:
+                    before, used = uses.get(key := (disk, use.snapshot.shards[number]), (begin, 0))
+                    uses[key] = min(begin, before), used + count
+        return [
+            (disk, shard)
+            for (disk, shard), (_, used) in sorted(uses.items(), key=lambda item: item[1])
+            if disk.max_bytes is None or used * _FEW >= disk.size(shard)
+        ]
+
+    def _check_room(self, shards: Sequence[tuple[DiskCache, str]]) -> None:
+        for disk in {disk for disk, _ in shards}:
+            total = _bytes(shards, disk)
+            if disk.max_bytes is not None and total > disk.max_bytes:
+                samples = int(self._plan.starts[self._begins[1]]) * disk.max_bytes // total // 2
+                raise UsageError(
+                    f"{human_bytes(total)} of shards are read at a time, more than disk_cache_bytes={disk.max_bytes}",
+                    where=disk.url,
+                    why="samples are shuffled over more shards than there is room for",
+                    fix=f"loader(..., shuffle_block={max(samples, 1)}), or more bytes",
+                )
+
+
+def _bytes(shards: Iterable[tuple[DiskCache, str]], disk: DiskCache) -> int:
+    return sum(disk.size(shard) for owner, shard in dict.fromkeys(shards) if owner is disk)

@@ -7,7 +7,7 @@ and widened to 64 bits for all rows at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from latentcache.identity.content import json_hash
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch, check_row_format, row_format
+from latentcache.loader.prefetch import ShardUse
 from latentcache.loader.samples import split
 from latentcache.plan.batching import Bucket
 from latentcache.plan.documents import Ints, begins, joined, loss_spans, spread
@@ -26,6 +27,7 @@ from latentcache.plan.mixing import Mixture
 from latentcache.plan.rows import LastChunk, Overflow, plan_rows
 from latentcache.plan.samples import BatchIndex, SampleIndex
 from latentcache.store.reader import ByteRange, Located
+from latentcache.store.snapshot import Snapshot
 from latentcache.value import Value
 
 #: Bytes of a token in a batch: its id, its label, and its position or mask.
@@ -111,6 +113,19 @@ class RowReader:
 
     def __reduce__(self) -> Any:
         return RowReader, (self.parts, self.settings, self.mixture, self.named)
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """The snapshot of each part."""
+        return [part.documents.snapshot for part in self.parts]
+
+    def uses(self, rows: Ints) -> Iterator[ShardUse]:
+        """The shards of the documents in rows."""
+        counts = self.plan.ends[rows] - self.begins[rows]
+        owner, pieces = np.repeat(np.arange(len(rows)), counts), spread(self.begins[rows], counts)
+        for number, at, document in split(self._documents, self.plan.document[pieces]):
+            documents = self.parts[number].documents
+            yield ShardUse(number, documents.snapshot, owner[at], *documents.shards(document))
 
     def close(self) -> None:
         """Close the files; they are opened again when more is read."""

@@ -201,7 +201,7 @@ class Rows(View, Dataset[Batch]):
         documents = part.documents
         if len(self.parts) > 1 or len(documents) != len(documents.snapshot.fields[documents.field]):
             return None
-        snapshot = open_leased(documents.snapshot.paths.root, number)
+        snapshot = open_leased(documents.snapshot.paths.root, number, documents.snapshot.disk_cache)
         again = Documents(snapshot, documents.field, checksum=documents.checksum)
         return self._combined([RowPart(again, self.settings, part.name)], None)
 

@@ -9,7 +9,7 @@ item, with a mask.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, table_values
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import Batch, check_embeddings, check_sample_format, sample_format
+from latentcache.loader.prefetch import ShardUse
 from latentcache.loader.samples import (
     CAPTION,
     METADATA,
@@ -44,6 +45,7 @@ from latentcache.plan.shuffle import drawn_of_samples
 from latentcache.store import gather
 from latentcache.store.gather import Scaling
 from latentcache.store.reader import ByteRange, Checksum, EntryReader, Located
+from latentcache.store.snapshot import Snapshot
 
 Epoch = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
@@ -198,6 +200,19 @@ class SampleReader:
         elif stored.dtype != dtype:
             out = stored.new_empty(0, dtype=dtype)
         return affine.apply(stored, out)
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """The snapshot of each part."""
+        return [source.snapshot for source in self._sources]
+
+    def uses(self, rows: Ints) -> Iterator[ShardUse]:
+        """The shards of samples, field by field; of variants those of the first."""
+        for number, at, local in self._selection.split(rows):
+            source = self._sources[number]
+            for name in self.fields:
+                items = source.joined.rows[name][local, 0]
+                yield ShardUse(number, source.snapshot, at, *source.entries.shards(name, items))
 
     def close(self) -> None:
         """Close the files; they are opened again when more is read."""

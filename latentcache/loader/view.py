@@ -123,6 +123,7 @@ class View:
         prefetch: int = 2,
         device: str | torch.device = "cpu",
         on_error: OnError = "error",
+        shuffle_block: int | None = None,
     ) -> Loader:
         """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
 
@@ -157,6 +158,9 @@ class View:
             on_error: ``error`` (default): a sample that is damaged or missing is an exception. ``substitute``:
                 another sample of its bucket takes its place, with a warning, and is counted in
                 ``loader.substituted``.
+            shuffle_block: Samples (or rows) per window: an epoch shuffles the shards, then samples within each
+                window, so a step reads few shards. For a URL whose shards the disk cannot hold, or slow disks; take
+                at least ten thousand. By default all samples are shuffled together.
 
         Raises:
             UsageError: An argument, number, policy, format, field or device is not allowed, or the cache lacks
@@ -178,7 +182,7 @@ class View:
             self._reader_of(fields), batch_size=batch_size, batch_pixels=batch_pixels, batch_tokens=batch_tokens,
             multiple_of=multiple_of, seed=seed, rank=rank, world_size=world_size,
             remainder=remainder, format=format, prefetch=prefetch, device=device, on_error=on_error,
-            meta="meta" in (fields or ()), title=self.name, of_snapshot=of_snapshot,
+            meta="meta" in (fields or ()), title=self.name, of_snapshot=of_snapshot, shuffle_block=shuffle_block,
         )  # fmt: skip
         check_carried(loader.format, fields or ())
         return loader

@@ -149,7 +149,13 @@ class Epochs:
         """Return the values that a checkpoint must agree with."""
         mixture = self.report.mixture
         sources = [[source.entries, source.samples] for source in mixture.sources] if mixture else None
-        return {"plan_id": self._index.identity, "remainder": self.report.batches.remainder, "weights": sources}
+        blocks = self._index.blocks
+        return {
+            "plan_id": self._index.identity,
+            "remainder": self.report.batches.remainder,
+            "weights": sources,
+            "shuffle_block": None if blocks is None else blocks.identity,
+        }
 
 
 def _size_state(batches: BatchPlan) -> Any:

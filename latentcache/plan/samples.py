@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError, count_of
+from latentcache.identity.content import content_hash
 from latentcache.plan.batching import (
     MAX_COPIES,
     BatchPlan,
@@ -32,6 +33,29 @@ from latentcache.value import Value
 _NAMED = 3
 
 
+class Blocks(Value, eq=False):
+    """A shuffle of shards, then of the samples in each window: an epoch reads one window after the other."""
+
+    shard: Ints
+    """(N,) number of the shard that each sample is in."""
+    samples: int
+    """Samples of a window."""
+
+    def order(self, drawn: Ints, seed: int | None, epoch: int) -> NDArray[np.int64]:
+        """(K,) positions in ``drawn`` (K,), which are samples, in the order of an epoch."""
+        shard = self.shard[drawn]
+        position = np.empty(int(self.shard.max(initial=0)) + 1, dtype=np.int32)
+        position[shuffled(len(position), seed, epoch, stream=4)] = np.arange(len(position), dtype=np.int32)
+        by_shard = np.argsort(position[shard], kind="stable")
+        mixed = shuffled(len(drawn), seed, epoch, stream=0)
+        return by_shard[mixed[np.argsort(mixed // self.samples, kind="stable")]]
+
+    @property
+    def identity(self) -> list[int | str]:
+        """What a checkpoint must agree with."""
+        return [self.samples, content_hash(self.shard.astype(np.int32).tobytes()).hex()]
+
+
 class SampleIndex(Value, eq=False):
     """The N samples (or rows of tokens) that a loader serves: all that a plan needs to know of them."""
 
@@ -47,6 +71,8 @@ class SampleIndex(Value, eq=False):
     """Names of samples, for messages."""
     snapshot: int = 0
     """Number of the snapshot, for messages."""
+    blocks: Blocks | None = None
+    """None: all samples of an epoch are shuffled together."""
 
     @cached_property
     def identity(self) -> str:
@@ -110,6 +136,8 @@ class EpochPlan(Value, eq=False):
     """Steps of the epoch before these."""
     again: Ints | None = None
     """(K,) how often the epoch served each row before, with weights."""
+    window: Ints | None = None
+    """(steps,) the window of each step, rising; None: there is one."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -137,6 +165,7 @@ class EpochPlan(Value, eq=False):
             is_pad=None if self.is_pad is None else self.is_pad[rows],
             again=None if self.again is None else self.again[rows],
             bucket=self.bucket[first:last],
+            window=None if self.window is None else self.window[first:last],
         )
 
 
@@ -187,7 +216,10 @@ def plan_epoch(
         elif batches.remainder != "pad":  # fill a step before anything is repeated, also where nothing is due
             spare = np.flatnonzero(times == 0).astype(np.int32)
         drawn = np.repeat(np.arange(count, dtype=np.int32), times)
-    order = shuffled(count if drawn is None else len(drawn), seed, epoch, stream=0)
+    if index.blocks is None:
+        order = shuffled(count if drawn is None else len(drawn), seed, epoch, stream=0)
+    else:
+        order = index.blocks.order(np.arange(count) if drawn is None else drawn, seed, epoch).astype(np.int32)
     order = order if drawn is None else drawn[order]
     if served is not None:
         report = count_steps(index.bucket[order], index.buckets, batches)
@@ -197,10 +229,15 @@ def plan_epoch(
         order = np.concatenate([order, spare[shuffled(len(spare), seed or 0, epoch, stream=3)]])
     bucket = index.bucket[order]
     held = np.bincount(bucket, minlength=len(index.buckets))
-    if len(held) > 1:
-        order = order[by_bucket(bucket, len(held))]
-    parts = np.split(order, np.cumsum(held)[:-1])
-    plan = _in_steps(report, [parts[plan.number] for plan in report.buckets], seed, epoch)
+    positions: Ints = by_bucket(bucket, len(held)) if len(held) > 1 else np.arange(len(order))
+    cuts = np.cumsum(held)[:-1]
+    parts = np.split(order[positions], cuts)
+    begins = None
+    if index.blocks is not None:
+        begins = _begins(report, np.split(positions, cuts))
+    plan = _in_steps(report, [parts[plan.number] for plan in report.buckets], seed, epoch, begins)
+    if begins is not None and index.blocks is not None:
+        plan = replace(plan, window=np.sort(begins) // index.blocks.samples)
     if len(index.buckets) > num_buckets:
         plan = replace(plan, bucket=plan.bucket % num_buckets)
     return plan if mixture is None else replace(plan, again=_again(plan, served, count))
@@ -216,8 +253,22 @@ def _again(plan: EpochPlan, served: Ints | None, count: int) -> Ints:
     return again
 
 
-def _in_steps(report: PlanReport, parts: Sequence[Ints], seed: int | None, epoch: int) -> EpochPlan:
-    """The rows of each bucket, repeated from the front, cut or padded to fill its steps; the steps shuffled."""
+def _begins(report: PlanReport, positions: Sequence[Ints]) -> Ints:
+    """(steps,) where each step begins in an epoch's order, bucket by bucket; ``positions`` are those of samples."""
+    begins: list[Ints] = [np.empty(0, dtype=np.int64)]
+    for plan in report.buckets:
+        of_bucket = positions[plan.number]
+        begins.append(of_bucket[(np.arange(plan.steps) * plan.size).clip(max=len(of_bucket) - 1)])
+    return np.concatenate(begins)
+
+
+def _in_steps(
+    report: PlanReport, parts: Sequence[Ints], seed: int | None, epoch: int, begins: Ints | None = None
+) -> EpochPlan:
+    """The rows of each bucket, repeated from the front, cut or padded to fill its steps.
+
+    The steps are shuffled, or in the order of where they begin (steps,).
+    """
     batches, plans = report.batches, report.buckets
     filled = [_filled(rows, plan) for rows, plan in zip(parts, plans, strict=True) if plan.steps]
     rows = np.concatenate([np.empty(0, dtype=np.int32), *(some for some, _ in filled)])
@@ -226,7 +277,7 @@ def _in_steps(report: PlanReport, parts: Sequence[Ints], seed: int | None, epoch
     bucket = np.repeat(np.array([plan.number for plan in plans], dtype=np.int32), counts)
     sizes = np.repeat(np.array([plan.size for plan in plans], dtype=np.int64), counts)
     sizes[(np.cumsum(counts) - 1)[counts > 0]] = [plan.last for plan in plans if plan.steps]
-    order = shuffled(len(bucket), seed, epoch, stream=1)
+    order = shuffled(len(bucket), seed, epoch, stream=1) if begins is None else np.argsort(begins, kind="stable")
     starts = np.concatenate(([0], np.cumsum(sizes[order])))
     if len(sizes) and (sizes == sizes[0]).all():  # a fifth of the time of the general way
         rows = rows.reshape(len(sizes), -1)[order].reshape(-1)

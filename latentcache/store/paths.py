@@ -21,13 +21,14 @@ class CachePaths:
     """The paths of one cache.
 
     ``current`` names the snapshot that readers open; ``building`` is there while a build has not ended; ``lock`` is
-    never deleted. ``scratch`` has data that is being made or removed, worth nothing once the builder lock is free.
+    never deleted; ``remote`` says which cache at a URL this is a copy of. ``scratch`` has data that is being made or
+    removed, worth nothing once the builder lock is free.
     """
 
     def __init__(self, root: Path) -> None:
         self.root, self.current, self.building = root, root / "CURRENT", root / "BUILDING"
         self.lock, self.shards, self.snapshots_folder = root / "builder.lock", root / "shards", root / "snapshots"
-        self.scratch = root / "scratch"
+        self.scratch, self.remote = root / "scratch", root / "REMOTE"
 
     def __repr__(self) -> str:
         return f"CachePaths({str(self.root)!r})"

@@ -9,6 +9,7 @@ LMDB is not opened and nothing is mapped, so a file that is cut short is an erro
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CorruptEntryError, MissingEntryError, StoreError, UsageError
+from latentcache.errors import CorruptEntryError, MissingEntryError, RemoteError, StoreError, UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import open_file, unreadable
@@ -59,8 +60,8 @@ class _Field:
         return self.shard[entry], offset, count * width
 
 
-class _File:
-    """An open shard, which closes when nothing refers to it."""
+class ShardFile:
+    """An open shard, or ranges of one, which closes when nothing refers to it."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -75,7 +76,7 @@ class EntryReader:
     def __init__(self, paths: CachePaths, snapshot: Snapshot, *, checksum: Checksum = "first") -> None:
         self.paths, self.snapshot, self.checksum = paths, snapshot, checksum
         self._fields: dict[str, _Field] = {}
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, ShardFile] = {}
 
     def gather(self, field: str, rows: Ints, out: Any, at: Ints) -> None:
         """Read rows (n,) of a field straight into memory ``out`` (m,), and prove them.
@@ -96,7 +97,7 @@ class EntryReader:
         shard, offset, size = columns.segments(rows, start, length)
         if len(at) and (int(at.min()) < 0 or bool((at + size > room).any())):
             raise IndexError(f"items of {field} do not fit into the memory")
-        files, descriptor = self._opened(shard)
+        files, descriptor = self._opened(columns, columns.entry[rows], shard, offset, size)
         pieces = np.empty((4, len(offset)), dtype=np.int64)
         for number, column in enumerate((descriptor, offset, size, at)):
             pieces[number] = column
@@ -114,9 +115,11 @@ class EntryReader:
     def prove(self, columns: _Field, rows: Ints) -> None:
         """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""
         entries = np.unique(columns.entry[rows[self.unproven(columns, rows)]])
-        for entry in entries.tolist():
-            descriptor, size = self.file(int(columns.shard[entry])).descriptor, int(columns.size[entry])
-            offset, payload = int(columns.offset[entry]), memoryview(b"")
+        offsets, sizes = columns.offset[entries], np.asarray(columns.size[entries]).astype(np.int64)
+        files, descriptors = self._opened(columns, entries, columns.shard[entries], offsets, sizes)
+        spans = zip(entries.tolist(), descriptors.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
+        for entry, descriptor, offset, size in spans:
+            payload = memoryview(b"")
             try:
                 if 0 <= offset <= os.fstat(descriptor).st_size - size:
                     payload = read_at(descriptor, offset, size)
@@ -125,17 +128,26 @@ class EntryReader:
             if len(payload) != size:
                 raise self.corrupt(columns, entry, "the shard ends early")
             self.check_hash(columns, entry, checksum(payload))
+        del files  # they were open until here
         columns.proven[entries] = True
 
-    def file(self, shard: int) -> _File:
-        """A shard, opened on first use. There is no lock, which a fork could inherit held."""
+    def file(self, shard: int) -> ShardFile | None:
+        """A shard, opened on first use; None: ranges of it are to be read.
+
+        There is no lock here, which a fork could inherit held.
+        """
+        if self.snapshot.disk_cache is not None:
+            fetched: ShardFile | None = self.snapshot.disk_cache.file(self.snapshot.shards[shard])
+            return fetched
         file = self._files.get(shard)
         if file is None:
             path = self._path(shard)
             try:
-                file = self._files.setdefault(shard, _File(open_file(path)))
+                file = self._files.setdefault(shard, ShardFile(open_file(path)))
             except FileNotFoundError:
-                raise MissingEntryError("a shard of this cache is gone", where=path) from None
+                is_copy = self.paths.remote.exists()
+                fix = f"latentcache pull URL {self.paths.root}, or open_cache(URL, disk_cache=...)" if is_copy else ""
+                raise MissingEntryError("a shard of this cache is gone", where=path, fix=fix) from None
             except OSError as error:
                 raise unreadable(Path(path), error) from error
         return file
@@ -146,6 +158,11 @@ class EntryReader:
 
     def __reduce__(self) -> Any:
         return partial(EntryReader, checksum=self.checksum), (self.paths, self.snapshot)
+
+    def shards(self, field: str, rows: Ints) -> tuple[Ints, Ints]:
+        """(n,) positions in the snapshot's shards of items, and (n,) their bytes."""
+        shard, _, size = self._field(field).segments(rows)
+        return shard, size
 
     def _field(self, name: str) -> _Field:
         columns = self._fields.get(name)
@@ -162,10 +179,25 @@ class EntryReader:
             return np.arange(len(rows))
         return np.flatnonzero(~columns.proven[columns.entry[rows]])
 
-    def _opened(self, shards: Ints) -> tuple[list[_File], Ints]:
-        """The files of n items, and (n,) their descriptors."""
+    def _opened(
+        self, columns: _Field, entries: Ints, shards: Ints, offset: Ints, size: Ints
+    ) -> tuple[list[ShardFile], Ints]:
+        """The files of n items, and (n,) their descriptors; ``offset`` becomes that in a file of ranges."""
         numbers, position = np.unique(shards, return_inverse=True)
-        files = [self.file(number) for number in numbers.tolist()]
+        files = list[ShardFile]()
+        for place, number in enumerate(numbers.tolist()):
+            try:
+                file = self.file(number)
+                if file is None:
+                    of_shard = position == place
+                    shard, lengths = self.snapshot.shards[number], size[of_shard]
+                    file = self.snapshot.disk_cache.ranges(shard, offset[of_shard], lengths)
+                    offset[of_shard] = np.cumsum(lengths) - lengths
+            except RemoteError as error:
+                name, _ = self._owner(columns, int(entries[np.argmax(position == place)]))
+                what = f"the {columns.rows.name} of {name} cannot be fetched: {error.what}"
+                raise RemoteError(what, where=error.where, why=error.why, fix=error.fix) from None
+            files.append(file)
         return files, np.array([file.descriptor for file in files], dtype=np.int64)[position]
 
     def check_hash(self, columns: _Field, entry: int, payload_checksum: int) -> None:
@@ -178,10 +210,9 @@ class EntryReader:
 
     def corrupt(self, columns: _Field, entry: int, why: str | OSError) -> CorruptEntryError:
         """The error that names a damaged entry, or one that cannot be read now."""
-        rows = np.flatnonzero(columns.entry == entry)
-        name = self.snapshot.samples.names[int(columns.rows.sample[int(rows[0])])] if len(rows) else ""
-        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        name, more = self._owner(columns, entry)
         path, subject = self._path(int(columns.shard[entry])), f"the {columns.rows.name} of {name}{more}"
+        fix = f"mv {shlex.quote(path)} elsewhere, then run again" if self.snapshot.disk_cache else ""
         return CorruptEntryError(
             f"{subject} {'are damaged' if isinstance(why, str) else 'cannot be read'}",
             sample=name,
@@ -189,8 +220,14 @@ class EntryReader:
             where=f"{path}:{int(columns.offset[entry])}",
             why=str(why),
             reason="payload" if isinstance(why, str) else "io-error",
-            fix="" if isinstance(why, str) else unreadable(Path(path), why).fix,
+            fix=fix if isinstance(why, str) else unreadable(Path(path), why).fix,
         )
+
+    def _owner(self, columns: _Field, entry: int) -> tuple[str, str]:
+        """Name of the first sample that an entry belongs to, and the number of others in words."""
+        rows = np.flatnonzero(columns.entry == entry)
+        name = self.snapshot.samples.names[int(columns.rows.sample[int(rows[0])])] if len(rows) else ""
+        return name, f" and {len(rows) - 1} more" if len(rows) > 1 else ""
 
 
 class Located:
@@ -201,7 +238,7 @@ class Located:
         reader: EntryReader,
         field: _Field,
         rows: Ints,
-        files: Sequence[_File],
+        files: Sequence[ShardFile],
         pieces: NDArray[np.int64],
         *,
         whole: bool,

@@ -18,7 +18,7 @@ import secrets
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from datetime import timedelta
@@ -42,8 +42,6 @@ from latentcache.store.snapshot import MANIFEST, load_manifest
 from latentcache.value import Value
 
 _SCHEMES = ("s3", "gs", "az")
-#: File of a cache folder: the random name of the cache, and the snapshot that was pushed or pulled last.
-_REMOTE = "REMOTE"
 _CURRENT = "CURRENT"
 #: Bytes of a part of a file that goes up or comes down.
 _PART = 8 << 20
@@ -150,12 +148,13 @@ class Bucket:
             self._obstore.put(self._store, key, path, chunk_size=_PART)
 
     def fetch(self, key: str, path: Path) -> None:
-        """Write an object to a file, durably."""
+        """Write an object to a file, durably; one that is there may have another size."""
         with self._named():
             try:
-                with path.open("wb") as file:
+                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644), "wb") as file:
                     for part in self._obstore.get(self._store, key).stream(min_chunk_size=_PART):
                         file.write(part)
+                    file.truncate()
                 sync_file(path)
             except FileNotFoundError:
                 raise
@@ -168,6 +167,11 @@ class Bucket:
             make_folder(folder)
         with ThreadPoolExecutor(_TOGETHER) as pool:
             list(pool.map(self.fetch, paths.keys(), paths.values()))
+
+    def ranges(self, key: str, first: Sequence[int], length: Sequence[int]) -> list[bytes]:
+        """Ranges of an object; those that are near each other are one request."""
+        with self._named():
+            return list(map(bytes, self._obstore.get_ranges(self._store, key, starts=first, lengths=length)))
 
     def remove(self, key: str) -> None:
         """Remove an object, if it is there."""
@@ -199,11 +203,11 @@ class Bucket:
         except exceptions.BaseError as error:
             causes = (cause[1:] for cause in _CAUSES if cause[0] in str(error))
             what, fix = next(causes, ("the store reports an error", "run the same command again"))
-            raise self._error(what, error, fix) from None
+            raise self._error(what, error, fix, is_transient="credentials" not in what) from None
 
-    def _error(self, what: str, error: Exception, fix: str) -> RemoteError:
+    def _error(self, what: str, error: Exception, fix: str, *, is_transient: bool = False) -> RemoteError:
         why = str(error).splitlines()[0].partition(": <?xml")[0]
-        return RemoteError(f"{self.url}: {what}", where=self.url, why=why, fix=fix)
+        return RemoteError(f"{self.url}: {what}", where=self.url, why=why, fix=fix, is_transient=is_transient)
 
 
 def is_url(path: str) -> bool:
@@ -264,7 +268,7 @@ def push(
         bucket.send(path, keys[path])
         sent += path.stat().st_size
         progress(sent, total)
-    write_json(paths.root / _REMOTE, before | {"cache": new.cache})  # known if this process is killed below
+    write_json(paths.remote, before | {"cache": new.cache})  # known if this process is killed below
     etag = "" if head is None else head.etag
     data = json.dumps({"snapshot": new.snapshot, "manifest": new.manifest, "cache": new.cache}).encode("ascii")
     if head != new and not (bucket.replace(_CURRENT, data, etag) if etag else bucket.create(_CURRENT, data)):
@@ -273,7 +277,7 @@ def push(
     return transfer
 
 
-def pull(url: str, cache: Path, *, progress: Progress = lambda done, total: None) -> Transfer:
+def pull(url: str, cache: Path, *, shards: bool = True, progress: Progress = lambda done, total: None) -> Transfer:
     """Copy the current snapshot at a URL and its shards to a cache folder, new or of the same cache.
 
     Raises:
@@ -287,21 +291,24 @@ def pull(url: str, cache: Path, *, progress: Progress = lambda done, total: None
         raise no_cache(bucket)
     make_folder(cache)
     with builder_lock(paths.lock):
-        return _pulled(bucket, paths, head, progress)
+        return _pulled(bucket, paths, head, progress, shards)
 
 
-def local_copy(url: str, folder: Path) -> Path:
-    """Pull a cache into a folder that the processes of a node share: one of them copies, the others wait for it."""
+def pull_snapshot(url: str, cache: Path) -> dict[str, int]:
+    """Copy the current snapshot at a URL without its shards; gives the bytes of the files of shards at the URL.
+
+    Processes of a node share the folder: one of them copies, the others wait. Raises as :func:`pull`.
+    """
     while True:
         try:
-            pull(url, folder)
+            pull(url, cache, shards=False)
         except CacheLockedError:
             time.sleep(_WAIT_S)
             continue
-        return folder
+        return Bucket(url).sizes("shards")
 
 
-def _pulled(bucket: Bucket, paths: CachePaths, head: Head, progress: Progress) -> Transfer:
+def _pulled(bucket: Bucket, paths: CachePaths, head: Head, progress: Progress, with_shards: bool) -> Transfer:
     """Copy what is missing; the snapshot appears by a rename, then CURRENT names it."""
     have = paths.current_snapshot() if paths.current.exists() else 0
     if have:
@@ -313,9 +320,11 @@ def _pulled(bucket: Bucket, paths: CachePaths, head: Head, progress: Progress) -
         _check_predecessor(bucket, paths, mine, head)
     staged = paths.scratch / head.folder
     make_folder(staged)
-    fetch_snapshot(bucket, head, staged)
-    shards = set(load_manifest(staged)["shards"])
-    sizes = {key: size for key, size in bucket.sizes("shards").items() if key.split("/")[1] in shards}
+    if have != head.snapshot:
+        fetch_snapshot(bucket, head, staged)
+    manifest = load_manifest(staged if have != head.snapshot else paths.snapshot(have))
+    names = set(manifest["shards"]) if with_shards else set()
+    sizes = {key: size for key, size in bucket.sizes("shards").items() if key.split("/")[1] in names}
     missing = {key: size for key, size in sizes.items() if not _is_there(paths.root / key, size)}
     total = sum(missing.values())
     if total > (free := shutil.disk_usage(paths.root).free):
@@ -387,13 +396,12 @@ def no_cache(bucket: Bucket) -> CacheNotFoundError:
 
 def _remembered(paths: CachePaths) -> dict[str, str]:
     """``cache``: the random name of a cache; ``seen``: the snapshot that was pushed or pulled last."""
-    path = paths.root / _REMOTE
-    return {"cache": "", "seen": "", **(read_json(path) if path.exists() else {})}
+    return {"cache": "", "seen": "", **(read_json(paths.remote) if paths.remote.exists() else {})}
 
 
 def remember(paths: CachePaths, head: Head) -> None:
     """Note that a folder has the snapshot of a URL."""
-    write_json(paths.root / _REMOTE, {"cache": head.cache, "seen": head.folder})
+    write_json(paths.remote, {"cache": head.cache, "seen": head.folder})
 
 
 def _check_successor(bucket: Bucket, paths: CachePaths, head: Head, new: Head) -> None:

@@ -163,13 +163,15 @@ class Snapshot(Value):
     """Hex hash of its samples, rows and recipes; the same after entries have moved to other shards."""
     lease: object | None = field(default=None, compare=False, repr=False)
     """Lease that keeps its files from being collected while this object is in use."""
+    disk_cache: Any = field(default=None, compare=False, repr=False)
+    """The :class:`DiskCache` that fetches its shards; None: they are in the folder."""
     columns: ColumnFile = field(compare=False, repr=False)
     """All columns of samples and fields."""
 
     def __reduce__(self) -> Any:
         """Another process opens it again."""
         kinds = {name: rows.kind for name, rows in self.fields.items()}
-        return _reopened, (self.paths, self.number, self.fingerprint, kinds, self.lease)
+        return _reopened, (self.paths, self.number, self.fingerprint, kinds, self.lease, self.disk_cache)
 
     @property
     def part(self) -> str:
@@ -241,7 +243,7 @@ def _progress(paths: CachePaths) -> str:
         return ""
 
 
-def open_leased(cache: Path, wanted: int | None = None) -> Snapshot:
+def open_leased(cache: Path, wanted: int | None = None, disk_cache: Any = None) -> Snapshot:
     """A snapshot, held until the last reference to it is gone. Arguments and errors as :func:`open_snapshot`."""
     paths = CachePaths(cache)
     paths.current_snapshot()  # raises an error if there is no cache
@@ -266,7 +268,7 @@ def open_leased(cache: Path, wanted: int | None = None) -> Snapshot:
                 continue
             break
         try:
-            return replace(_read(paths, number), lease=lease)
+            return replace(_read(paths, number), lease=lease, disk_cache=disk_cache)
         except StoreError:
             lease.close()
             raise
@@ -301,7 +303,12 @@ def _read(paths: CachePaths, number: int) -> Snapshot:
 
 
 def _reopened(
-    paths: CachePaths, number: int, fingerprint: str, kinds: Mapping[str, FieldKind | None], lease: object
+    paths: CachePaths,
+    number: int,
+    fingerprint: str,
+    kinds: Mapping[str, FieldKind | None],
+    lease: object,
+    disk_cache: Any,
 ) -> Snapshot:
     """A finished build in another process, which may not have found the kinds by itself."""
     snapshot, fields = _read(paths, number), {}
@@ -315,7 +322,7 @@ def _reopened(
         kind = rows.kind or kinds[name]
         recipe = rows.recipe if kind is None else kind.recipe.from_json(rows.recipe_json)
         fields[name] = replace(rows, kind=kind, recipe=recipe)
-    return replace(snapshot, fields=fields, lease=lease)
+    return replace(snapshot, fields=fields, lease=lease, disk_cache=disk_cache)
 
 
 def current_or_none(cache: Path) -> Snapshot | None:

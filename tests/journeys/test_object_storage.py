@@ -208,5 +208,5 @@ def test_the_ranks_of_a_node_open_one_copy(url, cache, tmp_path):
 
 @pytest.mark.parametrize(("path", "more"), [("s3://bucket/x", {}), ("folder", {"disk_cache": "copy"})])
 def test_a_disk_cache_belongs_to_a_url(path, more):
-    with pytest.raises(UsageError, match=r"is copied before it is read|only for the URL"):
+    with pytest.raises(UsageError, match=r"a URL needs a folder|only for the URL"):
         open_cache(path, **more)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from latentcache.plan.batching import BatchPlan, Bucket
 from latentcache.plan.documents import Corpus, begins
-from latentcache.plan.samples import SampleIndex, plan_epoch, plan_report
+from latentcache.plan.samples import Blocks, SampleIndex, plan_epoch, plan_report
 
 POLICIES = ["repeat", "drop", "partial", "pad"]
 columns = st.lists(st.integers(0, 4), max_size=120).map(lambda some: np.array(some, dtype=np.int32))
@@ -22,11 +22,12 @@ def plans(*policies, most=6):
     )
 
 
-def index_of(bucket, *, mixture=None):
+def index_of(bucket, *, mixture=None, shard=None, shuffle_block=4):
     widths = [64 + 8 * number for number in range(max(int(bucket.max(initial=-1)) + 1, 5))]
     buckets = tuple(Bucket(label=f"64x{width}") for width in widths)
     bucket = np.asarray(bucket, np.int32)
-    return SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "these", mixture=mixture)
+    blocks = None if shard is None else Blocks(shard=np.asarray(shard, np.int32), samples=shuffle_block)
+    return SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "these", mixture=mixture, blocks=blocks)
 
 
 def laid_out(index, batches, seed=0, epoch=0):

@@ -1,0 +1,255 @@
+"""Shards of a cache at a URL, on a local disk that the processes of a node share.
+
+Guarantee: a shard appears whole, by a rename; its entries are proven when they are read. One process fetches a shard
+and the others wait. A file that is in use has a lock, which ends with its process, so a crash leaves nothing behind
+but a part that the next process fetches again. With ``max_bytes`` the newest shard that nobody uses makes room for
+the next: what was fetched first is kept. A store that does not answer is asked again for five minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import thread as pool_threads
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from latentcache.errors import DiskFullError, MissingEntryError, RemoteError, UsageError
+from latentcache.store.atomic_io import as_store_error, make_folder, open_file, sync_folder
+from latentcache.store.gather import Ints
+from latentcache.store.paths import CachePaths
+from latentcache.store.reader import ShardFile
+from latentcache.store.remote import Bucket, pull_snapshot
+from latentcache.store.snapshot import load_manifest
+
+Result = TypeVar("Result")
+#: Shards that are fetched side by side.
+_THREADS = 4
+#: Seconds for which a store that does not answer is asked again, of a try, and of the longest pause.
+_RETRY_S, _TRY_S, _PAUSE_S = 300.0, 5, 30.0
+#: Seconds between two looks at a shard that another process fetches.
+_POLL_S = 0.05
+
+
+class DiskCache:
+    """The shards of one cache. Picklable; a process that was forked from one that reads cannot use it."""
+
+    def __init__(self, url: str, folder: Path, sizes: Mapping[str, int], max_bytes: int | None) -> None:
+        self.url, self.max_bytes = url, max_bytes
+        """None: everything that is read stays on the disk."""
+        self._sizes, self._paths = sizes, CachePaths(folder)
+        self._process, self._mutex, self._has_warned = os.getpid(), threading.Lock(), set[str]()
+        self._kept: list[Future[ShardFile]] = []
+        self._fetched: weakref.WeakValueDictionary[str, Future[ShardFile]] = weakref.WeakValueDictionary()
+
+    def __reduce__(self) -> Any:
+        return DiskCache, (self.url, self._paths.root, self._sizes, self.max_bytes)
+
+    def size(self, shard: str) -> int:
+        """Bytes of the data of a shard."""
+        return self._sizes.get(_key(shard), 0)
+
+    def file(self, shard: str) -> ShardFile | None:
+        """A shard for reading; None if it is neither on the disk nor wanted, so that ranges of it are to be read.
+
+        Raises UsageError in a forked process, MissingEntryError, RemoteError, StoreError.
+        """
+        self._check_process()
+        if (fetched := self._fetched.get(shard)) is not None:
+            return fetched.result()
+        if self.max_bytes is None:
+            return self.want(shard).result()
+        return self._opened(shard)
+
+    def want(self, shard: str) -> Future[ShardFile]:
+        """Fetch a shard if it is not on the disk. It stays there while the result is in use."""
+        self._check_process()
+        with self._mutex:
+            fetched = self._fetched.get(shard)
+            if fetched is None:
+                fetched = self._fetched[shard] = self._threads.submit(self._fetch_patiently, shard)
+                if self.max_bytes is None:
+                    self._kept.append(fetched)
+            return fetched
+
+    def ranges(self, shard: str, first: Ints, length: Ints) -> ShardFile:
+        """A file of ranges of a shard, one after the other. Raises RemoteError."""
+        parts = self._patiently(lambda: self._bucket.ranges(_key(shard), first.tolist(), length.tolist()))
+        with tempfile.TemporaryFile() as file:
+            file.writelines(parts)
+            file.flush()
+            return ShardFile(os.dup(file.fileno()))
+
+    @cached_property
+    def _bucket(self) -> Bucket:
+        return Bucket(self.url, retry_s=_TRY_S)
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_THREADS, "latentcache-fetch")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"a forked process reads {self.url}",
+                why="its connections to the store are in the parent process",
+                fix="DataLoader(..., multiprocessing_context='spawn'), or iterate over the loader itself",
+            )
+
+    def _opened(self, shard: str) -> ShardFile | None:
+        """A shard that is on the disk, with a lock."""
+        try:
+            file = ShardFile(open_file(self._paths.data(shard)))
+        except FileNotFoundError:
+            return None
+        if os.fstat(file.descriptor).st_size != self.size(shard):  # of a copy that something else made
+            self._paths.data(shard).unlink(missing_ok=True)
+            return None
+        fcntl.flock(file.descriptor, fcntl.LOCK_SH)
+        return file
+
+    def _fetch_patiently(self, shard: str) -> ShardFile:
+        try:
+            return self._patiently(lambda: self._fetch(shard))
+        except BaseException:
+            self._fetched.pop(shard, None)  # the next one that wants it tries again
+            raise
+
+    def _patiently(self, action: Callable[[], Result]) -> Result:
+        """What an action gives, which is tried again if the store does not answer."""
+        end, pause = time.monotonic() + _RETRY_S, 0.5
+        while True:
+            try:
+                return action()
+            except FileNotFoundError as error:
+                what = "a shard of this cache is gone"
+                raise MissingEntryError(what, where=self.url, why=str(error).splitlines()[0]) from None
+            except RemoteError as error:
+                if not error.is_transient or time.monotonic() > end or pool_threads._shutdown:
+                    raise
+                self._warn_once("answer", f"{error.what} ({error.why}): trying again for {_RETRY_S:.0f} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSE_S)
+
+    def _fetch(self, shard: str) -> ShardFile:
+        path = self._paths.data(shard)
+        while (held := self._opened(shard)) is None:
+            if pool_threads._shutdown:
+                raise RemoteError("the process ends", where=self.url)
+            make_folder(path.parent)
+            part = path.with_name("data.mdb.part")
+            with _locked(part) as is_mine:
+                if not is_mine:
+                    time.sleep(_POLL_S)
+                elif path.exists():
+                    part.unlink()
+                else:
+                    self._download(shard, part)
+        return held
+
+    def _download(self, shard: str, part: Path) -> None:
+        path, size = self._paths.data(shard), self.size(shard)
+        self._make_room(part, size)
+        self._bucket.fetch(f"shards/{shard}/index.safetensors", path.with_name("index.safetensors"))
+        self._bucket.fetch(_key(shard), part)
+        if part.stat().st_size != size:
+            why, fix = f"{part.stat().st_size} of {size} bytes", "run the same command again"
+            raise RemoteError(f"{self.url}: half of a shard came", why=why, fix=fix, is_transient=True)
+        part.rename(path)
+        sync_folder(path.parent)
+
+    def _make_room(self, part: Path, size: int) -> None:
+        """Reserve bytes for a part; the newest shards that nobody uses go, those of other snapshots first."""
+        if self.max_bytes is None:
+            return
+        descriptor = os.open(self._paths.shards, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            files = {path: path.stat() for path in self._paths.shards.glob("*/data.mdb*") if path != part}
+            used = size + sum(status.st_size for status in files.values())
+            for path in sorted(
+                files, key=lambda path: (_key(path.parent.name) in self._sizes, -files[path].st_mtime)
+            ):
+                if used > self.max_bytes and _remove_unused(path):
+                    used -= files[path].st_size
+            if used > self.max_bytes:
+                more = f"shards in use need {used} bytes, more than disk_cache_bytes={self.max_bytes}"
+                self._warn_once("room", f"{self._paths.root}: {more}; take a smaller shuffle_block or more bytes")
+            os.truncate(part, size)
+        except OSError as error:
+            raise as_store_error(error, part) from error
+        finally:
+            os.close(descriptor)
+
+    def _warn_once(self, about: str, text: str) -> None:
+        if about not in self._has_warned:
+            self._has_warned.add(about)
+            warnings.warn(text, stacklevel=2)
+
+
+def open_disk_cache(url: str, folder: Path, max_bytes: int | None) -> DiskCache:
+    """Copy the current snapshot at a URL to a folder, whose shards are fetched when they are wanted.
+
+    Raises:
+        RemoteError: The store cannot be used, or holds another cache than the folder.
+        CacheNotFoundError: There is no cache at the URL.
+        DiskFullError: The disk has no room for the shards.
+    """
+    sizes = pull_snapshot(url, folder)
+    paths = CachePaths(folder)
+    shards = load_manifest(paths.snapshot(paths.current_snapshot()))["shards"]
+    total = sum(sizes.get(_key(shard), 0) for shard in shards)
+    if max_bytes is not None and total > max_bytes:
+        return DiskCache(url, folder, sizes, max_bytes)
+    missing = sum(sizes.get(_key(shard), 0) for shard in shards if not paths.data(shard).exists())
+    status = os.statvfs(folder)
+    if missing > (free := status.f_bavail * status.f_frsize):
+        raise DiskFullError(
+            f"the disk is too small for {url}",
+            where=str(folder),
+            why=f"{missing} bytes to fetch, {free} bytes free",
+            fix=f"a larger disk, or open_cache(..., disk_cache_bytes={free // 2}) and loader(..., shuffle_block=N)",
+        )
+    return DiskCache(url, folder, sizes, None)
+
+
+def _key(shard: str) -> str:
+    return f"shards/{shard}/data.mdb"
+
+
+@contextlib.contextmanager
+def _locked(part: Path) -> Iterator[bool]:
+    """Have the lock of a part; False: another process has it, or has just renamed or removed the part."""
+    with part.open("ab") as file:
+        is_mine = _lock(file)
+        try:
+            is_mine = is_mine and os.path.samestat(os.fstat(file.fileno()), part.stat())
+        except FileNotFoundError:
+            is_mine = False
+        yield is_mine
+
+
+def _lock(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_unused(path: Path) -> bool:
+    """Remove a shard or a part, unless a process uses it."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        if not _lock(file):
+            return False
+        path.unlink()
+    return True
