@@ -347,7 +347,7 @@ def count_steps(
     sizes, plans = batches.sizes(buckets), list[BucketPlan]()
     for number in np.flatnonzero(most).tolist():
         counts = int(first[number]), int(least[number]), int(most[number])
-        plans.append(_bucket_plan(buckets[number], number, counts, sizes[number], batches))
+        plans.append(bucket_plan(buckets[number], number, counts, sizes[number], batches))
     return PlanReport(batches=batches, buckets=tuple(plans), mixture=mixture)
 
 
@@ -369,7 +369,7 @@ def require_steps(report: PlanReport) -> PlanReport:
     )
 
 
-def _bucket_plan(
+def bucket_plan(
     bucket: Bucket, number: int, counts: tuple[int, int, int], size: int, batches: BatchPlan
 ) -> BucketPlan:
     """Steps of one bucket: enough for the most samples of any epoch, or for the least to drop, so never others.

@@ -13,13 +13,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from heapq import nlargest
 from itertools import product
 from typing import Any
 
 from latentcache.geometry.buckets import kept
-from latentcache.geometry.like.trainer import Table, Trainer
+from latentcache.geometry.like.trainer import Trainer
+from latentcache.geometry.placement import unusable
 from latentcache.geometry.sizes import Size
+from latentcache.plan.batching import BatchPlan, Bucket, Remainder, bucket_plan
 from latentcache.value import Value
+
+#: Sizes of images that a comparison names.
+_NAMED = 3
 
 
 class TrainerBucket(Value):
@@ -48,15 +54,17 @@ class TrainerPlan(Value):
     steps: int
     """Optimizer steps."""
     short: int
-    """Places of batches that no sample fills."""
+    """Places of batches that no sample fills, or a sample a second time if the trainer repeats."""
     dropped: int
     """Samples that are in no batch of this epoch."""
     too_small: int
     """Buckets at which the trainer stops at its start."""
     unused: int
-    """Images smaller than a bucket."""
+    """Images that have no bucket, such as those smaller than each."""
     cropped: float
     """Mean part of an image that its bucket cuts off."""
+    worst: tuple[tuple[Size, float], ...] = ()
+    """Sizes of images that lose most, and the part that is cut off."""
 
     def as_json(self) -> dict[str, Any]:
         """For the JSON output."""
@@ -72,11 +80,46 @@ class TrainerPlan(Value):
         }
 
 
+class Assigned(Value):
+    """Images in the buckets of a trainer, which no batch size changes."""
+
+    buckets: tuple[tuple[Size, int], ...]
+    """Sizes and samples of each, for every table and set."""
+    unused: int
+    cropped: float
+    worst: tuple[tuple[Size, float], ...]
+
+
+class OurLoader(Trainer):
+    """The loader of this library, as one of the trainers."""
+
+    name = "latentcache"
+
+    def __init__(self, remainder: Remainder, min_pixels: int = 0) -> None:
+        self.remainder, self.min_pixels = remainder, min_pixels
+        self.repeats = remainder in ("repeat", "partial")
+
+    def fits(self, image: Size, bucket: Size) -> bool:
+        """See ``Trainer``: a build rejects others."""
+        return image.area >= self.min_pixels and not unusable(image, bucket)
+
+    def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
+        """See ``Trainer``: as the remainder says."""
+        batches = BatchPlan(batch_size=batch, world_size=ranks, remainder=self.remainder)
+        plan = bucket_plan(Bucket(label=""), 0, (samples, samples, samples), batch * ranks, batches)
+        return plan.steps * ranks, plan.repeated + plan.padded, plan.dropped
+
+    def steps(self, batches: int, ranks: int, accum: int) -> int:
+        """See ``Trainer``."""
+        return -(-batches // (ranks * accum))
+
+
 class TrainerRun(Value):
     """A training with another trainer."""
 
     trainer: Trainer
-    tables: Sequence[Table]
+    tables: Sequence[Any]
+    """Each has ``nearest`` and ``within``, as ``Table``."""
     upscale: bool
     batch: int
     """Images of a batch on each rank."""
@@ -88,22 +131,38 @@ class TrainerRun(Value):
 
         ``sets``: images that fill batches together.
         """
-        buckets, unused, cropped = list[TrainerBucket](), 0, 0.0
+        return self.counted(self.assigned(sets))
+
+    def assigned(self, sets: Sequence[Mapping[Size, int]]) -> Assigned:
+        """The bucket of each image; see :meth:`plan`."""
+        buckets, unused, cropped, lost = list[tuple[Size, int]](), 0, 0.0, dict[Size, float]()
         for table, sizes in product(self.tables, sets):
             counts = Counter[Size]()
             for size, count in sizes.items():
                 bucket = table.nearest(size) if self.upscale else table.within(size)
-                if bucket is None:
+                if bucket is None or not self.trainer.fits(size, bucket):
                     unused += count
-                else:
-                    counts[bucket] += count
-                    part, whole = kept(size, bucket)
-                    cropped += count * (1 - part / whole)
-            for bucket, count in sorted(counts.items(), key=lambda entry: -entry[1]):
-                batches, short, dropped = self.trainer.batches(count, self.batch, self.ranks)
-                buckets.append(
-                    TrainerBucket(size=bucket, samples=count, batches=batches, short=short, dropped=dropped)
-                )
+                    continue
+                counts[bucket] += count
+                part, whole = kept(size, bucket)
+                cropped += count * (1 - part / whole)
+                lost[size] = max(lost.get(size, 0.0), 1 - part / whole)
+            buckets += counts.most_common()
+        return Assigned(
+            buckets=tuple(buckets),
+            unused=unused,
+            cropped=cropped / max(sum(count for _, count in buckets), 1),
+            worst=tuple(
+                (size, lost[size]) for size in nlargest(_NAMED, lost, key=lambda size: lost[size]) if lost[size]
+            ),
+        )
+
+    def counted(self, assigned: Assigned) -> TrainerPlan:
+        """Batches and steps for these buckets."""
+        buckets = list[TrainerBucket]()
+        for bucket, count in assigned.buckets:
+            batches, short, dropped = self.trainer.batches(count, self.batch, self.ranks)
+            buckets.append(TrainerBucket(size=bucket, samples=count, batches=batches, short=short, dropped=dropped))
         batches = sum(bucket.batches for bucket in buckets)
         least = self.trainer.least(self.batch, self.ranks, self.accum)
         return TrainerPlan(
@@ -113,23 +172,45 @@ class TrainerRun(Value):
             short=sum(bucket.short for bucket in buckets),
             dropped=sum(bucket.dropped for bucket in buckets),
             too_small=sum(bucket.samples < least for bucket in buckets),
-            unused=unused,
-            cropped=cropped / max(sum(bucket.samples for bucket in buckets), 1),
+            unused=assigned.unused,
+            cropped=assigned.cropped,
+            worst=assigned.worst,
         )
+
+    def compared(self, plan: TrainerPlan, epochs: int) -> dict[str, Any]:
+        """The row of a plan of this run in a comparison, as JSON."""
+        samples, repeats = sum(bucket.samples for bucket in plan.buckets), self.trainer.repeats
+        batches = plan.batches * epochs if self.trainer.carries_accumulation else plan.batches
+        steps = self.trainer.steps(batches, self.ranks, self.accum)
+        return {
+            "used": samples - plan.dropped,
+            "dropped": plan.dropped,
+            "unused": plan.unused,
+            "repeated": plan.short if repeats else 0,
+            "unfilled": 0 if repeats else plan.short,
+            "lost": round((plan.dropped + plan.short) / samples, 4) if samples else 0.0,
+            "cropped": round(plan.cropped, 4),
+            "cropped_most": round(plan.worst[0][1], 4) if plan.worst else 0.0,
+            "shapes": len({bucket.size for bucket in plan.buckets if bucket.batches}),
+            "steps_per_epoch": plan.steps,
+            "steps": steps if self.trainer.carries_accumulation else steps * epochs,
+            "buckets_too_small": plan.too_small,
+        }
 
     def suggestion(self, sets: Sequence[Mapping[Size, int]]) -> tuple[str, TrainerPlan] | None:
         """The one change of a setting that loses least, and its plan; None: no change loses less.
 
         Lost are places of batches that no sample fills, samples that are dropped, and what buckets cut off.
         """
-        now, best = self.plan(sets), None
+        assigned, best = self.assigned(sets), None
+        now = self.counted(assigned)
         least = _lost(now, self)
         sizes = range(max(self.batch // 2, 2) if self.trainer.keeps_batch else 1, self.batch * 3 // 2 + 1)
         batches = [(f"{self.trainer.batch_setting} = {size}", self.tables, size) for size in sizes]
         changes = [(words, tables, self.batch) for words, tables in self.trainer.changes(self.tables)]
         for change, tables, batch in [*batches, *changes]:
             run = replace(self, tables=tables, batch=batch)
-            plan = run.plan(sets)
+            plan = run.counted(assigned) if tables is self.tables else run.plan(sets)
             if _lost(plan, run) < least and plan.unused <= now.unused:
                 least, best = _lost(plan, run), (change, plan)
         return best

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields as attributes
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
 from latentcache.cli.console import SHOWN, Result, Table, repeats_lines
 from latentcache.cli.flags import argument, option
+from latentcache.cli.trainer_plans import Planned, compared, lines_of_comparison, lines_of_trainer, of_trainer
 from latentcache.errors import EmptyPlanError, UsageError, count_of
 from latentcache.plan.numbers import human_bytes
 
 if TYPE_CHECKING:
-    from latentcache.fields.protocol import FieldRecipe
-    from latentcache.fields.table import SampleTable
-    from latentcache.geometry.sizes import Size
     from latentcache.plan.batching import BatchPlan, PlanReport
+
+#: Batch sizes of a comparison at most; each plans its buckets.
+_MAX_SIZES = 64
 
 HELP = "Count the steps per epoch, by bucket or row length."
 EXAMPLES = """\
@@ -34,8 +35,8 @@ latentcache plan texts.latentcache --batch-size 8 --pack 4096
 def plan(
     path: Path = argument("CACHE|DATA", "A cache or its URL, or DATA as for build."),
     *,
-    batch_size: int | None = option(
-        None, "--batch-size N", "Samples per rank and step. [default: of --trainer-config]", min=1
+    batch_size: str | None = option(
+        None, "--batch-size N", "Samples per rank and step; 1..N with --compare. [default: of --trainer-config]"
     ),
     batch_pixels: int | None = option(
         None,
@@ -65,14 +66,17 @@ def plan(
     overflow: flags.Overflow = None,
     trainer: str | None = option(None, "--for NAME", "Also show this trainer's buckets and steps."),
     suggest: bool = option(False, "--suggest", "With --for: name the settings that lose least."),
+    compare: bool = option(False, "--compare", "Compare all trainers with our buckets, as given and planned."),
+    epochs: int = option(1, "--epochs N", "With --compare: epochs for the total steps. [default: 1]", min=1),
     requested: flags.Requested,
     source: flags.Source,
 ) -> Result:
     """Count the steps of an epoch before training; recipe flags apply to DATA folders only."""
     from latentcache.plan.batching import BatchPlan, require_steps
 
-    if batch_pixels is None and batch_tokens is None:
-        batch_size = batch_size or _batch_of(path, requested)
+    sizes = _batch_sizes(batch_size, compare=compare)
+    if batch_size is None and batch_pixels is None and batch_tokens is None:
+        sizes = [_batch_of(path, requested)]
     rows = {name: value for name, value in (("pack", pack), ("pad", pad), ("chunk", chunk)) if value is not None}
     if len(rows) > 1 or (overflow is not None and not rows):
         raise UsageError(
@@ -81,7 +85,7 @@ def plan(
         )
     layout = {**rows, "overflow": overflow} if rows else {}
     batches = BatchPlan(
-        batch_size=batch_size,
+        batch_size=sizes[-1] if sizes else None,
         batch_pixels=batch_pixels,
         batch_tokens=batch_tokens,
         multiple_of=multiple_of,
@@ -91,19 +95,36 @@ def plan(
     if _is_cache(path):
         planned = _of_cache(path, batches, layout, (source or {}).get("repeats") is not False)
     else:
-        planned = _of_data(path, batches, requested, source)
+        planned = _of_data(path, batches, requested, source, compare=compare)
         if layout:
             raise _no_documents(path, layout)
     payload = _payload(planned.report, grad_accum) | {"quarantined": planned.rejected, "path": str(path)}
     payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
     if trainer is not None or suggest:
-        payload |= _of_trainer(planned, trainer or "", batches, grad_accum, suggest=suggest)
+        payload |= of_trainer(planned, trainer or "", batches, grad_accum, suggest=suggest)
+    if compare:
+        payload |= compared(planned, sizes, batches, grad_accum, epochs)
     error: EmptyPlanError | None = None
     try:
         require_steps(planned.report)
     except EmptyPlanError as failure:
         error = failure
     return Result(payload, _lines(payload), error=error)
+
+
+def _batch_sizes(text: str | None, *, compare: bool) -> Sequence[int]:
+    """The batch sizes of ``--batch-size``: one, or all of ``1..16`` in a comparison; empty if it is not given."""
+    match = re.fullmatch(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", text or "0")
+    numbers = [int(number) for number in match.groups() if number] if match else []
+    sizes = range(numbers[0], numbers[-1] + 1) if numbers else range(0)
+    if text is not None and (not sizes or not numbers[0] or len(sizes) > (_MAX_SIZES if compare else 1)):
+        raise UsageError(
+            "must be a whole number from 1" + (f", or a range of up to {_MAX_SIZES}" if compare else ""),
+            argument="batch_size",
+            value=text,
+            fix="--batch-size 1..16" if compare else "--batch-size 8",
+        )
+    return sizes if text is not None else ()
 
 
 def _batch_of(path: Path, requested: flags.Requested) -> int:
@@ -118,21 +139,6 @@ def _batch_of(path: Path, requested: flags.Requested) -> int:
     raise UsageError("Missing option '--batch-size'", why=why, fix=fix)
 
 
-class _Planned(NamedTuple):
-    report: PlanReport
-    rejected: int
-    """Samples."""
-    repeats: Mapping[int, int]
-    """Samples by how often an epoch serves each."""
-    samples: SampleTable
-    recipe: FieldRecipe | None
-    """Of the field that decides the sizes."""
-    sets: Sequence[Mapping[str, Any]]
-    """Those of the data set, by the column ``image_set``."""
-    settings: Any = None
-    """Its settings, as they were given."""
-
-
 def _is_cache(path: Path) -> bool:
     """True if a build was started here."""
     from latentcache.store.paths import CachePaths
@@ -143,7 +149,7 @@ def _is_cache(path: Path) -> bool:
         return False
 
 
-def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: bool) -> _Planned:
+def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: bool) -> Planned:
     """The plan of the loader of this cache."""
     from latentcache.loader.cache import open_cache
     from latentcache.pipeline.report import quarantined
@@ -165,7 +171,7 @@ def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: 
     report = source.plan(**{part.name: getattr(batches, part.name) for part in attributes(batches)})
     recipe = next((field.recipe for field in snapshot.fields.values()), None)
     sets = snapshot.source.get("sets", ())
-    return _Planned(report, quarantined(snapshot.rejected), cache.repeats, snapshot.samples, recipe, sets)
+    return Planned(report, quarantined(snapshot.rejected), cache.repeats, snapshot.samples, recipe, sets)
 
 
 def _no_documents(path: Path, rows: Mapping[str, Any]) -> UsageError:
@@ -173,8 +179,13 @@ def _no_documents(path: Path, rows: Mapping[str, Any]) -> UsageError:
     return UsageError(f"--{flag}={rows[flag]}: {path} holds no documents", where=str(path), fix=f"leave out --{flag}")
 
 
-def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source: flags.Source) -> _Planned:
-    """The plan that the cache of this folder would have; nothing is written."""
+def _of_data(
+    path: Path, batches: BatchPlan, requested: flags.Requested, source: flags.Source, *, compare: bool
+) -> Planned:
+    """The plan that the cache of this folder would have; nothing is written.
+
+    ``compare``: limits of planned buckets do not say that those of the build are planned.
+    """
     import numpy as np
 
     from latentcache.pipeline.build import plan_build
@@ -184,7 +195,10 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     from latentcache.plan.batching import bucket_of, size_rank
     from latentcache.plan.samples import SampleIndex, plan_report, times_counted
 
-    planned = plan_build(BuildSettings(data=path, source=source, **requested.build))
+    build = dict(requested.build)
+    if compare:
+        build["fields"] = {name: _without_limits(settings) for name, settings in requested.fields.items()}
+    planned = plan_build(BuildSettings(data=path, source=source, **build))
     field = next(iter(planned.fields.values()))
     if field.recipe.spec.collate == "pack":
         raise _no_lengths(path, requested)
@@ -211,76 +225,14 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     rejected = quarantined(planned.rejected)
     layout = planned.listing.layout
     sets = [image_set.as_json() for image_set in layout.sets] if layout else []
-    return _Planned(plan_report(index, batches), rejected, repeats, samples, field.recipe, sets, settings)
+    return Planned(plan_report(index, batches), rejected, repeats, samples, field.recipe, sets, settings)
 
 
-def _of_trainer(
-    planned: _Planned, trainer: str, batches: BatchPlan, grad_accum: int, *, suggest: bool
-) -> dict[str, Any]:
-    """What the trainer makes of the same images, at the same resolutions unless its configuration was given."""
-    from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
-    from latentcache.geometry.like.trainers import TRAINERS
-    from latentcache.plan.trainers import TrainerRun
-
-    recipe = planned.recipe
-    if not isinstance(batches.batch_size, int):
-        raise UsageError("--for: trainers have one batch size", fix="--batch-size N in place of the budget")
-    if trainer not in TRAINERS:
-        raise UsageError(f"--for={trainer}: unknown trainer", fix=f"--for {'|'.join(TRAINERS)}")
-    if not isinstance(recipe, LatentsRecipe):
-        raise UsageError("--for: DATA are no images", fix="leave --for out")
-    settings = replace(planned.settings or LatentsSettings(), like=trainer, model=None)
-    geometry = geometry_of(settings.with_trainer()[0], recipe, recipe.encoder.multiple)
-    tables = geometry.like_tables()
-    if len(tables) > 1 and TRAINERS[trainer].draws_resolution:
-        raise UsageError(
-            f"--for={trainer}: it draws one of {len(tables)} resolutions for each image and epoch",
-            why="its batches differ from epoch to epoch",
-            fix="--resolution PIXELS for one of them",
-        )
-    run = TrainerRun(
-        trainer=TRAINERS[trainer],
-        tables=tables,
-        upscale=geometry.upscale,
-        batch=batches.batch_size,
-        ranks=batches.world_size,
-        accum=grad_accum,
-    )
-    sizes = _sizes(planned, apart=run.trainer.parts_sets)
-    plan = run.plan(sizes)
-    best = run.suggestion(sizes) if suggest else None
-    suggestion = best and {
-        "change": best[0],
-        "samples_short": best[1].short,
-        "samples_dropped": best[1].dropped,
-        "cropped": round(best[1].cropped, 4),
-        "steps_per_epoch": best[1].steps,
-    }
-    settings_of = [table.words for table in tables]
-    shown = {"name": trainer, "settings": settings_of, **plan.as_json()}
-    return {"trainer": shown, **({"suggestion": suggestion} if suggest else {})}
-
-
-def _sizes(planned: _Planned, *, apart: bool) -> list[Counter[Size]]:
-    """Images by size, each as often as an epoch serves it, of all sets that fill batches together.
-
-    ``apart``: those of other repeats do not, nor do regularization images. Images of unknown size are left out.
-    """
-    import numpy as np
-
-    from latentcache.geometry.sizes import Size
-
-    columns = planned.samples.columns
-    sizes, count = np.asarray(columns["original_size"]).tolist(), len(planned.samples)
-    times = np.asarray(columns.get("repeats", np.ones(count, np.int64))).tolist()
-    set_of = np.asarray(columns.get("image_set", np.zeros(count, np.int64))).tolist()
-    regs = [bool(image_set.get("is_reg")) for image_set in planned.sets] or [False]
-    counts = dict[Any, Counter[Size]]()
-    for (height, width), repeats, number in zip(sizes, times, set_of, strict=True):
-        if height and width:
-            together = (repeats, regs[number]) if apart else None
-            counts.setdefault(together, Counter())[Size(height, width)] += repeats
-    return list(counts.values())
+def _without_limits(settings: Any) -> Any:
+    """Settings without the limits of planned buckets, unless these are planned."""
+    if getattr(settings, "plan_buckets", 0) is not None:
+        return settings
+    return replace(settings, max_crop=None, max_buckets=None)
 
 
 def _no_lengths(path: Path, requested: flags.Requested) -> UsageError:
@@ -374,41 +326,7 @@ def _lines(payload: dict[str, Any]) -> Iterator[str | Table]:
     yield from (f"warning: {sentence}" for sentence in payload["overfilled"][:SHOWN])
     if payload["overfilled"]:
         yield "  fix: --remainder partial or drop, a smaller --batch-size, or fewer buckets"
-    yield from _lines_of_trainer(payload)
+    yield from lines_of_trainer(payload)
+    yield from lines_of_comparison(payload)
     if payload["quarantined"]:
         yield f"{count_of(payload['quarantined'], 'rejected samples')} not counted: `latentcache build` lists them"
-
-
-def _lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str | Table]:
-    """The same images in the trainer: its buckets, its steps, and the suggestion."""
-    plan = payload.get("trainer")
-    if plan is None:
-        return
-    yield ""
-    yield from (f"{plan['name']} with {words}" for words in plan["settings"])
-    rows: list[tuple[object, ...]] = [("height x width", "samples", "batches", "short", "dropped")]
-    for bucket in plan["buckets"]:
-        size = f"{bucket['height']}x{bucket['width']}"
-        rows.append((size, bucket["samples"], bucket["batches"], bucket["short"], bucket["dropped"]))
-    yield Table(rows)
-    yield (
-        f"{plan['name']}: {count_of(plan['steps_per_epoch'], 'steps')} per epoch; small batches lack"
-        f" {count_of(plan['samples_short'], 'samples')}, {plan['samples_dropped']} are dropped,"
-        f" {plan['cropped']:.1%} of the images is cut off"
-    )
-    if plan["buckets_too_small"]:
-        yield (
-            f"warning: {plan['name']} stops at its start: {count_of(plan['buckets_too_small'], 'buckets')} too small"
-            " for batch size times ranks times accumulation; repeat images, or change these"
-        )
-    elif not plan["steps_per_epoch"]:
-        yield f"warning: {plan['name']} trains nothing and reports nothing: no bucket fills a batch"
-    if plan["unused"]:
-        yield f"warning: {count_of(plan['unused'], 'images')} smaller than a bucket: the trainer fails on them"
-    if suggestion := payload.get("suggestion"):
-        yield (
-            f"suggestion: {suggestion['change']}: {count_of(suggestion['steps_per_epoch'], 'steps')}, small batches"
-            f" lack {suggestion['samples_short']}, {suggestion['cropped']:.1%} is cut off"
-        )
-    elif "suggestion" in payload:
-        yield "suggestion: none, no single setting loses less"

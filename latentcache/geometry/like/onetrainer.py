@@ -104,6 +104,7 @@ class OneTrainer(Trainer):
     name = "onetrainer"
     batch_setting = "batch_size"
     without_buckets = "aspect_ratio_bucketing = false"
+    carries_accumulation = True
     draws_resolution = True
 
     def tables(self, sizes: SizeOptions) -> Sequence[OneTrainerTable]:

@@ -97,6 +97,10 @@ class Trainer:
     """True: a change to a batch of less than half is no suggestion, because all batches would be small."""
     draws_resolution: bool = False
     """True: of several resolutions an image has one in an epoch, drawn; False: it has all of them."""
+    repeats: bool = False
+    """True: samples that a batch lacks are samples of its bucket again; False: the batch is smaller."""
+    carries_accumulation: bool = False
+    """True: gradients accumulate over the end of an epoch."""
 
     def tables(self, sizes: SizeOptions) -> Sequence[Table]:
         """Its buckets, for each resolution; raises RecipeError for sizes that it does not take."""
@@ -123,6 +127,10 @@ class Trainer:
         """
         batches = -(-samples // batch)
         return batches, batches * batch - samples, 0
+
+    def fits(self, image: Size, bucket: Size) -> bool:
+        """False for an image that the trainer leaves out, because its bucket cuts off too much."""
+        return True
 
     def steps(self, batches: int, ranks: int, accum: int) -> int:
         """Optimizer steps of an epoch, for the batches of all ranks; the last one may have fewer."""
