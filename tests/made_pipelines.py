@@ -27,6 +27,14 @@ def flux_transformer(text, pooled):
     )  # fmt: skip
 
 
+def sd3_transformer(text, pooled):
+    return diffusers.SD3Transformer2DModel(
+        in_channels=16, out_channels=16, num_layers=1, attention_head_dim=8, num_attention_heads=2,
+        caption_projection_dim=16, joint_attention_dim=text, pooled_projection_dim=pooled, sample_size=64,
+        pos_embed_max_size=64,
+    )  # fmt: skip
+
+
 def tiny_unet(text, pooled=0):
     """A denoiser for embeddings of these widths; SDXL's if there are pooled ones."""
     more = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8} if pooled else {}
