@@ -3,15 +3,17 @@
 OneTrainer gives no step for a bucket smaller than a batch, and does not report it. Here the plan is computed before
 the model is loaded: by default every image is used, and an epoch without steps is rejected with buckets, counts and
 fixes. The first two tests fail if ``remainder="drop"`` is the default, the next two if ``require_steps`` accepts an
-empty epoch. The last two are for those who stay with OneTrainer: its own count, the setting that mends it, and a
-folder that it trains from.
+empty epoch. Two are for those who stay with OneTrainer: its own count, the setting that mends it, and a folder that
+it trains from; ``tests/peers`` trains an epoch with it.
 """
 
 import json
+from collections import Counter
 
 import pytest
 import torch
 from small_cache import SMALL, draw
+from trained_steps import train
 
 from latentcache import open_cache
 from latentcache.errors import EmptyPlanError
@@ -35,6 +37,7 @@ def test_every_image_is_trained_on_though_no_bucket_fills_a_batch(scattered):
     assert len(batches) == 5
     assert {name for batch in batches for name in batch["names"]} == {f"{n}.png" for n in range(5)}
     assert all(batch["latents"].shape[0] == 4 for batch in batches)
+    assert train(batch["latents"] for batch in batches) == 5
 
 
 def test_an_epoch_of_zero_steps_is_rejected_with_buckets_counts_and_fixes(run, scattered):
@@ -90,8 +93,12 @@ def test_from_images_to_a_folder_that_it_trains_from(run, scattered, tmp_path):
     assert any("5 samples of an epoch fill no batch" in line for line in run(*export).json["advice"])
     config.write_text(json.dumps({**values, "batch_size": 1, "concepts": [concept]}))
     assert not any("fill no batch" in line for line in run(*export).json["advice"])
-    (sizes,) = (tmp_path / "out").glob("cache/image/*/variation-0/aggregate.pt")
-    assert len(torch.load(sizes, weights_only=True)) == 5
+    (listing,) = (tmp_path / "out").glob("cache/image/*/variation-0/aggregate.pt")
+    counts = Counter(entry["crop_resolution"] for entry in torch.load(listing, weights_only=True))
+    # As its ``AspectBatchSorting`` counts the batches of a bucket.
+    assert [sum(int(count / size) for count in counts.values()) for size in (4, 1)] == [0, 5]
+    files = [listing.with_name(f"{number}.pt") for number in range(5)]
+    assert train(torch.load(file, weights_only=True)["latent_image"][None] for file in files) == 5
 
 
 def test_ranks_count_too(run, scattered):

@@ -9,7 +9,9 @@ import io
 
 import numpy as np
 import pytest
+import torch
 from small_cache import build, draw_four
+from trained_steps import train
 
 
 def test_from_a_table_with_a_bom_to_the_folder_of_lora_scripts(run, tmp_path):
@@ -27,8 +29,11 @@ def test_from_a_table_with_a_bom_to_the_folder_of_lora_scripts(run, tmp_path):
     build(data, cache, like="kohya", resolutions=(128,), min_side=64, max_side=256, bucket_step=64)
     words = ("--to", "kohya", "--architecture", "sdxl", "--release", "lora-scripts")
     assert run("export", cache, out, *words).status == 0
+    batches = []
     for number in range(4):
         assert (out / f"1_cats/p{number}.txt").read_text("utf-8") == f"words {number}"
         with np.load(out / f"1_cats/p{number}.npz") as arrays:
             assert set(arrays) == {"latents", "original_size", "crop_ltrb"}
+            batches.append(torch.from_numpy(arrays["latents"])[None])
+    assert train(batches) == 4
     assert run("verify", out, "--data", data).status == 0

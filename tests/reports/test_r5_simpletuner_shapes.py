@@ -11,6 +11,7 @@ import json
 import pytest
 import torch
 from small_cache import build, draw
+from trained_steps import train
 
 from latentcache import open_cache
 from latentcache.geometry.buckets import explicit_table
@@ -133,6 +134,7 @@ def test_from_the_images_to_batches_of_one_shape(run, tmp_path):
         ]
         batch = torch.stack([torch.load(file, weights_only=True) for file in files])
         assert batch.shape[2:] == (bucket[1] // 8, bucket[0] // 8)
+        assert train([batch]) == 1
     assert SimpleTunerTable(resolution=Size(512, 512), step=8).nearest(PAIR["a.png"]) == Size(bucket[1], bucket[0])
 
 
