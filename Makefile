@@ -72,7 +72,8 @@ test: .venv/.stamp  ## run the test suite, a few minutes
 	@echo "test: all passed. Next: make demo, make check, or make test-slow"
 
 test-slow: .venv/.stamp  ## run the tests that take minutes each
-	@$(BIN)/pytest -m slow
+	@$(BIN)/python -c 'import triton' 2>/dev/null || { echo "test-slow: installing triton (290 MB)"; $(PIP) triton; }
+	@TRITON_INTERPRET=1 $(BIN)/pytest -m slow
 
 test-browser: .venv/.stamp  ## open reports in headless Chromium (CHROMIUM=PATH)
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || { echo "test-browser: installing playwright"; $(PIP) playwright; }

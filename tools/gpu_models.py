@@ -14,7 +14,8 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from latentcache.encoders.vae.encoder import channels_last, conv3d_to_conv2d, drop_decoder
+from latentcache.encoders.vae.encoder import conv3d_to_conv2d, drop_decoder
+from latentcache.encoders.vae.fused import channels_last
 
 _KL: dict[str, Any] = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
 _KL |= {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "norm_num_groups": 32}

@@ -270,6 +270,8 @@ class ProducerContext(Value):
     groups: tuple[Group, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the run that never reach an entry: such as ``max_pixels``"""
+    warn: Callable[[str], None] = lambda message: None
+    """Shows the user one sentence."""
 
 
 class Described(Value):

@@ -12,7 +12,8 @@ from diffusers import AutoencoderKL
 from torch import nn
 
 from latentcache.encoders.pixels import Pixels
-from latentcache.encoders.vae.encoder import VaeEncoder, _host, channels_last
+from latentcache.encoders.vae.encoder import VaeEncoder, _host
+from latentcache.encoders.vae.fused import channels_last
 from latentcache.errors import DeviceMemoryError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

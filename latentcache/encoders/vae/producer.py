@@ -7,7 +7,7 @@ proves that the encoder works.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,8 +47,10 @@ class VaeProducer(PixelProducer):
 
     def open(self) -> None:
         """See :class:`Producer`."""
-        images_only = self._recipe.geometry.clips is None
-        self._encoder = encoder = open_encoder(self._description, device=self._context.device, as_conv2d=images_only)
+        images_only, context = self._recipe.geometry.clips is None, self._context
+        self._encoder = encoder = open_encoder(
+            self._description, device=context.device, as_conv2d=images_only, warn=context.warn
+        )
         self.device = encoder.device
         self.noise = checked_noise(encoder) if self._description.needs_torch else EXACT
 
@@ -89,14 +91,20 @@ class VaeProducer(PixelProducer):
         return Failure(reason=reason, detail=detail, hint=hint_for(reason))
 
 
-def open_encoder(description: ModelDescription, *, device: str = "auto", as_conv2d: bool = True) -> Encoder:
-    """Open the encoder of a description; ``as_conv2d`` as in :class:`VaeEncoder`."""
+def open_encoder(
+    description: ModelDescription,
+    *,
+    device: str = "auto",
+    as_conv2d: bool = True,
+    warn: Callable[[str], None] = lambda message: None,
+) -> Encoder:
+    """Open the encoder of a description; ``as_conv2d`` and ``warn`` as in :class:`VaeEncoder`."""
     if not description.needs_torch:
         return StubEncoder(description.spec, description.delay_ms)
     # torch and diffusers take seconds to import; the demo and the stub must not pay for them.
     from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
 
-    return VaeEncoder(description, choose_device(device), as_conv2d=as_conv2d)
+    return VaeEncoder(description, choose_device(device), as_conv2d=as_conv2d, warn=warn)
 
 
 def checked_noise(encoder: Encoder) -> dict[str, Any]:

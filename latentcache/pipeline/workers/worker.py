@@ -119,6 +119,7 @@ class WorkerLoop:
                     device=self.task.device,
                     groups=self.task.groups,
                     options=self.task.options,
+                    warn=self._warn,
                 )
                 producer = self.producer_class(self.task.producer, self.recipe, context)
                 self.batches.producer = producer
