@@ -85,7 +85,7 @@ class Rows(View, Dataset[Batch]):
 
     @property
     def row_plans(self) -> tuple[RowPlan, ...]:
-        """The plan of each combined part: which pieces of which documents are in each row."""
+        """The plan of each combined part, which puts pieces of documents into rows."""
         return tuple(part.plan for part in self.parts)
 
     @property

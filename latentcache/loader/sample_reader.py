@@ -190,7 +190,7 @@ class SampleReader:
         return sample_format(batch, form)
 
     def _valued(self, name: str, stored: torch.Tensor, pool: BufferPool | None) -> torch.Tensor:
-        """The values that a model trains on, of values as they are stored or drawn; ``pool``: for memory here."""
+        """Scaled values in the type that a model trains on; ``pool``: memory for values on the CPU."""
         affine, dtype = self._values[name]
         if stored.dtype == dtype and not affine.changes:
             return stored
@@ -290,7 +290,10 @@ class SampleReader:
     def _texts(
         self, source: _Source, name: str, sample: Ints, variants: Variants, again: Ints | None, epoch: Epoch
     ) -> list[str]:
-        """Names, or texts of an input: what the items that are served were made of; of no item, any of several."""
+        """Names, or texts of an input. A sample with several captions has the one that its embedding was made from.
+
+        Without an embedding in the batch one of them is drawn.
+        """
         texts: list[str] = source.strings(name).take(sample)
         if name == "names":
             return texts

@@ -229,7 +229,7 @@ def _name(part: Part) -> str:
 
 
 def split(starts: Ints, rows: Ints) -> Split:
-    """For each part that holds some of the rows: its number, their places in the batch, their numbers in it.
+    """For each part with some of the rows: its number, their positions in the batch, and their rows in the part.
 
     ``starts`` (parts + 1,): where each part begins among all rows.
     """

@@ -230,7 +230,7 @@ def _copy(snapshot: Snapshot, paths: CachePaths) -> None:
 
 
 def _spans(rows: FieldRows, shard: int, catalog: Catalog) -> NDArray[Any]:
-    """Entries of a field in one shard of which an item is not committed yet, as ``copy_entries`` takes them."""
+    """Entries of a field in one shard with an item that is not committed yet, for ``copy_entries``."""
     entry = np.asarray(rows.entry)
     lacking = np.zeros(rows.entries, dtype=np.bool_)
     items = np.flatnonzero((np.asarray(rows.shard) == shard)[entry])

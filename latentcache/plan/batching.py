@@ -287,7 +287,7 @@ class PlanReport(Value):
 
     @property
     def samples_used(self) -> int:
-        """Samples that an epoch serves; with weights each as often as it is due."""
+        """Samples that an epoch serves; one that is due twice counts twice."""
         return sum(bucket.samples - bucket.dropped for bucket in self.buckets)
 
     @property
@@ -339,7 +339,7 @@ class PlanReport(Value):
 def count_steps(
     bucket: NDArray[np.integer], buckets: Sequence[Bucket], batches: BatchPlan, mixture: Mixture | None = None
 ) -> PlanReport:
-    """Count the steps of an epoch of samples, of which ``bucket`` (N,) has the positions in ``buckets``."""
+    """Count the steps of an epoch; ``bucket`` (N,) is the position of each sample's bucket in ``buckets``."""
     if mixture is None:
         first = least = most = np.bincount(bucket, minlength=len(buckets))
     else:
@@ -372,9 +372,10 @@ def require_steps(report: PlanReport) -> PlanReport:
 def bucket_plan(
     bucket: Bucket, number: int, counts: tuple[int, int, int], size: int, batches: BatchPlan
 ) -> BucketPlan:
-    """Steps of one bucket: enough for the most samples of any epoch, or for the least to drop, so never others.
+    """Steps of one bucket, the same in each epoch, though weights change how often its samples are due.
 
-    ``counts``: samples in the first epoch, in any epoch at least, and at most.
+    ``counts``: samples due in the first epoch, in the epoch with fewest, and in the one with most. With
+    ``remainder="drop"`` the fewest decide, so that each step is full; else the most, so that none is lost.
     """
     first, least, most = counts
     policy, last, padded = batches.remainder, size, 0

@@ -80,7 +80,7 @@ class SampleIndex(Value, eq=False):
         return self.identify()
 
     def apart(self, batches: BatchPlan) -> SampleIndex:
-        """These samples with buckets of each source alone, if every source has a batch size; else as they are.
+        """These samples with buckets for each source alone, if every source has a batch size; else the same samples.
 
         Bucket ``number`` of source ``source`` has the position ``number + source * len(buckets)``.
 
@@ -244,7 +244,7 @@ def plan_epoch(
 
 
 def _again(plan: EpochPlan, served: Ints | None, count: int) -> Ints:
-    """(K,) how often each row was served before its place in a plan; ``served`` (n,) were so before the plan."""
+    """(K,) 0 when the epoch serves a sample first, 1 the second time; ``served`` (n,) came before the plan."""
     real = np.arange(len(plan.rows)) if plan.is_pad is None else np.flatnonzero(~plan.is_pad)
     rows, again = plan.real(), np.zeros(len(plan.rows), dtype=np.uint32)
     order, times = np.argsort(rows, kind="stable"), np.bincount(rows, minlength=count)

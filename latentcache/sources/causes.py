@@ -209,7 +209,7 @@ class Notes:
                 self._more[item.reason] = first, count + item.count
 
     def count(self, cause: str, words: str, names: Iterable[str]) -> None:
-        """Count further files in one note on all files of which the same words are said."""
+        """Count files in one note for each cause and its words."""
         for name in names:
             first, count = self._counts.get((cause, words), (name, 0))
             self._counts[cause, words] = first, count + 1

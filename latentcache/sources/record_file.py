@@ -12,7 +12,7 @@ from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import Notes, as_rejected, fault
 from latentcache.sources.formats import ARROW, PARQUET
 from latentcache.sources.formats.files import MAX_SOURCE_BYTES, open_source, stat_source
-from latentcache.sources.formats.rows import opened
+from latentcache.sources.formats.rows import open_rows
 from latentcache.sources.formats.text import BLANK, MAX_LINE_BYTES, LineReader, decode, list_items, parse_json
 from latentcache.sources.inventory import extension_of
 from latentcache.sources.records import KINDS, TEXT, Record, RecordFormat, detect_format, map_record
@@ -100,7 +100,7 @@ class RecordReader:
         yield 1, data
 
     def _columnar(self, kind: str) -> Iterator[Record]:
-        with opened(self.path, kind) as table:
+        with open_rows(self.path, kind) as table:
             # ``datasets`` (its feature ``Json``) writes values of several forms as JSON.
             kinds = {column.name: column.type for column in table.schema if "arrow.json" in str(column.type)}
             rows = (row for batch in table.batches(rows=_ROWS) for row in batch.to_pylist())

@@ -84,7 +84,7 @@ def read_as_train(files: Mapping[str, int], splits: Sequence[str]) -> Iterator[R
 
 
 def missing_shards(names: Iterable[str]) -> Iterator[Rejected]:
-    """One note for each series, such as ``train-00000-of-00003.parquet``, of which files are not there."""
+    """One note for each series with missing files, such as ``train-00000-of-00003.parquet``."""
     there = defaultdict[tuple[str, str, str], set[int]](set)
     for match in filter(None, map(_SERIES.fullmatch, names)):
         there[match[1], match[3], match[4]].add(int(match[2]))

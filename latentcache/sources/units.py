@@ -48,7 +48,7 @@ class Scan:
     def contained(
         self, held: KnownFiles, files: NDArray[np.intp], name: str, bad: list[Rejected], read: Callable[[int], None]
     ) -> NDArray[np.intp]:
-        """Files that hold several units, such as records: those of which the snapshot has the rows, unchanged.
+        """Unchanged files among those that hold several units, such as records: the snapshot has their rows.
 
         Each other one of ``files`` is given to ``read``. Those that cannot be read, and what the snapshot rejected in
         unchanged ones, are appended to ``bad``; ``name`` is the input.

@@ -37,7 +37,7 @@ def open_file(path: Path | str) -> int:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[int]:
+def file_descriptor(path: Path) -> Iterator[int]:
     """As :func:`open_file`; closed at the end."""
     descriptor = open_file(path)
     try:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CorruptEntryError, RemoteError, StoreError
 from latentcache.fields.protocol import FieldKind
 from latentcache.identity.content import CONTENT_SLICE, KEY_BYTES
-from latentcache.store.atomic_io import make_folder, opened, writing
+from latentcache.store.atomic_io import file_descriptor, make_folder, writing
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_index, collect_index, load_index, read_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
@@ -186,7 +186,7 @@ class Catalog:
             path = index.folder / "data.mdb"
             # A worker whose build was killed seals its shard, perhaps since it was listed.
             path = path if path.exists() else index.folder.with_suffix("") / path.name
-            with opened(path) as file:
+            with file_descriptor(path) as file:
                 header, value = read_entry(
                     file, int(index.offset[entry][0]) - head, head + int(index.bytes[entry][0])
                 )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, LatentcacheError
 from latentcache.identity.content import checksum
-from latentcache.store.atomic_io import make_folder, opened, sync_folder, unreadable, writing
+from latentcache.store.atomic_io import file_descriptor, make_folder, sync_folder, unreadable, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry
 from latentcache.store.gather import STAND_INS, identity
@@ -124,7 +124,7 @@ def _intact(data: Path, spans: NDArray[Any]) -> Iterator[NewEntry]:
     """The entry in each span of a file, proven."""
     spans = spans[np.unique(spans["offset"], return_index=True)[1]]  # each once, in the order of the file
     try:
-        with opened(data) as descriptor:
+        with file_descriptor(data) as descriptor:
             for key, offset, head, size in spans.tolist():
                 header, value = read_entry(descriptor, offset - head, head + size, bytes(key))
                 yield NewEntry(header.key, value, tuple(item.tobytes() for item in header.item_keys()))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.identity.content import CONTENT_SLICE, HASH_BYTES, KEY_BYTES, checksum
-from latentcache.store.atomic_io import opened, unreadable
+from latentcache.store.atomic_io import file_descriptor, unreadable
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import EntryHeader, read_header
 from latentcache.store.gather import read_at
@@ -77,7 +77,7 @@ class Meta(NamedTuple):
 def read_meta(path: Path) -> Meta:
     """The newer valid meta page of ``data.mdb``; CacheDamagedError if there is none or the file is too short."""
     try:
-        with opened(path) as descriptor:
+        with file_descriptor(path) as descriptor:
             front = read_at(descriptor, 0, 2 * 65_536).tobytes()
             size = os.fstat(descriptor).st_size
     except OSError as error:
@@ -159,7 +159,7 @@ class ShardIndex:
         """(E,) True for entries that the end of the file cuts off."""
         data = self.folder / "data.mdb"
         try:
-            with opened(data) as descriptor:  # only the size of a regular file counts
+            with file_descriptor(data) as descriptor:  # only the size of a regular file counts
                 size = os.fstat(descriptor).st_size
         except OSError as error:
             raise unreadable(data, error) from error
@@ -182,7 +182,7 @@ def collect_index(data: Path) -> dict[str, NDArray[Any]]:
     """The columns of the index of a shard: CacheDamagedError for its pages, CorruptEntryError for a head."""
     meta = read_meta(data)
     try:
-        with opened(data) as descriptor:
+        with file_descriptor(data) as descriptor:
             values, parts, own_columns = walk(descriptor, meta), [_indexed([])], list[_OwnColumns]()
             while some := list(islice(values, _HEADS_TOGETHER)):
                 heads = [(key, offset, checked_head(descriptor, offset, length, key)) for key, offset, length in some]

@@ -33,7 +33,7 @@ _NO_ROWS = np.zeros(0, dtype=np.intp)
 
 
 class _Field:
-    """Columns for reading a field, in memory: 28 bytes an entry, 8 to 16 a row. Rows of few runs stay as they are."""
+    """Columns for reading a field, in memory: 28 bytes an entry, 8 to 16 a row."""
 
     def __init__(self, rows: FieldRows) -> None:
         self.rows, self.packed = rows, rows.packing == "block"
@@ -81,7 +81,7 @@ class EntryReader:
     def gather(self, field: str, rows: Ints, out: Any, at: Ints) -> None:
         """Read rows (n,) of a field straight into memory ``out`` (m,), and prove them.
 
-        ``at`` (n,) is the byte of ``out`` at which each begins; bytes between them are left as they are. Raises
+        ``at`` (n,) is the byte of ``out`` at which each begins; bytes between them keep their values. Raises
         CorruptEntryError, MissingEntryError, CacheDamagedError.
         """
         self.located(field, rows, at, len(out)).read(out)

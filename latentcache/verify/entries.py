@@ -220,7 +220,7 @@ def check_entries(check: Check, chosen: Mapping[str, NDArray[np.bool_]]) -> None
             size = check.paths.data(name).stat().st_size
         except OSError as error:
             gone = isinstance(error, FileNotFoundError | NotADirectoryError)
-            category, reason = ("missing", "entry-lost") if gone else ("unverifiable", unreadable(error))
+            category, reason = ("missing", "entry-lost") if gone else ("unverifiable", reason_word(error))
             for view, entries in wanted:
                 check.note(view, category, reason, entries, found="its shard is gone" if gone else words(error))
             continue
@@ -245,7 +245,7 @@ def words(error: OSError | LatentcacheError) -> str:
     return error.strerror or str(error)
 
 
-def unreadable(error: OSError) -> str:
+def reason_word(error: OSError) -> str:
     """Reason word of an error that says nothing about the bytes."""
     return "permission" if isinstance(error, PermissionError) else "io-error"
 
@@ -259,7 +259,7 @@ def _index(check: Check, name: str) -> ShardIndex | None:
         if isinstance(error, CacheDamagedError):
             check.damaged.add(name)
         elif isinstance(error.__cause__, OSError):
-            category, reason = "unverifiable", unreadable(error.__cause__)
+            category, reason = "unverifiable", reason_word(error.__cause__)
         file = f"shards/{name}/index.safetensors"
         finding = Finding(category=category, reason=reason, file=file, found=words(error), hint=HINTS[category])
         check.findings.others.append(finding)

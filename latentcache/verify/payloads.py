@@ -24,11 +24,11 @@ from latentcache.errors import CorruptEntryError, StoreError
 from latentcache.failpoint import failpoint
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import Described, Difference, Failure, Made
-from latentcache.store.atomic_io import opened
+from latentcache.store.atomic_io import file_descriptor
 from latentcache.store.index import read_entry
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
-from latentcache.verify.entries import BadEntries, Check, View, confidence, unreadable, words
+from latentcache.verify.entries import BadEntries, Check, View, confidence, reason_word, words
 from latentcache.verify.findings import Reencoded
 
 #: Bytes of a batch of entries, about.
@@ -45,12 +45,12 @@ def scan_payloads(check: Check, chosen: Mapping[str, NDArray[np.bool_]]) -> None
             parts = [(view, view.in_shard(number, chosen[view.name])) for view in check.views.values()]
             failpoint("scan-shard")
             try:
-                with opened(check.paths.data(check.snapshot.shards[number])) as descriptor:
+                with file_descriptor(check.paths.data(check.snapshot.shards[number])) as descriptor:
                     for view, entries in parts:
                         _scan_field(check, view, entries, descriptor, pool)
             except OSError as error:
                 for view, entries in parts:
-                    check.note(view, "unverifiable", unreadable(error), entries, found=words(error))
+                    check.note(view, "unverifiable", reason_word(error), entries, found=words(error))
 
 
 def _scan_field(check: Check, view: View, entries: NDArray[np.intp], descriptor: int, pool: Executor) -> None:
@@ -82,7 +82,7 @@ def _wrong(view: View, entry: int, descriptor: int) -> Wrong | None:
     try:
         header, value = read_entry(descriptor, int(view.offset[entry]) - head, head + size, key)
     except OSError as error:
-        return "unverifiable", unreadable(error), words(error)
+        return "unverifiable", reason_word(error), words(error)
     except StoreError as error:
         return "corrupt", error.reason if isinstance(error, CorruptEntryError) else "header", words(error)
     if (header.head_bytes, header.payload_checksum) != (head, int(view.checksum[entry])):

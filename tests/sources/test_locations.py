@@ -12,7 +12,7 @@ import pytest
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
-from latentcache.sources.formats.rows import close_tables, opened
+from latentcache.sources.formats.rows import close_tables, open_rows
 from latentcache.sources.locations import SPAN, locations, open_image, read_image
 
 DATA = bytes(range(256)) * 10
@@ -77,5 +77,5 @@ def test_missing_members(root: Path, location: dict[str, object], cause: str) ->
 def test_a_name_that_pyarrow_does_not_take_is_named(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"\udcff.{kind}"
     path.write_bytes(DATA)
-    with pytest.raises(UnusableSampleError, match="its path is not UTF-8"), opened(path, kind):
+    with pytest.raises(UnusableSampleError, match="its path is not UTF-8"), open_rows(path, kind):
         pass

@@ -64,14 +64,14 @@ def test_an_index_that_disagrees_with_the_snapshot(case, change, monkeypatch):
 
 
 def test_a_shard_that_may_not_be_read_is_unverifiable(case, monkeypatch):
-    path, opened = case.entry(2)[0], payloads.opened
+    path, opened = case.entry(2)[0], payloads.file_descriptor
 
     def denied(place):
         if place == path:
             raise PermissionError(13, "Permission denied")
         return opened(place)
 
-    monkeypatch.setattr(payloads, "opened", denied)
+    monkeypatch.setattr(payloads, "file_descriptor", denied)
     report = verify_cache(case.cache, full=True)
     assert counts(report) == {"unverifiable": 4, "ok": 4}
     assert {(one.reason, one.fix) for one in report.findings} == {("permission", f"chmod -R u+rX {case.cache}")}

@@ -496,7 +496,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             threading.Thread(target=_recover, args=(task, actor.post), daemon=True).start()
 
     def _request(self, count: int) -> None:
-        """Ask the autoscaler of the cluster, if there is one, for room for so many actors."""
+        """Ask the autoscaler of the cluster, if there is one, for room for ``count`` actors."""
         from ray.autoscaler.sdk import request_resources
 
         with suppress(Exception):  # there is none

@@ -82,7 +82,7 @@ def default_workers(total_cost: int, worth: int) -> int:
 
 
 def default_threads(workers: int) -> int:
-    """Preparing threads of each of so many workers on accelerators: its part of the cores but one."""
+    """Preparing threads of each worker on an accelerator: its part of the cores, less one for the encoder."""
     cores = cpu_count()
     return max(cores - 1, 2) if workers == 1 else max(cores // max(workers, 1) - 1, 1)
 

@@ -289,7 +289,7 @@ class Run:
             yield _Unit(jobs=dict(unit))
 
     def _fill(self, count: int) -> None:
-        """Take fresh units until so many are at hand."""
+        """Take fresh units until ``count`` are at hand."""
         self._ahead.extend(islice(self._fresh, max(count - len(self._ahead), 0)))
 
     def _waiting(self) -> int:

@@ -213,7 +213,7 @@ class WorkerLoop:
         self.waits[stage] += time.monotonic() - started
 
     def _hurry(self) -> bool:
-        """True if no further item comes before a batch is encoded: all are there, or memory waits for them."""
+        """True if a batch has to go now: no job is left to prepare, or a thread waits for memory that items hold."""
         waiting = self.batches.waiting
         if not waiting or not self._remaining:
             return bool(waiting)

@@ -1,8 +1,8 @@
 """Commit entries from a thread of their own, and say which of them are durable.
 
 Guarantee: ``committed`` is called after the commit has returned, never before. Batches are committed in the order in
-which they were put. So a job that was put with or after its entries is settled when it comes out. A commit comes at
-16 MiB, after two seconds, after ``commit_every`` items or when the worker is idle. Only this thread uses LMDB.
+which they were put: once a job comes out, all entries that were put with it or before it are durable. A commit comes
+at 16 MiB, after two seconds, after ``commit_every`` items or when the worker is idle. Only this thread uses LMDB.
 """
 
 from __future__ import annotations

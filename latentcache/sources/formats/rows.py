@@ -37,7 +37,7 @@ _IMAGES = frozenset(("truncated", "svg", "heic-needs-plugin", "jxl-needs-plugin"
 
 
 class Rows:
-    """An open file of rows that is read from front to back, as often as it is asked for."""
+    """An open file of rows; each pass reads it from front to back."""
 
     def __init__(self, path: Path, file: Any, schema: Any) -> None:
         self._path, self._file, self.schema = path, file, schema
@@ -94,7 +94,7 @@ class Rows:
 
 
 @contextmanager
-def opened(path: Path, kind: str) -> Iterator[Rows]:
+def open_rows(path: Path, kind: str) -> Iterator[Rows]:
     """A file of rows, ``parquet`` or ``arrow``; raises UnusableSampleError for damage, also in the block."""
     import pyarrow
     import pyarrow.ipc

@@ -24,7 +24,7 @@ from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions
 from latentcache.sources.causes import Findings, Notes, fault, rejected
 from latentcache.sources.formats import TAR
 from latentcache.sources.formats.files import check_not_packed, listed, open_source, stat_source
-from latentcache.sources.formats.rows import opened
+from latentcache.sources.formats.rows import open_rows
 from latentcache.sources.formats.tar import Member, tar_members
 from latentcache.sources.inventory import IMAGE_EXTENSIONS
 from latentcache.sources.known import KnownFiles
@@ -89,7 +89,7 @@ def read_archives(
     return units
 
 
-def reading_of(image_set: ImageSet) -> bytes:
+def archive_reading(image_set: ImageSet) -> bytes:
     """Hash of all that an archive's samples depend on beside the file."""
     rule = image_set.captions
     columns = rule.image_column, rule.caption_column
@@ -212,7 +212,7 @@ class _Archive:
         return None if self._caption_column or members.keys() == {"json"} else ""
 
     def _of_rows(self) -> Iterator[Entry]:
-        with opened(self._path, self._kind) as table:
+        with open_rows(self._path, self._kind) as table:
             if table.is_empty:  # what it would hold need not be known
                 return
             texts, asked = table.texts, self._caption_column

@@ -39,7 +39,7 @@ from latentcache.sources.known import KnownFiles, hash_rows, is_range, match_nam
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout, balanced
 from latentcache.sources.locations import SPAN, sizes
 from latentcache.sources.partners import ENDINGS, Partners
-from latentcache.sources.readers.archive import open_archives, read_archives, reading_of
+from latentcache.sources.readers.archive import archive_reading, open_archives, read_archives
 from latentcache.sources.readers.table import read_tables
 from latentcache.sources.units import Scan, ScanResult, Units
 from latentcache.value import Value
@@ -426,7 +426,7 @@ def _readings(
         return None
     reading, there = np.zeros((count, HASH_BYTES), dtype=np.uint8), units["which"] >= 0
     reading[units["caption"][there]] = hash_rows(readings)[units["owner"][there]]
-    reading[: len(archives)] = hash_rows(map(reading_of, archives))
+    reading[: len(archives)] = hash_rows(map(archive_reading, archives))
     return reading
 
 

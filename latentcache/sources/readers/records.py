@@ -83,7 +83,7 @@ def _matching(
 
 
 def scan_records(request: Scan, files: RecordFiles) -> ScanResult:
-    """All records of these files; raises SourceError for one alone of which nothing can be read."""
+    """All records of these files; raises SourceError if there is one file and it cannot be read."""
     part, text_lines, findings = request.options.part, request.options.text_lines, files.findings
     reading = hash_rows(reading_of(name, str(part or ""), text_lines=text_lines) for name in files.names)
     stats = np.array([_state(files.root / name) for name in files.names], dtype=np.uint64).reshape(-1, STAT_WIDTH)

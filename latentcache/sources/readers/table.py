@@ -24,7 +24,7 @@ from latentcache.sources.captions import caption_fault, captions_in
 from latentcache.sources.causes import Findings, Notes, fault, rejected
 from latentcache.sources.formats import PARQUET
 from latentcache.sources.formats.files import listed, read_source, shown
-from latentcache.sources.formats.rows import opened
+from latentcache.sources.formats.rows import open_rows
 from latentcache.sources.formats.text import UTF16_BOMS, parse_json
 from latentcache.sources.inventory import IMAGE_EXTENSIONS, extension_of
 from latentcache.sources.layout import (
@@ -328,7 +328,7 @@ def _json_object(path: Path, raw: bytes, line: int) -> dict[str, Any]:
 
 def _parquet_records(path: Path) -> _Records:
     try:
-        with opened(path, PARQUET) as table:
+        with open_rows(path, PARQUET) as table:
             yield from enumerate((row for batch in table.batches() for row in batch.to_pylist()), start=1)
     except ImportError as error:
         fix = "`pip install 'latentcache[hf]'`, or save the table as metadata.jsonl"

@@ -19,7 +19,7 @@ from latentcache.errors import EmptySourceError, SourceError, UnusableSampleErro
 from latentcache.sources.causes import rejected
 from latentcache.sources.formats import TAR, kind_of_archive
 from latentcache.sources.formats.files import open_source
-from latentcache.sources.formats.rows import opened
+from latentcache.sources.formats.rows import open_rows
 from latentcache.sources.formats.tar import tar_members
 from latentcache.sources.formats.text import read_document
 from latentcache.sources.inventory import (
@@ -243,7 +243,7 @@ def hold_images(root: Path, names: Sequence[str], *, unread: bool = False) -> bo
 
 def _holds_images(path: Path) -> bool:
     if (kind := kind_of_archive(path.name)) != TAR:
-        with opened(path, kind) as table:
+        with open_rows(path, kind) as table:
             return bool(table.images())
     with open_source(path) as file:
         return any(extension_of(member.name) in IMAGE_EXTENSIONS for member in islice(tar_members(file), _LOOKED_AT))

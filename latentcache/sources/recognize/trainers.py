@@ -36,7 +36,7 @@ _TEXT_DEFAULTS = {"tag_delimiter": ",", "keep_tags_count": 1, "tag_dropout_mode"
 
 
 def _is_list(value: Any, required: str, others: set[str]) -> bool:
-    """True for a list of objects that all have one name, and some of which have one of others."""
+    """True for a list of objects: all have the required name, and at least one has one of the others."""
     is_list = isinstance(value, list) and len(value) > 0 and all(isinstance(item, dict) for item in value)
     return is_list and all(required in item for item in value) and any(others & set(item) for item in value)
 

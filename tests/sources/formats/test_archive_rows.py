@@ -12,7 +12,7 @@ import pytest
 
 from latentcache.errors import UnusableSampleError
 from latentcache.sources.formats import PARQUET, rows
-from latentcache.sources.formats.rows import close_tables, opened, read_row
+from latentcache.sources.formats.rows import close_tables, open_rows, read_row
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -34,7 +34,7 @@ def table(count: int = 20, **more: Any) -> pa.Table:
 
 
 def images_of(path: Path, kind: str = PARQUET) -> list[str]:
-    with opened(path, kind) as table:
+    with open_rows(path, kind) as table:
         return table.images()
 
 
