@@ -26,7 +26,7 @@ from latentcache.export.folder import File, link, of_bytes, written
 from latentcache.export.format import LATENTS, MASK, TEXT, Format, Latent, Request, Sample
 from latentcache.export.kohya import Kohya
 from latentcache.export.onetrainer import OneTrainer
-from latentcache.export.samples import caption_of, check_demo, item_values
+from latentcache.export.samples import caption_of, check_demo, item_sizes, item_values
 from latentcache.export.simpletuner import SimpleTuner
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
 from latentcache.geometry.like.trainers import TRAINERS
@@ -112,17 +112,14 @@ class ImageExport:
     @property
     def bytes(self) -> int:
         """Bytes of the files of values, about, and of images that are copied."""
-        total, held = 0, self._snapshot.samples
+        total, samples = 0, self._snapshot.samples
         for name, rows in self._rows.items():
             field = self._snapshot.fields[name]
-            each = [row for number in self._numbers for variants in rows[number] for row in variants]
-            counts = np.bincount(np.asarray(field.group)[each], minlength=len(field.groups))
+            each = np.array([row for number in self._numbers for variants in rows[number] for row in variants], int)
             halves = 2 if name == LATENTS and self._recipe.encoder.posterior == "moments" else 1
-            for count, group in zip(counts.tolist(), field.groups, strict=True):
-                values = np.prod([max(field.spec.length, 1) if side < 0 else side for side in group.shape])
-                total += count * (int(values) * 4 // halves + _AROUND)
+            total += int(item_sizes(field, each).sum()) * 4 // halves + _AROUND * len(each)
         if self._settings.copy:
-            total += int(np.asarray(held.files.stat)[np.asarray(held.first_input.file)[self._numbers], 0].sum())
+            total += int(np.asarray(samples.files.stat)[np.asarray(samples.first_input.file)[self._numbers], 0].sum())
         return total
 
     def write(self, folder: Folder, on_progress: Advanced) -> tuple[dict[str, Any], dict[str, Any]]:

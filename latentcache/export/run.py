@@ -19,7 +19,7 @@ from latentcache.export.folder import Folder, check_room, is_export
 from latentcache.export.images import ImageExport
 from latentcache.export.settings import IMAGE_FORMATS, Advanced, ExportSettings
 from latentcache.export.shards import SampleExport
-from latentcache.export.tokens import TokenExport
+from latentcache.export.tokens.export import TokenExport
 from latentcache.store.atomic_io import as_store_error, sync_folder
 
 

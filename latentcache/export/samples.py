@@ -63,10 +63,7 @@ class WholeSamples:
         total = np.zeros(len(self), dtype=np.int64)
         for name, rows in self._rows.items():
             field = self._snapshot.fields[name]
-            shapes = [group.shape[1:] if field.spec.ragged else group.shape for group in field.groups]
-            values = np.array([np.prod(shape, dtype=np.int64) for shape in shapes])
-            length = np.asarray(field.length)[rows].astype(np.int64) if field.spec.ragged else 1
-            total += values[self._group[name]] * length * numpy_dtype(field.spec.dtype).itemsize
+            total += item_sizes(field, rows) * numpy_dtype(field.spec.dtype).itemsize
         return total
 
     @property
@@ -104,6 +101,14 @@ class WholeSamples:
             about["table"] = {name.removeprefix(OF_TABLE): _plain(value) for name, value in values.items()}
         about["keys"] = {name: keys[number].tobytes().hex() for name, keys in self._keys.items()}
         return about
+
+
+def item_sizes(field: FieldRows, rows: NDArray[Any]) -> NDArray[np.int64]:
+    """(n,) number of values of items."""
+    shapes = [group.shape[1:] if field.spec.ragged else group.shape for group in field.groups]
+    values = np.array([np.prod(shape, dtype=np.int64) for shape in shapes], dtype=np.int64)
+    length = np.asarray(field.length, dtype=np.int64)[rows] if field.spec.ragged else np.ones(len(rows), np.int64)
+    return np.multiply(values[np.asarray(field.group)[rows]], length)
 
 
 def item_values(

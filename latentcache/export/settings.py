@@ -50,8 +50,8 @@ class ExportSettings(Value):
     out: Path
     """The folder to create."""
     format: str = setting(
-        "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry); of images: kohya"
-        " (sd-scripts, lora-scripts), onetrainer or simpletuner; of all fields: safetensors, webdataset or mds."
+        "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry); for images kohya"
+        " (sd-scripts, lora-scripts), onetrainer or simpletuner; for all fields safetensors, webdataset or mds."
         " [default: hf-disk]",
         flag="--to",
         metavar="FORMAT",
@@ -113,7 +113,7 @@ class ExportSettings(Value):
             if find_spec("pyarrow") is None:
                 why, fix = "it is not installed", "python -m pip install 'latentcache[hf]'"
                 raise UsageError("--to=hf-disk: needs pyarrow", why=why, fix=fix, slug="extra-missing")
-            from latentcache.export.hf_disk import check
+            from latentcache.export.tokens.hf_disk import check
 
             check(self.trainer or "plain", self.layout, self.length)
 

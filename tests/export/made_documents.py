@@ -3,8 +3,8 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from latentcache.export.documents import FILES
-from latentcache.export.tokens import write_splits
+from latentcache.export.tokens.documents import FILES
+from latentcache.export.tokens.export import write_splits
 from latentcache.fields.input_ids import InputIdsRecipe
 
 #: Ids of both widths, and documents of them.

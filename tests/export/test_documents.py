@@ -7,8 +7,8 @@ from small_tokens import build, tamper, texts, write_texts
 
 from latentcache import open_cache
 from latentcache.errors import CorruptEntryError, PlanError, UsageError
-from latentcache.export import documents
-from latentcache.export.documents import FILES, Ids, counts, megatron_index, reject_masked
+from latentcache.export.tokens import documents
+from latentcache.export.tokens.documents import FILES, Ids, counts, megatron_index, reject_masked
 
 FILE = "train/00000_tokens.ds"
 DOCUMENTS = [[5, 6, 1], [7, 1], [8, 9, 10, 11, 12, 1], [1]]

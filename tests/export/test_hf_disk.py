@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from datasets import load_from_disk
 
-from latentcache.export import tokens
-from latentcache.export.hf_disk import COLUMNS, write_hf_disk, write_split_names
-from latentcache.export.tokens import write_splits
+from latentcache.export.tokens import export as token_export
+from latentcache.export.tokens.export import write_splits
+from latentcache.export.tokens.hf_disk import COLUMNS, write_hf_disk, write_split_names
 
 LENGTH = 16
 #: Interpreters with other versions of datasets, separated by colons.
@@ -58,7 +58,7 @@ def export(splits, out, trainer="plain", layout="pad", on_progress=lambda *at: N
 def test_datasets_opens_it(tmp_path, trainer, layout, monkeypatch):
     if layout not in COLUMNS[trainer]:
         return
-    monkeypatch.setattr(tokens, "BATCH_ROWS", 2)
+    monkeypatch.setattr(token_export, "BATCH_ROWS", 2)
     seen = []
     splits = {"train": ROWS, "validation": Packed([[4]])}
     export(splits, tmp_path / "out", trainer, layout, lambda *progress: seen.append(progress))

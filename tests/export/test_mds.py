@@ -9,9 +9,10 @@ from read_formats import read_mds
 from small_tokens import build, texts, write_texts
 
 from latentcache import open_cache
-from latentcache.export import mds, tokens
+from latentcache.export import mds
 from latentcache.export.mds import DTYPES, array, sample, write_mds
-from latentcache.export.tokens import write_splits
+from latentcache.export.tokens import export as token_export
+from latentcache.export.tokens.export import write_splits
 
 
 class Rows:
@@ -43,7 +44,7 @@ def test_rows_round_trip(tmp_path_factory, corpus, size):
     out = tmp_path_factory.mktemp("mds") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mds, "SHARD_BYTES", size)
-        patch.setattr(tokens, "BATCH_ROWS", 5)
+        patch.setattr(token_export, "BATCH_ROWS", 5)
         export({"train": Rows(rows, 9)}, out, num_ids)
     assert read_mds(out / "train") == rows
     shards = json.loads((out / "train/index.json").read_text())["shards"]

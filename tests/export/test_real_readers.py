@@ -18,7 +18,7 @@ from test_shards import READERS as OWN_READERS
 from test_shards import code_of, images
 
 from latentcache.export import shards
-from latentcache.export.documents import FILES
+from latentcache.export.tokens.documents import FILES
 
 __all__ = ["images"]
 READERS = os.environ.get("LATENTCACHE_READERS", "")

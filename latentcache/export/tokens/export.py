@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import PlanError, UsageError
-from latentcache.export.documents import FILES, counts, document_batches, reject_masked
 from latentcache.export.mds import DTYPES, write_mds
+from latentcache.export.tokens.documents import FILES, counts, document_batches, reject_masked
 from latentcache.loader.cache import open_cache
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class TokenExport:
             about["dtype"] = DTYPES[dtype]
             self._written(lambda name, part: write_mds(root / name, DTYPES[dtype], part), on_progress)
         else:
-            from latentcache.export.hf_disk import COLUMNS, write_hf_disk, write_split_names
+            from latentcache.export.tokens.hf_disk import COLUMNS, write_hf_disk, write_split_names
 
             trainer, fingerprint = settings.trainer or "plain", metadata["fingerprint"]
             columns = COLUMNS[trainer][settings.layout]
