@@ -108,7 +108,8 @@ def item_sizes(field: FieldRows, rows: NDArray[Any]) -> NDArray[np.int64]:
     shapes = [group.shape[1:] if field.spec.ragged else group.shape for group in field.groups]
     values = np.array([np.prod(shape, dtype=np.int64) for shape in shapes], dtype=np.int64)
     length = np.asarray(field.length, dtype=np.int64)[rows] if field.spec.ragged else np.ones(len(rows), np.int64)
-    return np.multiply(values[np.asarray(field.group)[rows]], length)
+    sizes: NDArray[np.int64] = values[np.asarray(field.group)[rows]] * length
+    return sizes
 
 
 def item_values(
