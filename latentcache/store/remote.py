@@ -55,8 +55,16 @@ _CAUSES = (
     ("NoSuchBucket", "the bucket does not exist", "make the bucket, or check the URL"),
     ("169.254.169.254", "no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
     ("metadata.google", "no credentials", "set GOOGLE_APPLICATION_CREDENTIALS"),
+    ("RequestTimeTooSkewed", "the clock of this machine is wrong", "set the clock, then run the same command again"),
+    ("ExpiredToken", "the credentials have expired", "renew the credentials, then run the same command again"),
+    ("QuotaExceeded", "the bucket is full", "make room or raise the quota, then run the same command again"),
+    ("StorageFull", "the bucket is full", "make room in the store, then run the same command again"),
     ("error sending request", "the store does not answer", "check the network and AWS_ENDPOINT_URL"),
 )
+_DENIED = "access is denied", "give credentials that may list, read and write below this URL"
+_REPORTED = "the store reports an error", "run the same command again"
+#: Problems that another try may solve.
+_TRANSIENT = ("the store does not answer", _REPORTED[0])
 
 Progress = Callable[[int, int], None]
 """Called with bytes that are moved, and all bytes."""
@@ -197,13 +205,11 @@ class Bucket:
             if "NoSuchBucket" not in str(error):
                 raise
             raise self._error("the bucket does not exist", error, "make the bucket, or check the URL") from None
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            fix = "give credentials that may list, read and write below this URL"
-            raise self._error("access is denied", error, fix) from None
         except exceptions.BaseError as error:
             causes = (cause[1:] for cause in _CAUSES if cause[0] in str(error))
-            what, fix = next(causes, ("the store reports an error", "run the same command again"))
-            raise self._error(what, error, fix, is_transient="credentials" not in what) from None
+            is_denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
+            what, fix = next(causes, _DENIED if is_denied else _REPORTED)
+            raise self._error(what, error, fix, is_transient=what in _TRANSIENT) from None
 
     def _error(self, what: str, error: Exception, fix: str, *, is_transient: bool = False) -> RemoteError:
         why = str(error).splitlines()[0].partition(": <?xml")[0]
@@ -271,7 +277,8 @@ def push(
     write_json(paths.remote, before | {"cache": new.cache})  # known if this process is killed below
     etag = "" if head is None else head.etag
     data = json.dumps({"snapshot": new.snapshot, "manifest": new.manifest, "cache": new.cache}).encode("ascii")
-    if head != new and not (bucket.replace(_CURRENT, data, etag) if etag else bucket.create(_CURRENT, data)):
+    is_ours = head == new or (bucket.replace(_CURRENT, data, etag) if etag else bucket.create(_CURRENT, data))
+    if not is_ours and current_head(bucket) != new:  # it is, if only the answer was lost
         raise _somebody_else(bucket)
     remember(paths, new)
     return transfer
