@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import re
 import shlex
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -26,14 +25,21 @@ from latentcache.export.folder import File, link, of_bytes, written
 from latentcache.export.format import LATENTS, MASK, TEXT, Format, Latent, Request, Sample
 from latentcache.export.kohya import Kohya
 from latentcache.export.onetrainer import OneTrainer
-from latentcache.export.samples import caption_of, check_demo, item_sizes, item_values
+from latentcache.export.samples import (
+    build_command,
+    caption_of,
+    check_demo,
+    facts_of,
+    item_sizes,
+    item_values,
+    opened,
+)
 from latentcache.export.simpletuner import SimpleTuner
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
 from latentcache.geometry.like.trainers import TRAINERS
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.images.headers import header
-from latentcache.loader.cache import Cache, open_cache
 from latentcache.loader.samples import Part, join
 from latentcache.sources.locations import locations, open_image, read_image
 from latentcache.sources.scan import names_root
@@ -60,10 +66,7 @@ class ImageExport:
 
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of demo caches and parts
-            self._cache: Cache = open_cache(settings.cache)
-        self._snapshot = self._cache.snapshots[0]
+        self._snapshot = opened(settings).snapshots[0]
         made, kinds = TRAINER_FORMATS[settings.format], settings.fields or "latents"
         names = [name for kind, fields in made.fields.items() if kinds in (kind, "all") for name in fields]
         self._wanted = [name for name in names if name in self._snapshot.fields]
@@ -142,26 +145,22 @@ class ImageExport:
 
     def _checked_recipe(self) -> LatentsRecipe:
         settings, snapshot = self._settings, self._snapshot
-        field = snapshot.fields.get(LATENTS)
-        data = shlex.quote(str(snapshot.source.get("root", "DATA")))
-        build = f"latentcache build {data} --out {shlex.quote(str(settings.cache))}"
+        field, build = snapshot.fields.get(LATENTS), partial(build_command, settings, snapshot)
         if field is None or not isinstance(field.recipe, LatentsRecipe):
             what = f"{settings.cache}: holds no latents, which --to {settings.format} needs"
-            raise UsageError(what, fix=f"{build} --model MODEL --like {settings.format}")
+            raise UsageError(what, fix=build(f"--model MODEL --like {settings.format}"))
         if settings.fields in ("text", "all") and TEXT not in snapshot.fields:
             what = f"{settings.cache}: holds no embeddings of captions"
-            raise UsageError(what, fix=f"{build} --text-encoder PIPELINE; or --fields latents")
+            raise UsageError(what, fix=f"{build('--text-encoder PIPELINE')}; or --fields latents")
         check_demo(settings, snapshot)
         if field.recipe.geometry.clips is not None or field.recipe.geometry.crops > 1:
             raise UsageError(
                 f"{settings.cache}: holds clips or several crops, which --to {settings.format} cannot write",
-                fix=f"{build} --like {settings.format}, in another cache folder",
+                fix=build(f"--like {settings.format}", f"-{settings.format}"),
             )
         if settings.draw is not None and field.recipe.encoder.posterior != "moments":
-            raise UsageError(
-                "--draw: the cache holds means, nothing to draw from",
-                fix=f"leave it out, or {build} --latents moments",
-            )
+            what = "--draw: the cache holds means, nothing to draw from"
+            raise UsageError(what, fix=f"leave it out, or {build('--latents moments')}")
         return field.recipe
 
     def _check_config(self) -> None:
@@ -215,12 +214,11 @@ class ImageExport:
 
     def _fitting_build(self) -> str:
         """The command that builds a cache with the sizes of the trainer."""
-        trainer, data = self._settings.format, shlex.quote(str(self._snapshot.source["root"]))
-        out = shlex.quote(f"{self._settings.cache}-{trainer}")
+        geometry, trainer = self._recipe.geometry, self._settings.format
         model = shlex.quote(str(self._snapshot.fields[LATENTS].provenance.get("model") or "MODEL"))
-        sizes = "".join(f" --resolution {side}" for side in self._recipe.geometry.resolutions)
-        flip = " --flip" if self._recipe.geometry.flip else ""
-        return f"latentcache build {data} --out {out} --model {model}{sizes}{flip} --like {trainer}"
+        sizes = "".join(f" --resolution {side}" for side in geometry.resolutions)
+        words = f"--model {model}{sizes}{' --flip' if geometry.flip else ''} --like {trainer}"
+        return build_command(self._settings, self._snapshot, words, f"-{trainer}")
 
     def _check_names(self) -> None:
         """No two images share a file, and images of one folder share the settings that it has in the trainer."""
@@ -366,22 +364,15 @@ class ImageExport:
         return content
 
     def _about(self) -> dict[str, Any]:
-        snapshot, settings = self._snapshot, self._settings
         return {
-            "format": settings.format,
+            **facts_of(self._settings, self._snapshot, self._wanted),
             **self._format.facts,
-            "cache": str(settings.cache.resolve()),
-            "snapshot": snapshot.number,
-            "fingerprint": snapshot.fingerprint,
             "data": str(self._root),
-            "fields": self._wanted,
-            "draw": settings.draw,
-            "beside": bool(settings.beside),
-            "options": dict(snapshot.source.get("options", {})),
+            "draw": self._settings.draw,
+            "beside": bool(self._settings.beside),
+            "options": dict(self._snapshot.source.get("options", {})),
             "samples": len(self._numbers),
-            "left_out": len(snapshot.samples) - len(self._numbers),
-            "rejected": sum(rejected.count for rejected in snapshot.rejected),
-            "recipes": {name: snapshot.fields[name].recipe_id.hex() for name in self._wanted},
+            "left_out": len(self._snapshot.samples) - len(self._numbers),
         }
 
 

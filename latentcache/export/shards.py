@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,9 +20,8 @@ from safetensors.torch import save
 from latentcache.errors import UsageError, count_of
 from latentcache.export.folder import File, of_bytes
 from latentcache.export.mds import SHARD_BYTES, Columns, array, sample
-from latentcache.export.samples import WholeSample, WholeSamples, check_demo
+from latentcache.export.samples import WholeSample, WholeSamples, check_demo, facts_of, opened
 from latentcache.identity.content import content_hash
-from latentcache.loader.cache import open_cache
 from latentcache.loader.values import Affine
 
 if TYPE_CHECKING:
@@ -175,9 +173,7 @@ class SampleExport:
 
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of demo caches and parts
-            self._snapshot = open_cache(settings.cache).snapshots[0]
+        self._snapshot = opened(settings).snapshots[0]
         check_demo(settings, self._snapshot)
         self._samples = WholeSamples(self._snapshot)
         if not len(self._samples):
@@ -210,25 +206,14 @@ class SampleExport:
         index = self._container.index((name, count, folder.files[name].size) for name, count in shards.items())
         for name, data in {**index, "README.md": self._readme().encode()}.items():
             folder.put(*of_bytes(name, data))
-        about = self._about()
-        advice = ["README.md in the folder shows how to read it", *self._container.notes]
-        return about, {**about, "advice": advice}
-
-    def _about(self) -> dict[str, Any]:
-        snapshot = self._snapshot
-        return {
-            "format": self._settings.format,
-            "cache": str(self._settings.cache.resolve()),
-            "snapshot": snapshot.number,
-            "fingerprint": snapshot.fingerprint,
-            "part": snapshot.part,
-            "fields": list(snapshot.fields),
+        about = {
+            **facts_of(self._settings, self._snapshot, self._snapshot.fields),
             "samples": len(self._samples),
             "left_out": self._samples.excluded,
-            "rejected": sum(rejected.count for rejected in snapshot.rejected),
             "unused": self._samples.unused,
-            "recipes": {name: field.recipe_id.hex() for name, field in snapshot.fields.items()},
         }
+        advice = ["README.md in the folder shows how to read it", *self._container.notes]
+        return about, {**about, "advice": advice}
 
     def _write_file(self, samples: range, path: Path) -> str:
         self._container.write(path, (self._samples[number] for number in samples))

@@ -5,14 +5,13 @@ Cost: one batch in memory.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.export.mds import DTYPES, write_mds
+from latentcache.export.samples import facts_of, opened
 from latentcache.export.tokens.documents import FILES, counts, document_batches, reject_masked
-from latentcache.loader.cache import open_cache
 
 if TYPE_CHECKING:
     from latentcache.export.folder import Folder
@@ -29,9 +28,7 @@ class TokenExport:
 
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of parts: the command reports them itself
-            self._cache = open_cache(settings.cache)
+        self._cache = opened(settings)
         if all(field.spec.collate != "pack" for field in self._cache.snapshots[0].fields.values()):
             what, why = f"CACHE={settings.cache}: holds no tokens", "training scripts read images with open_cache()"
             raise UsageError(what, why=why, fix="export a cache of `latentcache build DATA --tokenizer PATH`")
@@ -103,12 +100,8 @@ class TokenExport:
         documents, snapshot = self._cache.documents(), self._cache.snapshots[0]
         field = snapshot.fields[documents.field]
         return {
-            "format": self._settings.format,
-            "cache": str(self._settings.cache.resolve()),
-            "snapshot": snapshot.number,
+            **facts_of(self._settings, snapshot, [documents.field]),
             "documents": len(documents),
-            "part": snapshot.part,
-            "fingerprint": snapshot.fingerprint,
             "field": documents.field,
             "recipe_id": field.recipe_id.hex(),
             "recipe": dict(field.recipe_json),
