@@ -62,7 +62,7 @@ Json = Annotated[bool, _shared("--json", "Write one JSON object to stdout.")]
 Quiet = Annotated[bool, _shared("--quiet -q", "Hide the plan and the progress.")]
 Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache folder.", readable=False)]
 CacheOrUrl = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache folder, or its URL.", readable=False)]
-Out = Annotated[Path | None, _shared("--out -o CACHE", "The cache folder. [default: DATA.latentcache]")]
+Out = Annotated[Path | None, _shared("--out -o CACHE", "The cache folder, or a URL. [default: DATA.latentcache]")]
 Seed = Annotated[int, _shared("--seed N", "Seed for random choices. [default: 0]", min=0)]
 Kinds = Annotated[list[str] | None, _shared("--field MODULE:NAME", _KINDS)]
 Pad = Annotated[int | None, _shared("--pad N", "Make rows with N tokens and one document each.", min=1)]
@@ -81,7 +81,7 @@ _SETTINGS = {
     "export": ("latentcache.export.settings", "ExportSettings"),
 }
 #: Settings of a build that change nothing before it encodes.
-_OF_WORK = ("publish_every", "commit_every", "events", "engine", "address")
+_OF_WORK = ("publish_every", "commit_every", "events", "engine", "address", "scratch")
 
 
 class Requested(Value):

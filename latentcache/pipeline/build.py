@@ -44,6 +44,8 @@ from latentcache.store.garbage import mend_shards
 from latentcache.store.lock import check_owner, wait_for_silence
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, remove_snapshot
+from latentcache.store.remote import push, remembered
+from latentcache.store.view import StoredShards
 
 #: Samples that the nodes of a cluster compare.
 _COMPARED = 8
@@ -67,6 +69,8 @@ class _Build:
     paths: CachePaths
     owner: str = field(default_factory=lambda: os.urandom(8).hex())
     started: float = field(default_factory=time.monotonic)
+    url: str = ""
+    """Where the cache is, if its folder is a view; empty: in the folder."""
     events: EventLog | None = None
     engine: Engine = field(init=False)
     existing: Existing = field(default_factory=Existing)
@@ -89,6 +93,10 @@ class _Build:
     def run(self) -> BuildReport:
         """Plan, encode, publish."""
         preflight.check_paths(self.settings.data, self.paths.root)
+        self.url = remembered(self.paths)["url"]
+        if self.url and self.settings.engine == "ray":
+            fix = "build in a folder that all nodes share, then `latentcache push CACHE URL`"
+            raise UsageError("Ray writes shards to a folder", argument="out", value=self.url, fix=fix)
         with ExitStack() as stack:
             if self.settings.events is not None:
                 self.events = stack.enter_context(EventLog(self.settings.events))
@@ -102,7 +110,8 @@ class _Build:
             self.observer.planned(plan)
             if self.settings.strict:
                 preflight.check_notes(plan.notes, self.settings.data)
-            preflight.check_space(plan)
+            if not self.url:
+                preflight.check_space(plan)
             if catalog.damaged or self.paths.open_shards():
                 with writing(self.paths.building):
                     wait_for_silence(self.paths.building, self.paths.lock, is_stopped=lambda: self.stop.requested)
@@ -348,6 +357,8 @@ class _Build:
 
     def look_up(self, works: list[FieldWork]) -> Catalog:
         """Look up what is committed by now."""
+        if self.url:
+            StoredShards(self.url).fill(self.paths)
         catalog = load_catalog(self.paths)
         for work in works:
             find_items(work, self.samples, catalog)
@@ -368,6 +379,8 @@ class _Build:
             started=self.started,
             is_part=is_part,
         )
+        if self.url:
+            push(self.paths.root, self.url)
         self.published.append(report.snapshot)
         for number in self.published[:-_KEPT]:
             if remove_snapshot(self.paths, number):
@@ -441,6 +454,7 @@ class _Build:
             groups=work.plan.groups,
             root=str(self.listing.root),
             cache=str(self.paths.root.resolve()),
+            url=self.url,
             owner=self.owner,
             needs_torch=described.needs_torch,
             options={"max_pixels": settings.max_pixels},
@@ -452,7 +466,7 @@ class _Build:
         root, listing = self.settings.data.resolve(), self.listing
         source: dict[str, Any] = {
             "root": str(root),
-            "relative": os.path.relpath(root, self.paths.root.resolve()),
+            "relative": "" if self.url else os.path.relpath(root, self.paths.root.resolve()),
             "options": listing.options.as_json(),
             "part": plan.part,
             "data_kind": listing.data_kind,

@@ -69,6 +69,10 @@ class BuildSettings(Settings):
         min=1,
     )
     max_pixels: int = setting("Reject larger images. [default: 100000000]", metavar="N", min=1, default=MAX_PIXELS)
+    scratch: Path | None = setting(
+        "With --out URL: the folder for shards until they are uploaded. [default: ~/.cache/latentcache]",
+        metavar="PATH",
+    )
     publish_every: float | None = setting(
         "Publish a snapshot every TIME (10m, 90s, 1h), so that you can train during the build.",
         metavar="TIME",

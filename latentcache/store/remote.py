@@ -247,8 +247,8 @@ def push(
     if not number:
         raise CacheNotFoundError(f"no finished build in {cache}", where=str(cache), fix="build it, then push")
     manifest, head = load_manifest(paths.snapshot(number)), current_head(bucket)
-    before = _remembered(paths)
-    new = Head(snapshot=number, manifest=str(manifest["checksum"]), cache=before["cache"] or secrets.token_hex(8))
+    name = remembered(paths)["cache"] or secrets.token_hex(8)
+    new = Head(snapshot=number, manifest=str(manifest["checksum"]), cache=name)
     if head is not None:
         _check_successor(bucket, paths, head, new)
     shards = [path for name in manifest["shards"] for path in sorted(paths.shard(name).iterdir())]
@@ -268,18 +268,18 @@ def push(
     if dry_run or (head == new and not missing):
         return transfer
     if not single_writer:
-        _probe(bucket)
+        check_conditions(bucket)
     sent = 0
     for path in missing:
         bucket.send(path, keys[path])
         sent += path.stat().st_size
         progress(sent, total)
-    write_json(paths.remote, before | {"cache": new.cache})  # known if this process is killed below
+    _note(paths, cache=new.cache)  # known if this process is killed below
     etag = "" if head is None else head.etag
     data = json.dumps({"snapshot": new.snapshot, "manifest": new.manifest, "cache": new.cache}).encode("ascii")
     is_ours = head == new or (bucket.replace(_CURRENT, data, etag) if etag else bucket.create(_CURRENT, data))
     if not is_ours and current_head(bucket) != new:  # it is, if only the answer was lost
-        raise _somebody_else(bucket)
+        raise _somebody_else(bucket, paths)
     remember(paths, new)
     return transfer
 
@@ -322,7 +322,7 @@ def _pulled(bucket: Bucket, paths: CachePaths, head: Head, progress: Progress, w
         mine = Head(
             snapshot=have,
             manifest=str(load_manifest(paths.snapshot(have))["checksum"]),
-            cache=_remembered(paths)["cache"],
+            cache=remembered(paths)["cache"],
         )
         _check_predecessor(bucket, paths, mine, head)
     staged = paths.scratch / head.folder
@@ -401,14 +401,22 @@ def no_cache(bucket: Bucket) -> CacheNotFoundError:
     )
 
 
-def _remembered(paths: CachePaths) -> dict[str, str]:
-    """``cache``: the random name of a cache; ``seen``: the snapshot that was pushed or pulled last."""
-    return {"cache": "", "seen": "", **(read_json(paths.remote) if paths.remote.exists() else {})}
+def remembered(paths: CachePaths) -> dict[str, str]:
+    """``cache``: the random name of a cache; ``seen``: the snapshot that was pushed or pulled last.
+
+    ``url``: where it belongs, if the folder is a view of a cache at a URL; empty if it is a cache of its own.
+    """
+    return {"cache": "", "seen": "", "url": "", **(read_json(paths.remote) if paths.remote.exists() else {})}
 
 
-def remember(paths: CachePaths, head: Head) -> None:
-    """Note that a folder has the snapshot of a URL."""
-    write_json(paths.remote, {"cache": head.cache, "seen": head.folder})
+def remember(paths: CachePaths, head: Head | None, *, url: str = "") -> None:
+    """Note that a folder has the snapshot of a URL, and the URL if the folder is a view of it."""
+    _note(paths, url=url, **({} if head is None else {"cache": head.cache, "seen": head.folder}))
+
+
+def _note(paths: CachePaths, **values: str) -> None:
+    known = remembered(paths) | {name: value for name, value in values.items() if value}
+    write_json(paths.remote, {name: value for name, value in known.items() if value})
 
 
 def _check_successor(bucket: Bucket, paths: CachePaths, head: Head, new: Head) -> None:
@@ -417,8 +425,8 @@ def _check_successor(bucket: Bucket, paths: CachePaths, head: Head, new: Head) -
         raise _other(bucket, paths)
     known = paths.snapshot(head.snapshot)
     is_known = (known / MANIFEST).exists() and load_manifest(known)["checksum"] == head.manifest
-    if head.snapshot > new.snapshot or not (is_known or head.folder == _remembered(paths)["seen"]):
-        raise _somebody_else(bucket)
+    if head.snapshot > new.snapshot or not (is_known or head.folder == remembered(paths)["seen"]):
+        raise _somebody_else(bucket, paths)
 
 
 def _check_predecessor(bucket: Bucket, paths: CachePaths, mine: Head, head: Head) -> None:
@@ -438,17 +446,20 @@ def _other(bucket: Bucket, paths: CachePaths) -> RemoteError:
     return RemoteError(what, where=bucket.url, fix="use another URL, or another folder")
 
 
-def _somebody_else(bucket: Bucket) -> RemoteError:
+def _somebody_else(bucket: Bucket, paths: CachePaths) -> RemoteError:
+    is_view = bool(remembered(paths)["url"])
     return RemoteError(
         f"{bucket.url} got a snapshot from somebody else",
         where=bucket.url,
-        why="this folder does not have it, and nothing was changed",
-        fix=f"latentcache pull {bucket.url} NEW, build there, then push NEW",
+        why="meanwhile, and its CURRENT was not changed" if is_view else "this folder lacks it; nothing was changed",
+        fix="run the same command again: it goes on from that snapshot, and no entry is encoded again"
+        if is_view
+        else f"latentcache pull {bucket.url} NEW, build there, then push NEW",
     )
 
 
-def _probe(bucket: Bucket) -> None:
-    """Raise RemoteError if the store writes an object although the condition does not hold."""
+def check_conditions(bucket: Bucket) -> None:
+    """Raise RemoteError if nobody may write there, or the store writes objects although conditions do not hold."""
     key = f"probe-{secrets.token_hex(8)}"
     bucket.create(key, b"1")
     try:
@@ -459,7 +470,8 @@ def _probe(bucket: Bucket) -> None:
         raise RemoteError(
             f"{bucket.url}: this store ignores conditions, so two that push would lose a snapshot in silence",
             where=bucket.url,
-            fix="use a store with conditional writes; or --single-writer if you alone push to this URL",
+            fix="use a store with conditional writes; or build into a folder, and push it with --single-writer if you"
+            " alone push to this URL",
         )
 
 

@@ -1,24 +1,39 @@
-"""A cache at a URL as a local folder that every command reads.
+"""A cache at a URL as a local folder that every command reads, and in which a build makes the next snapshot.
 
 Snapshot and indexes are fetched. Of each shard's data the folder has an empty file of its size, which stands in for
-the object: whoever reads it in this process gets ranges of the object. Thus a check needs no space for the data. What
-a command publishes in such a folder can be pushed: new shards are files, and the others are at the URL already.
+the object: whoever reads it in this process gets ranges of the object. Thus a check needs no space for the data.
+
+A sealed shard that is sent becomes such a stand-in. Its index is sent last, so a shard with an index is whole. If a
+build is cut, shards stay at the URL that no snapshot names. The next build uses them, from any machine.
 """
 
 from __future__ import annotations
 
+import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from latentcache.store.atomic_io import make_folder, write_atomically
+from latentcache.store.atomic_io import make_folder, write_atomically, writing
 from latentcache.store.gather import STAND_INS, identity
 from latentcache.store.index import INDEX
+from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
-from latentcache.store.remote import Bucket, current_head, fetch_snapshot, no_cache, push, remember
+from latentcache.store.remote import (
+    Bucket,
+    check_conditions,
+    current_head,
+    fetch_snapshot,
+    no_cache,
+    push,
+    remember,
+    remembered,
+)
 from latentcache.store.snapshot import load_manifest
 
 #: Bytes that a thread gets at once when it reads on, and how far it may skip for that.
@@ -44,52 +59,141 @@ class _Ranges(threading.local):
         return len(part)
 
 
+class StoredShards:
+    """The shards at a URL, as stand-ins in a local folder."""
+
+    def __init__(self, url: str) -> None:
+        self.bucket = Bucket(url)
+        self._ranges = _Ranges(self.bucket)
+
+    def fill(self, paths: CachePaths, names: set[str] | None = None) -> int:
+        """Show these shards in the folder, by default those that are there whole; gives the number of objects."""
+        sizes = self.bucket.sizes("shards")
+        names = {key.split("/")[1] for key in sizes if key.endswith(f"/{INDEX}")} if names is None else names
+        files = {key: paths.root / key for key in sizes if key.split("/")[1] in names}
+        with writing(paths.root):
+            lacking = {
+                key: path
+                for key, path in files.items()
+                if path.name == INDEX and not (path.is_file() and path.stat().st_size == sizes[key])
+            }
+            self.bucket.fetch_all(lacking)
+            for key, path in files.items():
+                if path.name != INDEX and not is_stand_in(path):
+                    self._stand_in(key, path, sizes[key])
+        return len(sizes)
+
+    def send(self, folder: Path) -> None:
+        """Send a sealed shard, unless it is a stand-in, and give its space back."""
+        data, key = folder / "data.mdb", f"shards/{folder.name}"
+        if folder.exists() and not is_stand_in(data):
+            self.bucket.send(data, f"{key}/{data.name}")
+            self.bucket.send(folder / INDEX, f"{key}/{INDEX}")
+            with writing(folder):
+                self._stand_in(f"{key}/{data.name}", data, data.stat().st_size)
+
+    def _stand_in(self, key: str, path: Path, size: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        empty = path.with_suffix(".empty")
+        with empty.open("wb") as file:
+            file.truncate(size)
+        STAND_INS[identity(empty.stat())] = partial(self._ranges.read, key, size)
+        empty.replace(path)
+
+
+class Uploads:
+    """Sends sealed shards, one behind the work of who seals them."""
+
+    def __init__(self, url: str) -> None:
+        self._shards = StoredShards(url)
+        self._pool = ThreadPoolExecutor(1)
+        self._last: Future[None] | None = None
+
+    def put(self, folder: Path | None, report: Callable[[], object]) -> None:
+        """Send a shard, if there is one, once the one before is sent; then report. Raises what that one raised."""
+        self.wait()
+        self._last = self._pool.submit(self._send, folder, report)
+
+    def check(self) -> None:
+        """Raise the error of a transfer that failed."""
+        if self._last is not None and self._last.done():
+            self._last.result()
+
+    def wait(self) -> None:
+        """Wait until all is sent. Raises RemoteError."""
+        if self._last is not None:
+            self._last.result()
+
+    def _send(self, folder: Path | None, report: Callable[[], object]) -> None:
+        if folder is not None:
+            self._shards.send(folder)
+        report()
+
+
+def is_stand_in(path: Path) -> bool:
+    """True if a file is known in this process as a stand-in for an object."""
+    return path.exists() and identity(path.stat()) in STAND_INS
+
+
 @contextmanager
-def local_view(url: str, *, is_new: bool = False) -> Iterator[Path]:
-    """A temporary folder with the cache of a URL; a snapshot that is published there is pushed at the end.
+def local_view(url: str, *, scratch: Path | None = None) -> Iterator[Path]:
+    """A folder with the cache of a URL; a snapshot that is published there is pushed at the end.
 
-    ``is_new``: there need be no cache at the URL. Raises RemoteError, UsageError, CacheNotFoundError.
+    Args:
+        url: The cache.
+        scratch: Where the folder is made, for a command that writes a cache, which need not be there yet. If the
+            command fails, the folder stays, and the next one with this URL goes on with it. None: a temporary folder.
+
+    Raises:
+        RemoteError: The store cannot be used, or another snapshot was pushed meanwhile.
+        CacheNotFoundError: There is no cache at the URL.
+        CacheLockedError: Another command writes in the folder.
     """
-    bucket = Bucket(url)
-    with TemporaryDirectory(prefix="latentcache-") as name:
-        root = Path(name).resolve() / bucket.url.rpartition("/")[2]
-        root.mkdir()
-        before = _fill(bucket, CachePaths(root), is_new=is_new)
-        try:
+    shards = StoredShards(url)
+    address = shards.bucket.url
+    with ExitStack() as stack:
+        if scratch is None:
+            folder = Path(
+                stack.enter_context(TemporaryDirectory(prefix="latentcache-", ignore_cleanup_errors=True))
+            ).resolve()
+        else:
+            check_conditions(shards.bucket)
+            folder = scratch.absolute() / sha256(address.encode("ascii")).hexdigest()[:16]
+        with _view(shards, folder / address.rpartition("/")[2], is_new=scratch is not None) as root:
             yield root
-            paths = CachePaths(root)
-            if paths.current.exists() and paths.current_snapshot() != before:
-                push(root, url)
-        finally:
-            for path in root.glob("shards/*/data.mdb"):
-                STAND_INS.pop(identity(path.stat()), None)
+        shutil.rmtree(folder)
 
 
-def _fill(bucket: Bucket, paths: CachePaths, *, is_new: bool) -> int:
-    """Fetch all but data; gives the number of the current snapshot, 0 if there is none."""
-    head, sizes = current_head(bucket), bucket.sizes("shards")
-    if head is None and not sizes and not is_new:
-        raise no_cache(bucket)
-    names = {key.split("/")[1] for key in sizes}
-    if head is not None:
-        folder = paths.snapshot(head.snapshot)
-        fetch_snapshot(bucket, head, folder)
-        names = names if is_new else names & set(load_manifest(folder)["shards"])
-    files = {key: paths.root / key for key in sizes if key.split("/")[1] in names}
-    bucket.fetch_all({key: path for key, path in files.items() if path.name == INDEX})
-    ranges = _Ranges(bucket)
-    for key, path in files.items():
-        if path.name != INDEX:
-            _stand_in(path, sizes[key], partial(ranges.read, key, sizes[key]))
-    if head is None:
-        return 0
-    write_atomically(paths.current, f"{head.snapshot:06d}\n".encode("ascii"))
-    remember(paths, head)
-    return head.snapshot
+@contextmanager
+def _view(shards: StoredShards, root: Path, *, is_new: bool) -> Iterator[Path]:
+    paths = CachePaths(root)
+    make_folder(root)
+    try:
+        with builder_lock(paths.lock):
+            _fill(shards, paths, is_new=is_new)
+        yield root
+        if paths.snapshots() and paths.current_snapshot() != _pushed(paths):
+            push(root, shards.bucket.url)
+    finally:
+        for path in root.glob("shards/*/data.mdb"):
+            STAND_INS.pop(identity(path.stat()), None)
 
 
-def _stand_in(path: Path, size: int, read: partial[int]) -> None:
-    make_folder(path.parent)
-    with path.open("wb") as file:
-        file.truncate(size)
-    STAND_INS[identity(path.stat())] = read
+def _pushed(paths: CachePaths) -> int:
+    """The snapshot that the folder and the URL have; 0: none."""
+    return int(remembered(paths)["seen"].rpartition("/")[2].partition("-")[0] or 0)
+
+
+def _fill(shards: StoredShards, paths: CachePaths, *, is_new: bool) -> None:
+    """Show the snapshot and the shards of a URL in a folder, which may have them from before."""
+    head, names = current_head(shards.bucket), None
+    if head is not None and remembered(paths)["seen"] != head.folder:
+        # A snapshot that could not be pushed goes: its entries are in shards.
+        shutil.rmtree(paths.snapshots_folder, ignore_errors=True)
+        fetch_snapshot(shards.bucket, head, paths.snapshot(head.snapshot))
+        write_atomically(paths.current, f"{head.snapshot:06d}\n".encode("ascii"))
+    remember(paths, head, url=shards.bucket.url)
+    if head is not None and not is_new:
+        names = set(load_manifest(paths.snapshot(head.snapshot))["shards"])
+    if not shards.fill(paths, names) and head is None and not is_new:
+        raise no_cache(shards.bucket)

@@ -51,6 +51,8 @@ class Task(Value):
     """DATA, absolute."""
     cache: str
     """CACHE, absolute."""
+    url: str = ""
+    """Where sealed shards are sent, before what they hold is reported; empty: nowhere."""
     locations: tuple[Any, ...] = ()
     """Where a few of the inputs are, to compare the DATA of other machines."""
     lookup: str = ""

@@ -485,14 +485,20 @@ def recovered(task: Task) -> bytes:
     """Seal a dead worker's shard; gives all item keys that the worker committed."""
     from latentcache.store.garbage import recover_shard
     from latentcache.store.lock import check_owner
+    from latentcache.store.view import StoredShards
 
     paths, keys = CachePaths(Path(task.cache)), list[bytes]()
     folder = paths.shards / f"{task.shard}{OPEN_SUFFIX}"
     if folder.exists():
         check_owner(paths.building, task.owner)
         recover_shard(paths, folder)
+    stored = StoredShards(task.url) if task.url else None
+    if stored is not None:
+        stored.fill(paths)  # what the worker has sent
     for shard in paths.sealed_shards():
         if shard.name.partition("-")[0] == task.shard:
+            if stored is not None:
+                stored.send(shard)
             keys.append(load_index(shard).keys().tobytes())
     return b"".join(keys)
 

@@ -42,6 +42,7 @@ from latentcache.pipeline.workers.engine import (
     OPENING,
     PREPARING,
     Beat,
+    Committed,
     Encoded,
     Ended,
     Opened,
@@ -59,6 +60,7 @@ from latentcache.pipeline.workers.writer import WriterThread
 from latentcache.store.catalog import open_lookup
 from latentcache.store.entry import Item, NewEntry, pack_items
 from latentcache.store.paths import CachePaths
+from latentcache.store.view import Uploads
 
 #: Seconds after which the loop looks if it was asked to stop.
 _TICK_S = 0.05
@@ -97,7 +99,11 @@ class WorkerLoop:
             self._committed,
             owner=task.owner,
             commit_every=task.commit_every,
+            sealed=self._sealed if task.url else None,
         )
+        self.uploads = Uploads(task.url) if task.url else None
+        self._unsent: list[Committed] = []
+        """Reports of commits whose shard is not at the URL yet."""
         self.budget = ByteBudget(task.host_memory or 0)
         self.batches = Batches(self.kind, self.recipe.spec, task, self._warn)
         self.stopping = threading.Event()
@@ -159,6 +165,8 @@ class WorkerLoop:
         self.stopping.set()
         self.budget.close()
         self.writer.finish()
+        if self.uploads is not None:
+            self.uploads.wait()
 
     # -- the loop
 
@@ -191,6 +199,8 @@ class WorkerLoop:
             self._flushed = idle
             if idle:
                 self.writer.check()  # it fails on its own, and no further put() would raise it
+                if self.uploads is not None:
+                    self.uploads.check()
         self._fetch(wait=True)
         for unit in self._units.values():
             self._write(self._packed(unit), unit.finished)
@@ -332,7 +342,17 @@ class WorkerLoop:
     def _committed(self, entries: Sequence[NewEntry], jobs: Sequence[TrackedJob]) -> None:
         """Report a durable commit and the jobs that it settles; called by the writer thread."""
         keys = [key for entry in entries for key in entry.item_keys]
-        self.post(self.jobs.report(keys, jobs, sum(len(entry.value) for entry in entries)))
+        report = self.jobs.report(keys, jobs, sum(len(entry.value) for entry in entries))
+        if self.uploads is None:
+            self.post(report)
+        else:
+            self._unsent.append(report)
+
+    def _sealed(self, folder: Path | None) -> None:
+        """Send a sealed shard, and report its commits once it is sent; called by the writer thread."""
+        assert self.uploads is not None
+        reports, self._unsent = self._unsent, []
+        self.uploads.put(folder, lambda: [self.post(report) for report in reports])
 
     def _warn(self, message: str) -> None:
         self.post(Warned(message))
@@ -399,6 +419,8 @@ class WorkerLoop:
             thread.join(max(until - time.monotonic(), 0.0))
         try:
             self.writer.finish()
+            if self.uploads is not None:
+                self.uploads.wait()
         finally:
             if producer is not None:
                 producer.close()

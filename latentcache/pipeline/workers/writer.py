@@ -7,6 +7,7 @@ at 16 MiB, after two seconds, after ``commit_every`` items or when the worker is
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -24,16 +25,21 @@ COMMIT_BYTES = 16 << 20
 COMMIT_S = 2.0
 #: Size at which a shard is sealed and the next one begins.
 SHARD_BYTES = 1 << 30
+#: The same if shards are sent to a URL when they are sealed: bytes, and seconds.
+_SENT_BYTES, _SENT_S = 256 << 20, 600.0
 #: Batches waiting for the writer; more would only hide a slow disk in memory.
 _QUEUE_BATCHES = 8
 _Batch = tuple[Sequence[NewEntry], Sequence[TrackedJob]]
+#: Comes out of the queue if a commit is late; an empty batch that was put in is another one.
+_LATE: _Batch = ((), ())
 
 
 class WriterThread:
     """The writer of one worker. Its shard is opened when the first entry arrives.
 
     A block of more than ``commit_every`` items is a commit of its own. Full shards are ``name-1``, ``name-2``, ...;
-    the last one is ``name``.
+    the last one is ``name``. ``sealed`` takes each sealed shard: shards are smaller then, and an idle writer seals.
+    After a commit without an entry it takes None, unless a shard is open.
     """
 
     def __init__(
@@ -44,16 +50,18 @@ class WriterThread:
         *,
         owner: str = "",
         commit_every: int | None = None,
+        sealed: Callable[[Path | None], None] | None = None,
     ) -> None:
         self._shards, self._name, self._committed, self._owner = shards, name, committed, owner
         self._most = commit_every or 1 << 62
+        self._on_sealed = sealed
         self._queue: queue.Queue[_Batch | None] = queue.Queue(_QUEUE_BATCHES)
         self._error: BaseException | None = None
         self._shard: ShardWriter | None = None
         self._waiting: list[NewEntry] = []
         self._jobs: list[TrackedJob] = []
         self._bytes = self._items = self._shard_bytes = self._sealed = 0
-        self._since = time.monotonic()
+        self._since = self._opened = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
@@ -95,10 +103,10 @@ class WriterThread:
                 is_late = time.monotonic() - self._since >= COMMIT_S
                 if is_late or not (entries or jobs) or self._bytes >= COMMIT_BYTES or self._items >= self._most:
                     self._commit()
+                if self._on_sealed is not None and not (entries or jobs) and batch is not _LATE:
+                    self._seal(is_last=False)
             self._commit()
-            if self._shard is not None:
-                self._check_owner()
-                self._shard.seal()
+            self._seal(is_last=True)
         except BaseException as error:  # noqa: BLE001 - raised by put() and finish() in the worker's loop
             self._error = error
             if self._shard is not None:
@@ -110,7 +118,7 @@ class WriterThread:
         try:
             return self._queue.get(timeout=max(self._since + COMMIT_S - time.monotonic(), 0.001) if held else None)
         except queue.Empty:
-            return (), ()
+            return _LATE
         finally:
             if not held:
                 self._since = time.monotonic()
@@ -122,14 +130,25 @@ class WriterThread:
             self._check_owner()
             if self._shard is None:
                 self._shard = ShardWriter(self._shards / f"{self._name}{OPEN_SUFFIX}")
+                self._opened = time.monotonic()
             self._shard.write(self._waiting)
             self._shard_bytes += self._bytes
         self._committed(self._waiting, self._jobs)
         self._waiting, self._jobs, self._bytes, self._items = [], [], 0, 0
-        if self._shard is not None and self._shard_bytes >= SHARD_BYTES:
-            self._sealed += 1
-            self._shard.seal(f"{self._name}-{self._sealed}")
+        most, age = (SHARD_BYTES, math.inf) if self._on_sealed is None else (_SENT_BYTES, _SENT_S)
+        if self._shard is None or self._shard_bytes >= most or time.monotonic() - self._opened >= age:
+            self._seal(is_last=False)
+
+    def _seal(self, *, is_last: bool) -> None:
+        """Seal the open shard, if there is one."""
+        folder = None
+        if self._shard is not None:
+            self._check_owner()
+            self._sealed += not is_last
+            folder = self._shard.seal("" if is_last else f"{self._name}-{self._sealed}")
             self._shard, self._shard_bytes = None, 0
+        if self._on_sealed is not None:
+            self._on_sealed(folder)
 
     def _check_owner(self) -> None:
         """Raise if another build may have sealed the open shard, or may write one of its name."""

@@ -1,0 +1,212 @@
+"""Builds whose cache is at a URL."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from s3_server import server, url
+from small_cache import SMALL, cache, data, draw, run, shared
+
+from latentcache.errors import RemoteError
+from latentcache.loader.cache import open_cache
+from latentcache.pipeline.workers import writer
+from latentcache.store.remote import Bucket, pull
+
+__all__ = ["cache", "data", "run", "server", "shared", "url"]
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path, monkeypatch):
+    """The user's cache folder, as on a machine of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "latentcache"
+
+
+def entries(run, where):
+    """Key -> checksum of the entries of a cache."""
+    return {entry["key"]: entry["checksum"] for entry in run("info", where, "--entries", "--json").json["entries"]}
+
+
+def test_a_build_at_a_url_has_the_entries_of_a_local_one(url, data, cache, run, scratch):
+    done = run("build", data, "--out", url, *SMALL, "--json")
+    assert done.status == 0
+    assert done.json["cache"] == url
+    assert done.json["counts"]["encoded"] == 4
+    assert entries(run, url) == entries(run, cache)
+    assert run("verify", url, "--full").status == 0
+    assert not list(scratch.iterdir())
+
+
+def test_a_second_build_encodes_only_what_is_new(url, data, run, tmp_path):
+    assert run("build", data, "--out", url, *SMALL).status == 0
+    again = run("build", data, "--out", url, "--json").json
+    assert (again["counts"]["encoded"], again["published"]) == (0, False)
+    draw(data / "new.png", (80, 64))
+    more = run("build", data, "--out", url, "--json").json
+    assert (more["counts"]["encoded"], more["snapshot"]) == (1, 2)
+    pull(url, tmp_path / "copy")
+    assert len(open_cache(tmp_path / "copy")) == 5
+    assert run("verify", tmp_path / "copy", "--full").status == 0
+
+
+SLOW = ("--model", "stub:delay_ms=300", *SMALL[2:], "--batch-size", "1")
+
+
+@pytest.mark.parametrize("same_machine", [True, False])
+def test_what_is_acknowledged_survives_the_machine(url, data, run, tmp_path, monkeypatch, same_machine):
+    """A build that is killed is gone on with; what its events name is at the URL, whichever machine goes on."""
+    for number in range(12):
+        draw(data / f"q{number}.png", (80, 64), seed=number)
+    events = tmp_path / "events"
+    code = (
+        "import sys; from latentcache.pipeline.workers import writer; writer._SENT_S = 1.0\n"
+        "from latentcache.cli.app import main; main(sys.argv[1:])"
+    )
+    words = ["build", data, "--out", url, *SLOW, "--events", events, "--commit-every", "2"]
+    process = subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stderr=subprocess.DEVNULL)
+    while not events.exists() or not events.read_text():
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    acknowledged = {key for line in events.read_text().splitlines() for key in json.loads(line)["keys"]}
+    assert 0 < len(acknowledged) < 16
+    if not same_machine:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    assert acknowledged <= {key for key, checksum in entries(run, url).items() if checksum}
+    done = run("build", data, "--out", url, *SLOW, "--json")
+    assert done.status == 0
+    assert done.json["counts"]["encoded"] <= 16 - len(acknowledged)
+    assert run("verify", url, "--full", "--json").json["counts"]["ok"] == 16
+    assert len(entries(run, url)) == 16
+
+
+def test_an_interrupted_build_acknowledges_and_goes_on(url, data, run, tmp_path):
+    words = ["build", data, "--out", url, *SLOW]
+    process = subprocess.Popen([sys.executable, "-m", "latentcache", *map(str, words)], stderr=subprocess.DEVNULL)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert run("build", data, "--out", url, *SLOW).status == 0
+    assert run("verify", url, "--full").status == 0
+
+
+def test_worker_processes_send_their_shards(url, data, cache, run):
+    assert run("build", data, "--out", url, *SMALL, "--device", "cpu*2").status == 0
+    assert entries(run, url) == entries(run, cache)
+
+
+def test_a_shard_that_is_sent_takes_no_space_any_more(url, data, run, scratch, monkeypatch):
+    """Of many shards at most two have data in the scratch folder: one is sent while the next one is written."""
+    real, taken = Bucket.send, []
+
+    def spied(self, path, key):
+        whole = [file for file in scratch.rglob("data.mdb") if file.stat().st_blocks]
+        taken.append(len(whole))
+        return real(self, path, key)
+
+    monkeypatch.setattr(Bucket, "send", spied)
+    monkeypatch.setattr(writer, "_SENT_BYTES", 1)
+    for number in range(10):
+        draw(data / f"q{number}.png", (80, 64), seed=number)
+    assert run("build", data, "--out", url, *SMALL, "--commit-every", "1", "--workers", "0").status == 0
+    assert len(taken) > 10
+    assert max(taken) <= 2
+    assert run("verify", url, "--full", "--json").json["counts"]["ok"] == 14
+
+
+def test_snapshots_of_a_build_that_goes_on_are_at_the_url(url, data, run, monkeypatch):
+    seen = []
+    real = Bucket._put_if
+
+    def spied(self, key, value, mode):
+        if key == "CURRENT":
+            seen.append(json.loads(value)["snapshot"])
+        return real(self, key, value, mode)
+
+    monkeypatch.setattr(Bucket, "_put_if", spied)
+    for number in range(30):
+        draw(data / f"q{number}.png", (80, 64), seed=number)
+    slow = ("--model", "stub:delay_ms=100", *SMALL[2:], "--batch-size", "1")
+    assert run("build", data, "--out", url, *slow, "--publish-every", "1s").status == 0
+    assert len(seen) > 1
+    assert run("verify", url, "--full").status == 0
+
+
+@pytest.mark.parametrize("step", ["send", "_put_if"])
+def test_a_build_that_is_cut_anywhere_is_gone_on_with(url, data, run, monkeypatch, step):
+    """Each call to the store fails once; no snapshot is published half, and the same command ends it."""
+    real, calls = getattr(Bucket, step), []
+
+    def cut(self, *arguments):
+        calls.append(arguments)
+        if len(calls) in (1, 3, 6, 7):
+            raise RemoteError("cut", where=url)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Bucket, step, cut)
+    statuses = []
+    while not statuses or statuses[-1] == 3:
+        statuses.append(run("build", data, "--out", url, *SMALL, "--json").status)
+        assert len(statuses) < 12
+        if statuses[-1]:
+            assert run("verify", url).status in (0, 3)  # whole, or none yet
+    assert statuses[-1] == 0
+    assert run("verify", url, "--full").status == 0
+    assert len(entries(run, url)) == 4
+
+
+def test_of_two_builds_one_wins_and_the_other_goes_on_from_it(url, data, run, tmp_path, monkeypatch):
+    assert run("build", data, "--out", url, *SMALL).status == 0
+    draw(data / "a.png", (80, 64))
+    real = Bucket.replace
+
+    def late(self, key, value, etag):
+        if key != "CURRENT":
+            return real(self, key, value, etag)
+        monkeypatch.setattr(Bucket, "replace", real)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+        draw(data / "b.png", (64, 64), seed=5)
+        command = [sys.executable, "-m", "latentcache", "build", data, "--out", url]
+        assert subprocess.run(command, env=os.environ, check=False, capture_output=True).returncode == 0
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+        return real(self, key, value, etag)
+
+    monkeypatch.setattr(Bucket, "replace", late)
+    done = run("build", data, "--out", url, "--json")
+    assert (done.status, done.error["slug"]) == (3, "remote")
+    assert "run the same command again" in done.error["fix"]
+    again = run("build", data, "--out", url, "--json")
+    assert (again.status, again.json["counts"]["encoded"]) == (0, 0)
+    assert run("verify", url, "--full").status == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "what"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "reader"}, "access is denied"),
+        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "access is denied"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "the store does not answer"),
+    ],
+)
+def test_a_store_that_cannot_be_written_is_found_before_anything_is_encoded(
+    url, data, run, monkeypatch, variables, what
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    events = data.parent / "events"
+    done = run("build", data, "--out", url, *SMALL, "--events", events, "--json")
+    assert (done.status, done.error["slug"]) == (3, "remote")
+    assert what in done.error["what"]
+    assert not events.exists()
+
+
+def test_a_build_of_another_recipe_keeps_the_cache(url, data, run):
+    assert run("build", data, "--out", url, *SMALL).status == 0
+    before = entries(run, url)
+    assert run("build", data, "--out", url, "--model", "stub", "--resolution", "nonsense").status == 2
+    assert entries(run, url) == before
