@@ -22,6 +22,8 @@ OTHER_PROGRAMS = {
     "--help", "--include", "--local-dir", "--masked_loss", "--megabytes", "--nproc-per-node", "--only", "--parts",
     "--reset-attention-mask", "--reset-position-ids", "--rounds", "--side", "--train-data-path", "--valid-data-path",
     "--version", "--install-completion", "--block", "--disable-usage-stats", "--port",
+    "--array", "--cpus-per-task", "--dependency", "--gres", "--nnodes", "--parsable", "--rdzv-backend",
+    "--rdzv-endpoint", "--time", "--wrap",
 }  # fmt: skip
 EVERYTHING = prose("\n\n".join(page.read_text("utf-8") for page in READ))
 
