@@ -151,6 +151,7 @@ for sample in StreamingDataset(local=".", shuffle=False, batch_size=1):
             values = {name: array(tensors[name].to(dtype).numpy()) for name, dtype in self.types.items()}
             values["about"] = json.dumps(about).encode()
             encoded.append(sample([values[name] for name in self._columns.names]))
+        path.with_name("index.json").unlink(missing_ok=True)  # an old one beside new shards gives other samples
         self._columns.write_shard(path, encoded)
 
     def index(self, shards: Iterable[tuple[str, int, int]]) -> Mapping[str, bytes]:

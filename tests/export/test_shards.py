@@ -126,7 +126,7 @@ def test_a_later_export_writes_what_changed(run, images, form):
     name = next(name for name in files_below(out) if name.endswith((".safetensors", ".tar", ".mds")))
     (out / name).write_bytes(b"")
     assert run("verify", out, "--json").json["findings"][0]["path"] == name
-    assert run(*words).json["written"] == 1
+    assert run(*words).json["written"] == (1 if form != "mds" else 2)
     assert run("verify", out).status == 0
     assert run("export", "--undo", out).status == 0
     assert not out.exists()
@@ -152,6 +152,20 @@ def test_an_interrupted_export_goes_on(run, images, form, monkeypatch):
     done = run(*words).json
     assert (done["samples"], done["kept"]) == (4, 2)
     assert run("verify", out).status == 0
+
+
+def test_new_mds_shards_have_no_old_index(run, images, monkeypatch):
+    data, cache, out = images
+    words = ("export", cache, out, "--to", "mds", "--json")
+    assert run(*words).status == 0
+    (data / "p0.png").unlink()
+    assert run("build", data, "--out", cache, *RECIPE, "--allow-failed", 1).status == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.MdsShards, "index", lambda self, shards: {}[None])
+        assert run(*words).status != 0
+    assert not (out / "index.json").exists()
+    assert run(*words).json["samples"] == 3
+    assert len(read_mds(out, monkeypatch)) == 3
 
 
 @pytest.mark.parametrize("form", FORMATS)
