@@ -13,7 +13,7 @@ from latentcache.cli import console
 from latentcache.errors import UsageError
 
 #: Commands that take URLs; `pull` brings a cache to the others.
-_COMMANDS = ("build", "info", "plan", "report", "show", "verify")
+_COMMANDS = ("build", "info", "merge", "plan", "report", "show", "verify")
 #: Parameters of commands that name caches, or a cache to be written.
 _CACHES, _OUT = ("cache", "other", "path", "parts"), "out_folder"
 #: A URL after it was a path, which has one slash for several.

@@ -43,7 +43,9 @@ from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.garbage import copy_entries
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot
+from latentcache.store.remote import remembered
 from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none, open_leased
+from latentcache.store.view import StoredShards
 
 
 def merge_caches(
@@ -212,12 +214,18 @@ def _files(parts: Sequence[Path], files: Sequence[Files]) -> tuple[Files, list[N
 
 
 def _copy(snapshot: Snapshot, paths: CachePaths) -> None:
-    """Copy the entries of a part that are not there yet; each one is checked."""
-    catalog, root = load_catalog(paths), snapshot.paths.root
+    """Copy the entries of a part that are not there yet; each one is checked.
+
+    At a URL, a shard of which nothing is there is copied whole, and is not read.
+    """
+    catalog, root, url = load_catalog(paths), snapshot.paths.root, remembered(paths)["url"]
+    stored = StoredShards(url) if url else None
     for number, shard in enumerate(snapshot.shards):
         spans = np.concatenate([_spans(rows, number, catalog) for rows in snapshot.fields.values()])
         try:
-            if len(spans):
+            if stored is not None and len(spans) == _count(snapshot, number):
+                stored.take(snapshot.paths, shard)
+            elif len(spans):
                 copy_entries(paths, snapshot.paths.shard(shard), spans)
         except (CacheDamagedError, CorruptEntryError) as error:
             mend = f"latentcache verify {shlex.quote(str(root))} --full --repair --yes"
@@ -227,6 +235,13 @@ def _copy(snapshot: Snapshot, paths: CachePaths) -> None:
                 why=error.what,
                 fix=f"run `{mend}`, build again, then merge",
             ) from error
+    if stored is not None:
+        stored.fill(paths)
+
+
+def _count(snapshot: Snapshot, shard: int) -> int:
+    """Entries of a snapshot in one shard."""
+    return sum(int((np.asarray(rows.shard) == shard).sum()) for rows in snapshot.fields.values())
 
 
 def _spans(rows: FieldRows, shard: int, catalog: Catalog) -> NDArray[Any]:

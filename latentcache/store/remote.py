@@ -17,6 +17,7 @@ import re
 import secrets
 import shlex
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -111,16 +112,20 @@ class Bucket:
             what = "object storage needs obstore"
             raise UsageError(what, why=str(error), fix="pip install 'latentcache[s3]'") from error
         self._obstore: Any = obstore
-        open_store: Any = from_url
+        self._from_url: Any = from_url
+        self._retry_s = retry_s
+        self._store = self._open(self.url)
+
+    def _open(self, url: str) -> Any:
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
         options: dict[str, Any] = {
             "client_options": {"allow_http": endpoint.startswith("http://")},
-            "retry_config": {"max_retries": 100, "retry_timeout": timedelta(seconds=retry_s)},
+            "retry_config": {"max_retries": 100, "retry_timeout": timedelta(seconds=self._retry_s)},
         }
-        if self.url.startswith("s3:") and "AWS_PROFILE" in os.environ and "AWS_ACCESS_KEY_ID" not in os.environ:
+        if url.startswith("s3:") and "AWS_PROFILE" in os.environ and "AWS_ACCESS_KEY_ID" not in os.environ:
             options["credential_provider"] = _of_profile()
         with self._named():
-            self._store = open_store(self.url, **options)
+            return self._from_url(url, **options)
 
     def read(self, key: str) -> tuple[bytes, str]:
         """An object and its etag; FileNotFoundError if there is none."""
@@ -180,6 +185,19 @@ class Bucket:
         """Ranges of an object; those that are near each other are one request."""
         with self._named():
             return list(map(bytes, self._obstore.get_ranges(self._store, key, starts=first, lengths=length)))
+
+    def copy(self, source: str, key: str) -> None:
+        """Write an object that is below another URL here too, inside the store if the bucket is the same."""
+        theirs, ours = urlsplit(f"{source}/{key}"), urlsplit(f"{self.url}/{key}")
+        if theirs[:2] == ours[:2]:
+            bucket = self._open(f"{ours.scheme}://{ours.netloc}")
+            with self._named():
+                self._obstore.copy(bucket, theirs.path.lstrip("/"), ours.path.lstrip("/"))
+            return
+        with tempfile.TemporaryDirectory(prefix="latentcache-") as folder:
+            path = Path(folder, Path(key).name)
+            Bucket(source, retry_s=self._retry_s).fetch(key, path)
+            self.send(path, key)
 
     def remove(self, key: str) -> None:
         """Remove an object, if it is there."""

@@ -92,6 +92,16 @@ class StoredShards:
             with writing(folder):
                 self._stand_in(f"{key}/{data.name}", data, data.stat().st_size)
 
+    def take(self, part: CachePaths, name: str) -> None:
+        """Copy a shard of another cache whole, inside the store if it is there too."""
+        url = remembered(part)["url"]
+        for file in ("data.mdb", INDEX):
+            key = f"shards/{name}/{file}"
+            if url:
+                self.bucket.copy(url, key)
+            else:
+                self.bucket.send(part.shard(name) / file, key)
+
     def _stand_in(self, key: str, path: Path, size: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         empty = path.with_suffix(".empty")

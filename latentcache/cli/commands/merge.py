@@ -20,9 +20,9 @@ latentcache merge part0 part1 --out images.latentcache
 
 
 def merge(
-    parts: list[Path] = argument("PART...", "Caches that build --part made from the same data."),
+    parts: list[Path] = argument("PART...", "Caches that build --part made from the same data, or their URLs."),
     *,
-    out_folder: Path = option(..., "--out -o CACHE", "The merged cache."),
+    out_folder: Path = option(..., "--out -o CACHE", "The merged cache, or its URL."),
     field: flags.Kinds = None,
     quiet: flags.Quiet = False,
 ) -> Result:
