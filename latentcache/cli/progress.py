@@ -31,6 +31,8 @@ _LINE_S = 10.0
 #: Changed settings that are shown.
 _CHANGES = 4
 _DRAW_S = 0.1
+#: Characters of a setting in the line of what changed.
+_LONGEST = 80
 #: Seconds of encoding before a time left is shown: the first commits are no steady rate.
 _STEADY_S = 5.0
 
@@ -202,6 +204,10 @@ def field_lines(field: FieldWork) -> Iterator[tuple[str, str]]:
         yield "buckets", f"{', '.join(groups[:SHOWN])}{more}  (height x width)"
     if field.changed:
         yield "changed", f"{field.name}: {_changed(field)}"
+    if field.replan:
+        seconds = field.replan_seconds
+        time = "" if seconds is None else f", about {clock(seconds)}"
+        yield "replan", f"--replan would encode {count_of(field.replan, 'entries')} of {field.name} again{time}"
     yield from (("note", note) for note in field.described.notes)
 
 
@@ -212,6 +218,7 @@ def about(plan: BuildPlan) -> dict[str, Any]:
         name: {count: getattr(field, count) for count in same}
         | {"groups": dict(field.groups), "chosen": dict(field.described.chosen)}
         | {"encoder": field.described.label, "about": field.about}
+        | {"replan": {"entries": field.replan, "seconds": field.replan and field.replan_seconds}}
         | {"recipe_id": field.recipe.recipe_id.hex(), "recipe": field.recipe.as_json()}
         | {"changed": [{"setting": setting, "cached": was, "requested": now} for setting, was, now in field.changed]}
         for name, field in plan.fields.items()
@@ -245,9 +252,14 @@ def _changed(field: FieldWork) -> str:
     model = any(name == "encoder" for name, _, _ in field.changed)
     shown = [change for change in field.changed if not (model and change[0].startswith("encoder."))]
     more = f" and {len(shown) - _CHANGES} more" if len(shown) > _CHANGES else ""
-    text = ", ".join(f"{name} {before} -> {now}" for name, before, now in shown[:_CHANGES]) + more
+    text = ", ".join(f"{name} {_brief(before)} -> {_brief(now)}" for name, before, now in shown[:_CHANGES]) + more
     lost = count_of(field.replaced, "cached entries")
     return f"{text}; {lost} cannot be used and will be made again" if field.replaced else text
+
+
+def _brief(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _left(work: float, speed: float) -> str:

@@ -126,7 +126,7 @@ def _run(planned: Planned, name: str, batches: BatchPlan, grad_accum: int) -> Tr
             replan=True,
         )
         geometry = geometry_of(settings, recipe, recipe.encoder.multiple)
-        geometry = Latents().completed(replace(recipe, geometry=geometry), planned.samples).geometry
+        geometry = Latents().completed(replace(recipe, geometry=geometry), lambda: planned.samples).geometry
     elif name != GIVEN:
         settings = replace(
             options, like=name, model=None, plan_buckets=0, max_crop=None, max_buckets=None, replan=None

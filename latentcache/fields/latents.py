@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from itertools import chain
 from pathlib import Path
@@ -385,18 +385,21 @@ class Latents(FieldKind):
             options |= trainer_of(settings.trainer_config, settings.like).settings(settings.trainer_config).source
         return options
 
-    def completed(self, recipe: LatentsRecipe, samples: SampleTable) -> LatentsRecipe:
+    def completed(
+        self, recipe: LatentsRecipe, samples: Callable[[], SampleTable], *, again: bool = False
+    ) -> LatentsRecipe:
         """The recipe with buckets that are planned for these samples, once."""
-        geometry = recipe.geometry
-        if geometry.target is None or geometry.planned:
+        target = recipe.geometry.target
+        if target is None or (recipe.geometry.planned and not again):
             return recipe
-        size, repeats = np.asarray(samples.columns["original_size"]), samples.columns.get("repeats")
+        geometry, columns = replace(recipe.geometry, planned=()), samples().columns
+        size, repeats = np.asarray(columns["original_size"]), columns.get("repeats")
         rows = np.flatnonzero((size > 0).all(axis=1) & (size.prod(axis=1, dtype=np.int64) >= geometry.min_pixels))
         if not len(rows):  # every image is rejected: the next build plans
             return recipe
         times = np.ones(len(size), dtype=np.int64) if repeats is None else np.asarray(repeats)
         every = [table.sizes for table in geometry.tables() if isinstance(table, BucketTable)]
-        planned = [planned_table(size[rows], times[rows], sizes, geometry.target) for sizes in every]
+        planned = [planned_table(size[rows], times[rows], sizes, target) for sizes in every]
         return replace(recipe, geometry=replace(geometry, planned=tuple(planned)))
 
     def plan(self, samples: SampleTable, recipe: LatentsRecipe) -> FieldPlan:

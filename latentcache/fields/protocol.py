@@ -384,8 +384,11 @@ class FieldKind:
         """Options of the source, as JSON, that settings of this field bring with them: ``{"videos": True}``."""
         return {}
 
-    def completed(self, recipe: Recipe, samples: SampleTable) -> Recipe:
-        """The recipe with what depends on the sizes of the samples, which are known by now."""
+    def completed(self, recipe: Recipe, samples: Callable[[], SampleTable], *, again: bool = False) -> Recipe:
+        """The recipe with what depends on the sizes of all samples of DATA, which ``samples`` gives.
+
+        ``again``: decided for these samples, although it is in the recipe.
+        """
         return recipe
 
     def plan(self, samples: SampleTable, recipe: Recipe) -> FieldPlan:

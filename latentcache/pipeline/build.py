@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -247,13 +248,10 @@ class _Build:
                 root, stopping = self.listing.root, lambda: self.stop.requested
                 hashed = with_equal_files(self.samples, name, root, heads.get(name), stopping=stopping)
                 self.listing = replace(self.listing, samples=hashed)
+        all_samples = cache(partial(self.all_samples, sized))
         for kind in kinds:
             described = self.described[kind.name]
-            recipe = kind.completed(described.recipe, self.samples)
-            if recipe != described.recipe and self.existing.part(self.settings):
-                problem, why = "not with --part", "the buckets depend on all images"
-                fix = "build without --part, or use --bucket with the sizes that `latentcache plan DATA` shows"
-                raise UsageError(problem, argument="plan_buckets", why=why, fix=fix)
+            recipe = kind.completed(described.recipe, all_samples)
             self.described[kind.name] = replace(described, recipe=recipe)
         works = dict[str, FieldWork]()
         unusable = np.zeros(len(self.samples), dtype=np.bool_)
@@ -268,10 +266,21 @@ class _Build:
                 unusable=None if kind in sized else unusable,
                 unfinished=self.existing.unfinished,
             )
+            if not self.existing.part(self.settings):
+                works[kind.name].replan = _replanned(works[kind.name], self.samples)
             if kind in sized[:1]:
                 unusable |= ~np.asarray(self.samples.columns[_SIZE]).any(axis=1)
                 unusable[[row for row, _ in works[kind.name].plan.rejected]] = True
         return [works[name] for name in self.described]
+
+    def all_samples(self, sized: list[FieldKind]) -> SampleTable:
+        """The samples of all parts of DATA, with the sizes of their images."""
+        if not self.existing.part(self.settings):
+            return self.samples
+        whole = replace(self, options=replace(self.options, part=None))
+        whole.listing = whole.scan()
+        whole.fill(sized, {kind.name: {} for kind in sized})
+        return whole.samples
 
     def fill(self, kinds: list[FieldKind], known: Mapping[str, dict[int, Rejected]]) -> Any:
         """Read the headers of the samples without a size; those that cannot be read are rejected by every kind.
@@ -492,6 +501,22 @@ class _Build:
 
 def _plural(inputs: Iterable[str]) -> str:
     return " and ".join(f"{name}s" for name in sorted(inputs))
+
+
+def _replanned(work: FieldWork, samples: SampleTable) -> int:
+    """Items that another recipe would have, if it were decided for the samples of now; 0 if these are as before."""
+    if work.before is None or work.kept is not None:
+        return 0
+    recipe = work.kind.completed(work.recipe, lambda: samples, again=True)
+    if recipe == work.recipe:
+        return 0
+    plan = work.kind.plan(samples, recipe)
+    numbers = {group: number for number, group in enumerate(dict.fromkeys((*work.plan.groups, *plan.groups)))}
+    now, then = (
+        part.sample.astype(np.int64) * len(numbers) + np.array([numbers[group] for group in part.groups])[part.group]
+        for part in (work.plan, plan)
+    )
+    return int((~np.isin(then, now) & np.isin(plan.sample, work.plan.sample)).sum())
 
 
 def slices(jobs: Iterator[Job], every: float | None) -> Iterator[Iterator[Job]]:

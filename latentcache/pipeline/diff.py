@@ -79,6 +79,8 @@ class FieldWork:
     """Items of unread inputs that are committed already, without a snapshot that names them."""
     result: RunResult | None = None
     """Result of its run; None: there was nothing to do, or no run yet."""
+    replan: int = 0
+    """Items to encode again if what its recipe decided for earlier samples were decided for these."""
     noise: Mapping[str, Any] = field(default_factory=dict)
     """Joined noise of encoders: of the items in ``before``, of a run, of parts."""
 
@@ -142,6 +144,12 @@ class FieldWork:
         count = self.cost // _COST_PER_ELEMENT if is_ragged else int(sizes[self.plan.group[self.todo]].sum())
         beside = _PACKED_BYTES if self.kind.packing == "block" else _ENTRY_BYTES
         return count * DTYPES[self.recipe.spec.dtype][1] + beside * len(self.todo)
+
+    @property
+    def replan_seconds(self) -> float | None:
+        """Seconds that :attr:`replan` takes at the rate of the last run; None: no run is known."""
+        timing = self.before.provenance.get("timing") if self.before is not None else None
+        return self.replan * timing["seconds"] / timing["encoded"] if timing else None
 
     @property
     def groups(self) -> tuple[tuple[str, int], ...]:

@@ -37,14 +37,22 @@ def test_fewer_samples_are_repeated_than_with_the_usual_buckets(run, images, tmp
 
 def test_the_table_stays_when_images_come_until_a_replan(run, images, tmp_path):
     cache = tmp_path / "cache"
-    run("build", images, "--out", cache, *PLAN)
+    run("build", images, "--out", cache, *PLAN, "--max-crop", 40)
     before, _ = buckets(run, cache)
-    for number in range(9):
-        draw(images / f"wide{number}.png", (118, 61), seed=number)
-    assert "9 entries to make, 30 reused" in run("build", images, "--out", cache).err
+    for number in range(3):
+        draw(images / f"wide{number}.png", (80 + number, 70), seed=number)
+        draw(images / f"high{number}.png", (70, 80 + number), seed=9 + number)
+    dry = run("inspect", images, "--out", cache, "--json").json["plan"]["fields"]["latents"]
+    later = run("build", images, "--out", cache)
+    assert "6 entries to make, 30 reused" in later.err
+    assert f"--replan would encode {dry['replan']['entries']} entr" in later.err
+    assert dry["replan"]["seconds"] > 0
     assert set(buckets(run, cache)[0]) <= set(before)
     assert run("verify", cache).status == 0
-    assert "9 entries to make" not in run("build", images, "--out", cache, "--replan").err
+    again = run("build", images, "--out", cache, "--replan", "--json").json
+    made = again["plan"]["fields"]["latents"]
+    assert made["to_make"] == dry["replan"]["entries"] > 0
+    assert made["replan"]["entries"] == 0
     assert buckets(run, cache)[1]["samples_repeated"] <= buckets(run, cache)[1]["samples_used"]
     assert run("verify", cache).status == 0
     again = run("build", images, "--out", cache, "--plan-buckets", "8")
@@ -77,7 +85,6 @@ def test_masks_have_the_buckets_of_their_images(run, images, tmp_path):
         (("--plan-buckets", "8", "--like", "kohya"), "--like"),
         (("--plan-buckets", "8", "--bucket", "64x64"), "--bucket"),
         (("--plan-buckets", "8", "--no-upscale"), "--upscale"),
-        (("--plan-buckets", "8", "--part", "0/2"), "--plan-buckets"),
         (("--max-crop", "8"), "--max-crop"),
         (("--replan",), "--replan"),
     ],
@@ -99,3 +106,15 @@ def test_images_that_are_all_broken_are_named_and_the_next_build_plans(run, tmp_
         draw(tmp_path / "images" / f"b{number}.png", (60 + number, 64), seed=number)
     run("build", tmp_path / "images", "--out", tmp_path / "cache", *PLAN)
     assert buckets(run, tmp_path / "cache")[1]["samples_repeated"] == 0
+
+
+def test_parts_of_the_data_have_the_buckets_of_all_of_it(run, images, tmp_path):
+    parts = [tmp_path / f"part{number}" for number in range(3)]
+    for number, part in enumerate(parts):
+        done = run("build", images, "--out", part, *PLAN, "--part", f"{number}/3")
+        assert done.status == 0, done.err
+    assert run("merge", *parts, "--out", tmp_path / "merged").status == 0
+    run("build", images, "--out", tmp_path / "whole", *PLAN)
+    assert buckets(run, tmp_path / "merged")[0] == buckets(run, tmp_path / "whole")[0]
+    again = run("build", images, "--out", parts[0], "--part", "0/3")
+    assert "nothing to encode" in again.out
