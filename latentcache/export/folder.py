@@ -175,8 +175,8 @@ class Folder:
             try:
                 fcntl.flock(self._listing, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                what, fix = f"{self.root}: another export writes here", "wait for it, or give another folder"
-                raise UsageError(what, where=str(self.root), fix=fix) from error
+                problem, fix = f"{self.root}: another export writes here", "wait for it, or give another folder"
+                raise UsageError(problem, where=str(self.root), fix=fix) from error
             except OSError as error:
                 if error.errno not in NO_LOCKS:
                     raise as_store_error(error, self.root) from error

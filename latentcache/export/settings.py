@@ -95,15 +95,17 @@ class ExportSettings(Value):
             raise UsageError("unknown format", argument="format", value=self.format, fix=f"--to {'|'.join(FORMATS)}")
         takes = _OF_SAMPLES if self.is_of_samples else FORMATS[self.format]
         layouts = [name for name in LAYOUTS if getattr(self, name) is not None]
-        for flag in self._given():
+        for flag in self._flags_set():
             if flag not in takes:
                 why = f"{_HELD.get(takes, '')}its flags: --{', --'.join(takes)}"
                 rows = ", or ask for rows with --pad N or --chunk N" if flag in FORMATS[self.format] else ""
-                what = f"--{flag}: not available with --to {self.format}"
-                raise UsageError(what, why=why, fix=f"leave --{flag} out{rows}")
+                problem = f"--{flag}: not available with --to {self.format}"
+                raise UsageError(problem, why=why, fix=f"leave --{flag} out{rows}")
         if "pad" in takes and len(layouts) != 1:
-            what = f"--{layouts[1]}: give one layout" if layouts else f"--to={self.format}: needs the length of rows"
-            raise UsageError(what, fix=" or ".join(f"--{name} N" for name in LAYOUTS if name in takes))
+            problem = (
+                f"--{layouts[1]}: give one layout" if layouts else f"--to={self.format}: needs the length of rows"
+            )
+            raise UsageError(problem, fix=" or ".join(f"--{name} N" for name in LAYOUTS if name in takes))
         if self.as_path is not None and not _ABSOLUTE.match(self.as_path):
             why = "the trainer finds files by it from any folder, and ~ is another folder there"
             raise UsageError(f"--as={self.as_path}: not an absolute path", why=why, fix="--as /workspace/out")
@@ -117,14 +119,14 @@ class ExportSettings(Value):
 
             check(self.trainer or "plain", self.layout, self.length)
 
-    def _given(self) -> list[str]:
+    def _flags_set(self) -> list[str]:
         """Options of formats that were given, without ``--``."""
-        given = [
+        options = [
             option
             for option in attributes(self)
             if option.metadata and option.name != "format" and getattr(self, option.name) != option.default
         ]
-        return [option.metadata.get("flag", option.name.replace("_", "-")).lstrip("-") for option in given]
+        return [option.metadata.get("flag", option.name.replace("_", "-")).lstrip("-") for option in options]
 
     @property
     def is_of_samples(self) -> bool:

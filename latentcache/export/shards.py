@@ -178,8 +178,8 @@ class SampleExport:
         check_demo(settings, self._snapshot)
         self._samples = WholeSamples(self._snapshot)
         if not len(self._samples):
-            what, fix = f"{settings.cache}: no sample has all fields", "run `latentcache verify`, which names them"
-            raise UsageError(what, fix=fix)
+            problem, fix = f"{settings.cache}: no sample has all fields", "run `latentcache verify`, which names them"
+            raise UsageError(problem, fix=fix)
         self._sizes = self._samples.sizes
         types = {name: values.dtype for name, values in self._samples[0].tensors.items()}
         self._container = CONTAINERS[settings.format](types)

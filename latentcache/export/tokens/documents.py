@@ -51,9 +51,9 @@ class Ids(NamedTuple):
 
 def write_megatron(folder: Path, split: str, dtype: str, batches: Iterable[Batch], tokenizer: str = "") -> Ids:
     """Write ``.bin`` and ``.idx``."""
-    made = _write_ids(folder / f"{split}.bin", "int32" if dtype == "uint32" else dtype, batches)
-    (folder / f"{split}.idx").write_bytes(megatron_index(made))
-    return made
+    ids = _write_ids(folder / f"{split}.bin", "int32" if dtype == "uint32" else dtype, batches)
+    (folder / f"{split}.idx").write_bytes(megatron_index(ids))
+    return ids
 
 
 def megatron_index(ids: Ids) -> bytes:
@@ -68,12 +68,12 @@ def megatron_index(ids: Ids) -> bytes:
 def write_datatrove(folder: Path, split: str, dtype: str, batches: Iterable[Batch], tokenizer: str = "") -> Ids:
     """Write ``.ds``, ``.ds.index`` and ``.ds.metadata``; the first line of the last one has one ``|``."""
     path = folder / split / "00000_tokens.ds"
-    made = _write_ids(path, dtype, batches)
-    path.with_name(f"{path.name}.index").write_bytes(made.ends.astype("<u8").tobytes())
-    name, tokens = " ".join(tokenizer.replace("|", " ").split()) or "Unknown Tokenizer", int(made.ends[-1])
-    words = f"{name}|{made.dtype.itemsize}\n{tokens}\n{tokens / 1e9:.3g} GT"
+    ids = _write_ids(path, dtype, batches)
+    path.with_name(f"{path.name}.index").write_bytes(ids.ends.astype("<u8").tobytes())
+    name, tokens = " ".join(tokenizer.replace("|", " ").split()) or "Unknown Tokenizer", int(ids.ends[-1])
+    words = f"{name}|{ids.dtype.itemsize}\n{tokens}\n{tokens / 1e9:.3g} GT"
     path.with_name(f"{path.name}.metadata").write_text(words, "utf-8")
-    return made
+    return ids
 
 
 def _write_ids(path: Path, dtype: str, batches: Iterable[Batch]) -> Ids:

@@ -30,8 +30,11 @@ class TokenExport:
         self._settings = settings
         self._cache = opened(settings)
         if all(field.spec.collate != "pack" for field in self._cache.snapshots[0].fields.values()):
-            what, why = f"CACHE={settings.cache}: holds no tokens", "training scripts read images with open_cache()"
-            raise UsageError(what, why=why, fix="export a cache of `latentcache build DATA --tokenizer PATH`")
+            problem, why = (
+                f"CACHE={settings.cache}: holds no tokens",
+                "training scripts read images with open_cache()",
+            )
+            raise UsageError(problem, why=why, fix="export a cache of `latentcache build DATA --tokenizer PATH`")
         parts = {"train": self._cache}
         if settings.validation:
             parts = dict(zip(("train", "validation"), self._cache.split(settings.validation), strict=True))
