@@ -80,10 +80,11 @@ def plan(rows: int, folder: Path, *, weighted: bool = False) -> Found:
     mix = mixture(["many", "few"], [rows - rows // 4, rows // 4], [1, 1]) if weighted else None
     index = SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "made", mixture=mix)
     started = time.perf_counter()
-    steps = len(plan_epoch(index, BatchPlan(batch_size=16, world_size=4), seed=0, epoch=0))
+    batches, fewer = BatchPlan(batch_size=16, world_size=4), BatchPlan(batch_size=16, world_size=3)
+    steps = len(plan_epoch(index, batches, seed=0, epoch=0))
     taken = time.perf_counter() - started
     started = time.perf_counter()
-    rest = rest_of_epoch(index, [(16, 4, steps // 2), (16, 3, 0)], "repeat", seed=0, epoch=0)
+    rest = rest_of_epoch(index, [(batches, steps // 2), (fewer, 0)], seed=0, epoch=0)
     return {"seconds": taken, "resume": time.perf_counter() - started, "checked": float(len(rest) > 0)}
 
 
