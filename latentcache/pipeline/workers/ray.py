@@ -42,6 +42,8 @@ from latentcache.sources.locations import read_image
 from latentcache.store.lock import check_owner
 from latentcache.store.paths import CachePaths
 
+#: Threads of an encoder on CPUs: bits of its results depend on them.
+_THREADS = "OMP_NUM_THREADS"
 _LIBRARIES = ("torch", "pillow", "simplejpeg", "ray")
 #: Seconds between two looks at the nodes, and between two at actors.
 _NODES_S, _TICK_S = 1.0, 0.1
@@ -134,10 +136,10 @@ class Supervisor:
 
     def __init__(self, variables: Mapping[str, str], device: str, neighbors: int) -> None:
         os.environ.update(variables)
-        # Ray sets one thread for each CPU that an actor asks for.
-        os.environ.pop("OMP_NUM_THREADS", None)
-        if device != "cuda" and neighbors > 1:
-            os.environ["OMP_NUM_THREADS"] = str(max(cpu_count() // neighbors, 1))
+        if _THREADS not in variables:  # Ray sets one thread for each CPU that an actor asks for
+            os.environ.pop(_THREADS, None)
+            if device != "cuda" and neighbors > 1:
+                os.environ[_THREADS] = str(max(cpu_count() // neighbors, 1))
         field_kinds.cache_clear()
         self._device, self._neighbors = device, neighbors
         self._engine = LocalEngine(device, neighbors=neighbors)
@@ -428,7 +430,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         name = node["NodeID"]
-        variables = {key: value for key, value in os.environ.items() if key.startswith("LATENTCACHE_")}
+        variables = {key: value for key, value in os.environ.items() if key.startswith(("LATENTCACHE_", _THREADS))}
         if self._known(name).losses:
             variables.pop(failpoint.VARIABLE, None)
         handle = self._actor_class.options(
