@@ -20,7 +20,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.trainer import SizeOptions, Table, Trainer, TrainerSettings, refused, shown
+from latentcache.geometry.like.trainer import (
+    SizeOptions,
+    Table,
+    Trainer,
+    TrainerSettings,
+    check_alike,
+    refused,
+    several,
+    shown,
+)
 from latentcache.geometry.sizes import Size, square
 
 #: Defaults of ``min_bucket_reso``, ``max_bucket_reso`` and ``bucket_reso_steps``, in pixels.
@@ -245,17 +254,9 @@ def _check(path: Path, subsets: Sequence[Mapping[str, Any]]) -> None:
     for subset in subsets:
         parts = [str(subset.get(name)) for name in ("image_dir", "metadata_file", "num_repeats", "is_reg")]
         folders.setdefault(str(subset.get("resolution")), set()).add(" ".join(parts))
-    several = {name: {str(subset.get(name, default)) for subset in subsets} for name, default in _SIZES.items()}
-    wrong = next((name for name, values in several.items() if len(values) > 1), "")
+    check_alike(path, subsets, _SIZES)
     if len({frozenset(names) for names in folders.values()}) > 1:
-        wrong = "image_dir or num_repeats at their resolutions"
-    if wrong:
-        raise UsageError(
-            f"{path}: data sets have several values of {wrong}",
-            where=str(path),
-            why="a cache has one table of sizes, and every image at all resolutions",
-            fix="build one cache for each, with a configuration of its own",
-        )
+        raise several(path, "image_dir or num_repeats at their resolutions")
 
 
 def _captions(settings: Mapping[str, Any]) -> dict[str, str]:

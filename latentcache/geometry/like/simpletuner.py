@@ -21,8 +21,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.trainer import SizeOptions, Table, Trainer, TrainerSettings, file_near, read_file
-from latentcache.geometry.sizes import Size, square
+from latentcache.geometry.like.trainer import (
+    SizeOptions,
+    Table,
+    Trainer,
+    TrainerSettings,
+    file_near,
+    read_file,
+    several,
+)
+from latentcache.geometry.sizes import Size
 
 #: Megapixels -> the side of a square image near this number, which differs from that of other images.
 _SQUARES = {0.25: 512, 0.5: 768, 1.0: 1024, 2.0: 1536, 4.0: 2048}
@@ -147,30 +155,18 @@ class SimpleTuner(Trainer):
     def tables(self, sizes: SizeOptions) -> Sequence[SimpleTunerTable]:
         """See ``Trainer``. The shortest side is the resolution of ``resolution_type = pixel``."""
         sizes.reject("SimpleTuner", "max_side")
-        squares, edge = [square(resolution) for resolution in sizes.buckets or sizes.resolutions], sizes.min_side
-        for size in squares:
-            if size.height != size.width:
-                raise RecipeError(
-                    "SimpleTuner crops to squares, or to buckets of the area of a square",
-                    argument="buckets",
-                    value=str(size),
-                    fix="--resolution PIXELS",
-                    fix_python="resolutions=[PIXELS]",
-                )
-            if edge and (size.width != edge or edge % sizes.step or sizes.buckets):
-                raise RecipeError(
-                    "SimpleTuner: the shortest side is the resolution itself (resolution_type = pixel)",
-                    argument="min_side",
-                    value=edge,
-                    why=f"it is a multiple of {sizes.step}, as all sides are",
-                    fix=f"--resolution {edge} --min-side {edge} --bucket-step STEP; or leave --min-side out",
-                    fix_python=f"resolutions=[{edge}], min_side={edge}; or leave min_side out",
-                )
-        is_square = bool(sizes.buckets)
-        return [
-            SimpleTunerTable(resolution=size, step=sizes.step, buckets=not is_square, by_edge=bool(edge))
-            for size in squares
-        ]
+        squares, edge = sizes.squares("SimpleTuner"), sizes.min_side
+        if edge and (sizes.buckets or edge % sizes.step or any(size.width != edge for size in squares)):
+            raise RecipeError(
+                "SimpleTuner: the shortest side is the resolution itself (resolution_type = pixel)",
+                argument="min_side",
+                value=edge,
+                why=f"it is a multiple of {sizes.step}, as all sides are",
+                fix=f"--resolution {edge} --min-side {edge} --bucket-step STEP; or leave --min-side out",
+                fix_python=f"resolutions=[{edge}], min_side={edge}; or leave min_side out",
+            )
+        options: dict[str, Any] = {"step": sizes.step, "buckets": not sizes.buckets, "by_edge": bool(edge)}
+        return [SimpleTunerTable(resolution=size, **options) for size in squares]
 
     def read(self, path: Path, value: Any) -> TrainerSettings:
         """See ``Trainer``."""
@@ -183,18 +179,6 @@ class SimpleTuner(Trainer):
         if not backends:
             problem, fix = f"{path}: has no backend of images", "add a backend with dataset_type = image"
             raise UsageError(problem, where=str(path), fix=fix)
-        crops = [backend.get("crop") and backend.get("crop_aspect", "square") for backend in backends]
-        squares = {crop == "square" for crop in crops}
-        kinds = {backend["resolution_type"] == "pixel" for backend in backends}
-        sides, is_square = tuple(dict.fromkeys(map(_side, backends))), True in squares
-        by_edge = True in kinds and not is_square
-        if len(squares) > 1 or (by_edge and (len(sides) > 1 or len(kinds) > 1)):
-            raise UsageError(
-                f"{path}: some backends crop to squares, or have another resolution_type or side, than others",
-                where=str(path),
-                why="a cache has one table of sizes",
-                fix="build one cache for each, with a configuration of its own",
-            )
         if (rounding := int(general.get("aspect_bucket_rounding") or 2)) != 2:
             raise UsageError(
                 f"{path}: aspect_bucket_rounding = {rounding}",
@@ -202,22 +186,11 @@ class SimpleTuner(Trainer):
                 why="sizes are known for ratios of two decimals",
                 fix="set it to 2, or leave it out",
             )
-        alignment, family = general.get("aspect_bucket_alignment"), str(general.get("model_family"))
-        step = _ALIGNMENT.get(family, int(alignment or 64))
-        words = [f"resolution_type {'pixel' if by_edge else 'pixel_area'}, resolution {side}" for side in sides]
-        words += ["crop_aspect square" if is_square else "crop false or preserve"]
-        origin = f" (of {family})" if family in _ALIGNMENT else " (default)" if alignment is None else ""
-        words += [f"aspect_bucket_alignment {step}{origin}"]
-        words += [f"{name} is not used" for name in _UNUSED if any(backend.get(name) for backend in backends)]
-        drawn = any(
-            backend.get("crop") and backend.get("crop_style", "random") in ("random", "face") for backend in backends
-        )
-        words += ["crops are centered, crop_style is not used"] if drawn else []
-        sizes = {"buckets": tuple(Size(side, side) for side in sides)} if is_square else {"resolutions": sides}
+        words, options = _sizes(path, backends, general)
         batch = general.get("train_batch_size")
         return TrainerSettings(
             words=", ".join(words),
-            options={**sizes, "bucket_step": step, **({"min_side": sides[0]} if by_edge else {})},
+            options=options,
             source={"config": str(backend_path.resolve()), "layout": ""},
             no_latents=_set(backends, _NO_LATENTS),
             no_text=tuple(
@@ -257,6 +230,37 @@ def _backends(path: Path, value: Any) -> tuple[Mapping[str, Any], list[Mapping[s
         problem, fix = f"{path}: {name} is not there", "give multidatabackend.json itself"
         raise UsageError(problem, where=str(path), why="it is looked for here and in the folders above", fix=fix)
     return general, read_file(file), file
+
+
+def _sizes(
+    path: Path, backends: Sequence[Mapping[str, Any]], general: Mapping[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """The settings of sizes in words, and the options of ``build`` that say the same."""
+    squares = [backend.get("crop") and backend.get("crop_aspect", "square") == "square" for backend in backends]
+    edges = [backend["resolution_type"] == "pixel" for backend in backends]
+    sides, is_square = tuple(dict.fromkeys(map(_side, backends))), any(squares)
+    by_edge = any(edges) and not is_square
+    if is_square and not all(squares):
+        raise several(path, "crop_aspect")
+    if by_edge and (len(sides) > 1 or not all(edges)):
+        raise several(path, "resolution or resolution_type")
+    alignment, family = general.get("aspect_bucket_alignment"), str(general.get("model_family"))
+    step = _ALIGNMENT.get(family, int(alignment or 64))
+    origin = f" (of {family})" if family in _ALIGNMENT else " (default)" if alignment is None else ""
+    words = [f"resolution_type {'pixel' if by_edge else 'pixel_area'}, resolution {side}" for side in sides]
+    words += ["crop_aspect square" if is_square else "crop false or preserve"]
+    words += [f"aspect_bucket_alignment {step}{origin}"]
+    words += [f"{name} is not used" for name in _UNUSED if any(backend.get(name) for backend in backends)]
+    styles = [backend.get("crop") and backend.get("crop_style", "random") for backend in backends]
+    words += ["crops are centered, crop_style is not used"] if {"random", "face"}.intersection(styles) else []
+    options: dict[str, Any] = {"bucket_step": step}
+    if is_square:
+        options["buckets"] = tuple(Size(side, side) for side in sides)
+    else:
+        options["resolutions"] = sides
+    if by_edge:
+        options["min_side"] = sides[0]
+    return words, options
 
 
 def _side(backend: Mapping[str, Any]) -> int:

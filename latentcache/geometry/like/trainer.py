@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
 
 
@@ -62,6 +62,19 @@ class SizeOptions(Value):
             if getattr(self, name):
                 problem = f"{title} has no {'shortest' if name == 'min_side' else 'longest'} side of a bucket"
                 raise RecipeError(problem, argument=name, value=getattr(self, name), fix="leave it out")
+
+    def squares(self, title: str) -> list[Size]:
+        """Its resolutions, or its buckets; raises RecipeError for a size of two sides."""
+        squares = [square(resolution) for resolution in self.buckets or self.resolutions]
+        if oblong := [size for size in squares if size.height != size.width]:
+            raise RecipeError(
+                f"{title} has one number as a resolution",
+                argument="buckets" if self.buckets else "resolutions",
+                value=str(oblong[0]),
+                fix="--resolution PIXELS",
+                fix_python="resolutions=[PIXELS]",
+            )
+        return squares
 
 
 class TrainerSettings(Value):
@@ -156,6 +169,23 @@ def refused(values: Mapping[str, Any], names: Mapping[str, Any], label: str = ""
         f"{label}{name} = {str(values.get(name, default)).lower()}"
         for name, default in names.items()
         if values.get(name, default)
+    )
+
+
+def check_alike(path: Path, sets: Sequence[Mapping[str, Any]], names: Mapping[str, Any]) -> None:
+    """Raise a UsageError if sets of images have several values of a setting, which are given with their defaults."""
+    for name, default in names.items():
+        if len({str(values.get(name, default)) for values in sets}) > 1:
+            raise several(path, name)
+
+
+def several(path: Path, setting: str) -> UsageError:
+    """The error on several values of a setting, of which a cache has one."""
+    return UsageError(
+        f"{path}: data sets have several values of {setting}",
+        where=str(path),
+        why="a cache has one table of sizes, and every image at all resolutions",
+        fix="build one cache for each, with a configuration of its own",
     )
 
 

@@ -50,7 +50,7 @@ def test_what_it_has_no_setting_for_is_named():
     options = {"resolutions": (512,), "buckets": (), "step": 64, "min_side": None, "max_side": None}
     with pytest.raises(RecipeError, match="no longest"):
         SimpleTuner().tables(SizeOptions(**options | {"max_side": 256}))
-    with pytest.raises(RecipeError, match="crops to squares"):
+    with pytest.raises(RecipeError, match="one number as a resolution"):
         SimpleTuner().tables(SizeOptions(**options | {"resolutions": (), "buckets": (Size(512, 768),)}))
     with pytest.raises(RecipeError, match="SimpleTuner enlarges"):
         SimpleTuner().tables(SizeOptions(**options))[0].within(Size(64, 64))
@@ -134,7 +134,7 @@ def test_what_is_not_followed_is_said(tmp_path):
         ('[{"id": "a", "type": "local", "resolution": "big"}]', "another form"),
         (
             '[{"id": "a", "type": "local"}, {"id": "b", "type": "local", "resolution_type": "pixel"}]',
-            "another resolution_type",
+            "several values of resolution or resolution_type",
         ),
         ('{"data_backend_config": "none.json"}', "none.json is not there"),
     ],
