@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 #: What makes the bytes of a file.
 Make = Callable[[], bytes]
 #: Fields of a cache.
-LATENTS, MASK = "latents", "mask"
+LATENTS, MASK, CONTROL = "latents", "mask", "control"
 TEXT, POOLED, IDS = "prompt_embeds", "pooled_prompt_embeds", "prompt_ids"
 #: Pipelines of diffusers whose text is exported.
 SD, SDXL, SD3, FLUX = (f"{name}Pipeline" for name in
@@ -68,8 +68,17 @@ class Sample(Value, eq=False):
     """Its ``mask``, ``control``, ``control_2``, ``control_3``: name in the exported folder, with ``/``."""
     latents: Sequence[Latent] = ()
     masks: Sequence[Latent] = ()
+    controls: Sequence[Latent] = ()
+    """Latents of its control image, in the sizes of ``latents``."""
     text: Mapping[str, Array] = field(default_factory=dict)
     """Field of the cache -> its item."""
+    further: Sequence[tuple[str, Mapping[str, Array]]] = ()
+    """Further captions with their items, for a trainer that draws one."""
+
+    @property
+    def captioned(self) -> list[Sample]:
+        """The sample with each of its captions."""
+        return [self, *(replace(self, caption=caption, text=text) for caption, text in self.further)]
 
     @property
     def folder(self) -> str:
@@ -120,6 +129,10 @@ class Format:
     """Attributes that all samples of a folder of the export share."""
     no_caption: str = ""
     """What the trainer does with an image without a caption."""
+    draws_captions: bool = False
+    """True: a line of a caption file is a caption, and the trainer draws one."""
+    empty_caption: str = ""
+    """Caption file of an empty caption."""
     several_lines: str = "the first one"
     """What the trainer reads of a caption of several lines where it encodes text itself."""
 

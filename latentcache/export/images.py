@@ -22,12 +22,12 @@ from PIL import ImageOps
 
 from latentcache.errors import RecipeError, UsageError, count_of
 from latentcache.export.folder import File, link, of_bytes, written
-from latentcache.export.format import LATENTS, MASK, TEXT, Format, Latent, Request, Sample
+from latentcache.export.format import CONTROL, LATENTS, MASK, TEXT, Format, Latent, Request, Sample
 from latentcache.export.kohya import Kohya
 from latentcache.export.onetrainer import OneTrainer
 from latentcache.export.samples import (
     build_command,
-    caption_of,
+    captions_of,
     check_demo,
     facts_of,
     item_sizes,
@@ -93,6 +93,7 @@ class ImageExport:
                 release=settings.release,
             )
         )
+        self._wanted = list(self._format.request.wanted)
         self._entries = EntryReader(self._snapshot.paths, self._snapshot)
         joined = {name: join(Part(self._snapshot), (name,), repeats=False) for name in self._wanted}
         self._rows = {name: _by_sample(part.sample, part.rows[name]) for name, part in joined.items()}
@@ -180,6 +181,11 @@ class ImageExport:
                 why="without them the trainer encodes again, or fails at the first batch",
                 fix="run `latentcache build` with masks in files beside the images or --masks alpha, or turn it off",
             )
+        if found.needs_controls and LATENTS in self._wanted and CONTROL not in self._wanted:
+            raise UsageError(
+                f"{config}: the model takes a conditioning image, and the cache has none",
+                fix="add NAME-condlabel.png beside each image, and run the same `latentcache build` again",
+            )
         if TEXT in self._wanted and found.no_text:
             raise UsageError(
                 f"{config}: the trainer takes no cached text",
@@ -254,7 +260,7 @@ class ImageExport:
 
     def _sample(self, number: int) -> Sample:
         """A sample, without values."""
-        samples, caption = self._snapshot.samples, caption_of(self._snapshot, number, self._wanted)
+        samples, captions = self._snapshot.samples, captions_of(self._snapshot, number, self._wanted)
         set_of, sets = samples.columns.get("image_set"), self._snapshot.source.get("sets") or [{}]
         image_set = sets[0 if set_of is None else int(set_of[number])]
         mask, name = samples.inputs.get("mask"), samples.names[number]
@@ -262,8 +268,9 @@ class ImageExport:
             name=name,
             target=name,
             size=Size(*map(int, samples.columns["original_size"][number])),
-            caption=caption,
-            has_caption=bool(caption) or TEXT in self._wanted or self._snapshot.empty_by_choice,
+            caption=captions[0],
+            further=[(caption, {}) for caption in captions[1:] if self._format.draws_captions],
+            has_caption=bool(captions[0]) or TEXT in self._wanted or self._snapshot.empty_by_choice,
             repeats=image_set.get("repeats", 1),
             class_words=image_set.get("class_words", ""),
             is_reg=image_set.get("is_reg", False),
@@ -279,15 +286,17 @@ class ImageExport:
         return replace(sample, partners={role: target for role, target in named.items() if target})
 
     def _with_values(self, sample: Sample, number: int) -> Sample:
-        texts = dict[str, Any]()
-        for name in self._wanted:
-            if name not in (LATENTS, MASK):
-                texts[name] = self._values(name, int(self._rows[name][number][0][0]))
-        latents, masks = (
+        fields = [name for name in self._wanted if name not in (LATENTS, MASK, CONTROL)]
+        texts = [
+            {name: self._values(name, self._rows[name][number][0][variant]) for name in fields}
+            for variant in range(len(sample.further) + 1)
+        ]
+        further = [(caption, text) for (caption, _), text in zip(sample.further, texts[1:], strict=True)]
+        latents, masks, controls = (
             [self._latent(name, *rows) for rows in self._rows.get(name, {}).get(number, ())]
-            for name in (LATENTS, MASK)
+            for name in (LATENTS, MASK, CONTROL)
         )
-        return replace(sample, latents=latents, masks=masks, text=texts)
+        return replace(sample, latents=latents, masks=masks, controls=controls, text=texts[0], further=further)
 
     def _partners(self, number: int) -> dict[str, Mapping[str, Any]]:
         """Places of the masks and control images of a sample that are files of their own."""
@@ -343,8 +352,9 @@ class ImageExport:
             is_other = Path(target).suffix != Path(source).suffix
             file = File(name=target, origin=f"{content}-{how}", **more)
             yield file, partial(self._write_image, location, content, is_other)
-        if sample.has_caption:  # a file without any line stops sd-scripts
-            yield of_bytes(f"{sample.stem}.txt", (sample.caption or "\n").encode(), **more)
+        if sample.has_caption:
+            lines = "\n".join(each.caption for each in sample.captioned)
+            yield of_bytes(f"{sample.stem}.txt", (lines or self._format.empty_caption).encode(), **more)
 
     def _write_values(self, number: int, sample: Sample, name: str, path: Path) -> str:
         return written(path, self._format.files(self._with_values(sample, number))[name]())

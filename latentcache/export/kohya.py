@@ -103,6 +103,8 @@ class Kohya(Format):
     name = "kohya"
     extensions = ("png", "jpg", "jpeg", "webp", "bmp")
     shared = ("repeats", "is_reg", "class_words")
+    draws_captions = True
+    empty_caption = "\n"  # a file without any line stops it
     no_caption = "uses the class words, class_tokens or the name of the folder"
 
     def __init__(self, request: Request) -> None:
@@ -164,8 +166,9 @@ class Kohya(Format):
         """See ``Format``."""
         geometry, table = self.geometry, cast("KohyaTable", self.geometry.like_tables()[0])
         lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
-        lines += ["caption_extension = '.txt'", f"flip_aug = {str(geometry.flip).lower()}", ""]
-        subsets = self._subsets()
+        lines += ["caption_extension = '.txt'", f"flip_aug = {str(geometry.flip).lower()}"]
+        lines += ["enable_wildcard = true"] if any(sample.further for sample in self.samples) else []
+        lines, subsets = [*lines, ""], self._subsets()
         for resolution in geometry.resolutions or geometry.buckets:
             size = square(resolution)
             for is_conditioned in sorted({bool(subset.conditioning) for subset in subsets}):
@@ -203,6 +206,8 @@ class Kohya(Format):
                 " apply_lg_attn_mask must be off"
             )
             lines += [self._text.advice] if self._text.advice else []
+            if any(sample.further for sample in self.samples):
+                lines.append("of several captions of an image, the text of the first one is exported")
         if any(subset.conditioning for subset in subsets):
             lines.append("conditioning_data_dir needs --masked_loss, or a training of ControlNet")
         if any(subset.is_left_out for subset in subsets):

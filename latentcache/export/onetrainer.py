@@ -15,8 +15,10 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import torch
 from latentcache.errors import UsageError, count_of
 from latentcache.export.format import (
     CLIP_TOKENS,
+    CONTROL,
     FLUX,
     IDS,
     LATENTS,
@@ -34,6 +37,7 @@ from latentcache.export.format import (
     SD,
     SD3,
     SDXL,
+    TEXT,
     Format,
     Latent,
     Make,
@@ -78,8 +82,8 @@ _TEXT: Mapping[str, Any] = {
     "caps_randomize_probability": 0.0,
     "caps_randomize_lowercase": False,
 }
-#: Steps of its pipeline that draw, by their position without and with masks; and its only seed.
-_RESOLUTION_STEP, _FLIP_STEP, _SEED = (13, 18), (15, 20), 42
+#: Steps of its pipeline that draw, by their position without masks and conditioning images; and its only seed.
+_TEXT_STEP, _RESOLUTION_STEP, _FLIP_STEP, _SEED = 11, 13, 15, 42
 #: Type of text, as its settings name it; else, and of latents, float32.
 _DTYPES = {"FLOAT_16": torch.float16, "BFLOAT_16": torch.bfloat16}
 #: Part of a text -> its name in a file, by the number of the encoder.
@@ -101,30 +105,33 @@ class Concept(Value):
     samples: Sequence[Sample]
     """Without values, in the order of its cache."""
 
-    @property
-    def variations(self) -> int:
-        """Copies of the image cache."""
-        return int(self.settings["image_variations"])
-
-    def cache(self, kind: str, variation: int = 0) -> str:
-        """Folder of its ``image`` or ``text`` cache."""
+    def folders(self, kind: str) -> list[str]:
+        """Folders of the variations of its ``image`` or ``text`` cache."""
         names = ("path", "seed", "include_subdirectories", kind)
         key = json.dumps([self.settings[name] for name in names], sort_keys=True, separators=(",", ":"))
-        return f"cache/{kind}/{hashlib.sha256(key.encode()).hexdigest()}/variation-{variation}"
+        cache = f"cache/{kind}/{hashlib.sha256(key.encode()).hexdigest()}"
+        return [f"{cache}/variation-{variation}" for variation in range(self.settings[f"{kind}_variations"])]
+
+
+#: Bytes of one file, of a sample with values, its concept and the variation.
+Writer = Callable[[Sample, Concept, int], bytes]
 
 
 class OneTrainer(Format):
     """Files for OneTrainer. See :class:`~latentcache.export.format.Format`."""
 
     name = "onetrainer"
+    fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, MASK, CONTROL), "text": (TEXT, POOLED, IDS)}
+    draws_captions = True
     extensions = ("bmp", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif")
     no_caption = "trains on the empty caption"
     several_lines = "one that it draws"
 
     def __init__(self, request: Request) -> None:
-        super().__init__(request)
         config = request.trainer_config
         self._config = TrainingConfig(values={}, concepts=()) if config is None else read_config(config)
+        inputs = [name for name in request.wanted if name != CONTROL or self._config.is_inpainting]
+        super().__init__(replace(request, wanted=inputs))
         self._is_masked = bool(self._config.values.get("masked_training"))
         self._dtype = _DTYPES.get(self._config.values.get("train_dtype", ""), torch.float32)
         self._tables = request.geometry.like_tables()
@@ -135,7 +142,8 @@ class OneTrainer(Format):
         needed = (POOLED, IDS)
         rows = {SD: (SD, (IDS,)), SDXL: (SDXL, needed), SD3: (SD3, needed), FLUX: (FLUX, needed)}
         pipeline = self.text_of(rows, "OneTrainer encodes it in another way than diffusers, or has more values of it")
-        self._has_text = pipeline is not None
+        self._writers: dict[str, Writer] = {"image": self._latents} if LATENTS in inputs else {}
+        self._writers |= {"text": self._texts} if pipeline is not None else {}
         tokens, before = (CLIP_TOKENS, CLIP_TOKENS) if pipeline == SD3 else (0, 0)
         if pipeline == FLUX and self._config.values:
             tokens = self._config.values.get("text_encoder_2_sequence_length", 77) or 512
@@ -149,7 +157,7 @@ class OneTrainer(Format):
     @property
     def facts(self) -> Mapping[str, str]:
         """What the sidecar and the JSON output say; draws depend on the number of an image in all concepts."""
-        numbers = [self._is_masked, *(concept.first for concept in self._concepts.values())]
+        numbers = [self._shift(), *(concept.first for concept in self._concepts.values())]
         return {"release": "23df383"} | ({"draws": str(numbers)} if self._draws() else {})
 
     def target(self, sample: Sample) -> str:
@@ -191,11 +199,9 @@ class OneTrainer(Format):
     def files(self, sample: Sample) -> Mapping[str, Make]:
         """See ``Format``."""
         files, (concept, position) = dict[str, Make](), self._place[sample.target]
-        for variation in range(concept.variations if LATENTS in self.request.wanted else 0):
-            name = f"{concept.cache('image', variation)}/{position}.pt"
-            files[name] = partial(self._latents, sample, concept, variation)
-        if self._has_text:
-            files[f"{concept.cache('text')}/{position}.pt"] = partial(self._texts, sample)
+        for kind, write in self._writers.items():
+            for variation, folder in enumerate(concept.folders(kind)):
+                files[f"{folder}/{position}.pt"] = partial(write, sample, concept, variation)
         return files
 
     def settings(self) -> Mapping[str, bytes]:
@@ -205,8 +211,8 @@ class OneTrainer(Format):
             "concepts.json": json.dumps(concepts, indent=4).encode(),
             "onetrainer.txt": "".join(f"{line}\n" for line in self.advice()).encode(),
         }
-        for concept in self._concepts.values():
-            for variation in range(concept.variations if LATENTS in self.request.wanted else 0):
+        for kind, concept in product(self._writers, self._concepts.values()):
+            for variation, folder in enumerate(concept.folders(kind)):
                 sizes = [
                     {
                         "crop_resolution": _pair(self._bucket(sample.size, variation, concept.first + number)),
@@ -214,9 +220,7 @@ class OneTrainer(Format):
                     }
                     for number, sample in enumerate(concept.samples)
                 ]
-                files[f"{concept.cache('image', variation)}/aggregate.pt"] = saved(sizes)
-            if self._has_text:
-                files[f"{concept.cache('text')}/aggregate.pt"] = saved([{} for _ in concept.samples])
+                files[f"{folder}/aggregate.pt"] = saved(sizes if kind == "image" else [{} for _ in sizes])
         return files
 
     def advice(self) -> Sequence[str]:
@@ -247,7 +251,7 @@ class OneTrainer(Format):
             )
         if not self._is_masked and MASK in self.request.wanted:
             lines.append("masked_training: on, if the masks are to count")
-        if self._has_text:
+        if "text" in self._writers:
             lines.append(
                 "train must be off for every text encoder, its layer skip 0, and embeddings must not be trained"
             )
@@ -263,7 +267,14 @@ class OneTrainer(Format):
         return any(image["enable_random_flip"] or image["enable_fixed_flip"] for image in images)
 
     def _draws(self) -> bool:
-        return self._flips() or len(self._tables) > 1
+        return self._flips() or len(self._tables) > 1 or any(sample.further for sample in self.samples)
+
+    def _shift(self, *, with_images: bool = True) -> int:
+        """Positions by which masks and conditioning images move a step: one after images, or only after paths."""
+        custom = int(bool(self._config.values.get("custom_conditioning_image")))
+        loaded = 2 if self._is_masked else int(self._config.is_inpainting)
+        changed = 2 if loaded else 0
+        return self._is_masked + custom + (loaded + custom + changed if with_images else 0)
 
     def _resolution(self) -> str:
         if self.geometry.buckets:
@@ -275,10 +286,11 @@ class OneTrainer(Format):
     def _settings(self, path: str, users: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
         """A concept of its defaults, and of what the user's concept of this folder says."""
         image, text = {**_IMAGE, **users.get("image", {})}, {**_TEXT}
-        text_variations = 1
-        if not self._has_text:
+        text_variations = int(users.get("text_variations", 1))
+        if "text" in self._writers:
+            text_variations = text_variations if any(sample.further for sample in samples) else 1
+        else:
             text |= users.get("text", {})
-            text_variations = users.get("text_variations", 1)
             if text["prompt_source"] == "sample":  # text that it caches by number must not outlive a change of images
                 listing = "\0".join(f"{sample.target}\0{sample.caption}" for sample in samples)
                 text["prompt_path"] = f"latentcache-{hashlib.sha256(listing.encode()).hexdigest()[:16]}"
@@ -324,12 +336,12 @@ class OneTrainer(Format):
 
     def _bucket(self, image: Size, variation: int, number: int) -> Size:
         """The bucket that the trainer draws for an image."""
-        draw = self._draw(_RESOLUTION_STEP, variation, number)
+        draw = self._draw(_RESOLUTION_STEP + self._shift(), variation, number)
         return draw.choice([table.nearest(image) for table in self._tables])
 
-    def _draw(self, steps: tuple[int, int], variation: int, number: int) -> random.Random:
+    def _draw(self, step: int, variation: int, number: int) -> random.Random:
         """The generator of one step of its pipeline, as ``PipelineModule._get_rand`` makes it."""
-        return random.Random(hash((_SEED, steps[self._is_masked], variation, number)))
+        return random.Random(hash((_SEED, step, variation, number)))
 
     def _latents(self, sample: Sample, concept: Concept, variation: int) -> bytes:
         number = concept.first + self._place[sample.target][1]
@@ -337,23 +349,29 @@ class OneTrainer(Format):
         placement = self.request.latents.geometry.place(sample.size, bucket)
         is_flipped = image["enable_fixed_flip"]
         if image["enable_random_flip"]:
-            is_flipped = self._draw(_FLIP_STEP, variation, number).random() < 0.5
-        item = {
+            is_flipped = self._draw(_FLIP_STEP + self._shift(), variation, number).random() < 0.5
+        item: dict[str, Any] = {
             "latent_image": _tensor(sample.latents, bucket, is_flipped=is_flipped),
             "original_resolution": _pair(sample.size),
             "crop_offset": (placement.top, placement.left),
         }
-        if MASK in self.request.wanted:
+        if self._config.is_inpainting and not self._is_masked:
+            item["latent_mask"] = torch.ones_like(item["latent_image"][:1])
+        elif MASK in self.request.wanted:
             item["latent_mask"] = _tensor(sample.masks, bucket, is_flipped=is_flipped)
+        if CONTROL in self.request.wanted:
+            item["latent_conditioning_image"] = _tensor(sample.controls, bucket, is_flipped=is_flipped)
         return saved(item)
 
-    def _texts(self, sample: Sample) -> bytes:
-        """Its parts; those of the only text encoder of a model have no number."""
-        item, parts = dict[str, torch.Tensor](), text_parts(self.request, sample)
+    def _texts(self, sample: Sample, concept: Concept, variation: int) -> bytes:
+        """Parts of the caption that it draws; those of the only text encoder of a model have no number."""
+        number = concept.first + self._place[sample.target][1]
+        draw = self._draw(_TEXT_STEP + self._shift(with_images=False), variation, number)
+        item, parts = dict[str, torch.Tensor](), text_parts(self.request, draw.choice(sample.captioned))
         for name, values in parts.items():
-            kind, _, number = name.partition("_")
+            kind, _, encoder = name.partition("_")
             tensor = torch.from_numpy(np.ascontiguousarray(values))
-            ending = f"_{number}" if "ids_2" in parts else ""
+            ending = f"_{encoder}" if "ids_2" in parts else ""
             item[_PARTS[kind].format(ending)] = tensor if kind in ("ids", "mask") else tensor.to(self._dtype)
         return saved(item)
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.fields.captions import CaptionVariants
+from latentcache.fields.captions import BETWEEN, CaptionVariants
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import ReadSpec
 from latentcache.fields.table import OF_TABLE, table_values
@@ -87,7 +87,7 @@ class WholeSamples:
         snapshot, row = self._snapshot, int(self._sample[number])
         about: dict[str, Any] = {"name": snapshot.samples.names[row]}
         if CAPTION in snapshot.samples.inputs:
-            about["caption"] = caption_of(snapshot, row, snapshot.fields)
+            about["caption"] = captions_of(snapshot, row, snapshot.fields)[0]
         for name in ("original_size", "repeats"):
             if name in self._columns:
                 about[name] = self._columns[name][row].tolist()
@@ -149,16 +149,18 @@ def item_values(
     return affine.apply(values[None].contiguous(), torch.empty((1, *values.shape), dtype=wanted))[0]
 
 
-def caption_of(snapshot: Snapshot, sample: int, fields: Iterable[str]) -> str:
-    """The first caption of a sample, as these fields encode it; empty: it has none."""
+def captions_of(snapshot: Snapshot, sample: int, fields: Iterable[str]) -> list[str]:
+    """The captions of a sample, as these fields encode them; one that is empty: it has none."""
     caption = snapshot.samples.inputs.get(CAPTION)
     if caption is None or caption.text is None:
-        return ""
+        return [""]
+    text: str = caption.text[sample]
     for name in fields:
         field = snapshot.fields[name]
         if field.kind is not None and field.recipe is not None and field.kind.inputs[0] == CAPTION:
-            return field.recipe.text(caption.text[sample], 0)
-    return CaptionVariants().text(caption.text[sample], 0)
+            variants: CaptionVariants = getattr(field.recipe, "captions", CaptionVariants())
+            return [field.recipe.text(text, variant) for variant in range(variants.count(text))]
+    return text.split(BETWEEN)
 
 
 def _loss_mask(field: FieldRows, row: int, length: int) -> torch.Tensor:

@@ -82,6 +82,7 @@ class SimpleTuner(Format):
     is_scaled = True
     extensions = ("bmp", "jpg", "jpeg", "png", "tif", "tiff", "webp")
     shared = ()
+    draws_captions = True
     several_lines = "all of them"
 
     def __init__(self, request: Request) -> None:
@@ -122,6 +123,7 @@ class SimpleTuner(Format):
     def begin(self, samples: Sequence[Sample]) -> None:
         """Sort the images into backends, and find the first image of each text."""
         super().begin(samples)
+        has_several = any(sample.further for sample in samples)
         groups = dict[str, list[Sample]]()
         for sample in samples:
             if not sample.has_caption:
@@ -131,7 +133,15 @@ class SimpleTuner(Format):
                     fix="write one, or build with --default-caption TEXT, which may be empty",
                 )
             groups.setdefault(sample.target.partition("/")[0], []).append(sample)
-            self._text_of.setdefault(sample.caption, sample.target)
+            for each in sample.captioned:
+                if has_several and "\n" in each.caption:
+                    raise UsageError(
+                        f"{sample.name}: a caption has several lines",
+                        where=sample.name,
+                        why="where images have several captions, SimpleTuner takes each line for one",
+                        fix="write it on one line, and build again",
+                    )
+                self._text_of.setdefault(each.caption, sample.target)
         self._backends = [
             Backend(name=f"{name}-{table.resolution.width}", folder=name, table=table, samples=group)
             for name, group in sorted(groups.items())
@@ -144,10 +154,11 @@ class SimpleTuner(Format):
         for backend in self._backends if LATENTS in self.request.wanted else ():
             if backend.folder == folder:
                 writers[backend.latents(sample)] = partial(_latents, sample, backend.table)
-        if self._family and self._text_of[sample.caption] == sample.target:
-            # The hash is only a name: it protects nothing.
-            name = hashlib.md5(sample.caption.encode(), usedforsecurity=False).hexdigest()
-            writers[f"text/{name}-{self._family}.pt"] = partial(self._texts, sample)
+        for each in sample.captioned if self._family else ():
+            if self._text_of[each.caption] == sample.target:
+                # The hash is only a name: it protects nothing.
+                name = hashlib.md5(each.caption.encode(), usedforsecurity=False).hexdigest()
+                writers[f"text/{name}-{self._family}.pt"] = partial(self._texts, each)
         return writers
 
     def settings(self) -> Mapping[str, bytes]:
@@ -222,7 +233,7 @@ class SimpleTuner(Format):
                 "crop_style": "center",
                 "crop_aspect": "preserve" if table.buckets else "square",
                 "caption_strategy": "textfile",
-                "disable_multiline_split": True,
+                "disable_multiline_split": not any(sample.further for sample in backend.samples),
                 # There ``repeats`` counts further passes.
                 "repeats": first.repeats - 1,
                 "metadata_backend": "discovery",

@@ -1,6 +1,7 @@
 """Folders for OneTrainer: what is in them, what is refused, and what later exports change."""
 
 import json
+import random
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from captioned_images import FOUR, data_and_cache, draw_captioned, files_below
+from made_pipelines import make_pipeline, tiny_vae
 from small_cache import build, draw
 
 from latentcache import open_cache
@@ -18,6 +20,7 @@ from latentcache.geometry.sizes import Size
 
 LIKE = {"like": "onetrainer", "resolutions": (256,), "bucket_step": 64}
 EXPORT = ("--to", "onetrainer")
+INPAINTING = "STABLE_DIFFUSION_XL_10_BASE_INPAINTING"
 TEXTS = ("prompt_embeds", "pooled_prompt_embeds", "prompt_ids")
 #: Name of the image cache of a concept of ``/sets/cats`` with all defaults but crop jitter, by OneTrainer's code.
 CATS = "cache/image/196a810e3c6e660120a9e275ff4266e59a2f542450ab6f4c21a9229a3470d559/variation-0"
@@ -80,7 +83,7 @@ def test_names_are_those_of_the_trainer(run, onetrainer):
     (concept,) = json.loads((out / "concepts.json").read_text())
     assert concept["path"] == "C:\\sets\\images\\cats"
     settings = {**concept, "path": "/sets/cats"}
-    assert Concept(settings=settings, first=0, samples=()).cache("image") == CATS
+    assert Concept(settings=settings, first=0, samples=()).folders("image") == [CATS]
 
 
 def test_a_later_export_writes_what_changed_and_renumbers(run, onetrainer):
@@ -154,6 +157,50 @@ def test_masks_are_exported_beside_latents(run, tmp_path):
     assert (tmp_path / "out/images/cats/p0-masklabel.png").exists()
 
 
+def test_conditioning_images_are_exported_for_a_model_that_takes_them(run, tmp_path):
+    data = draw_captioned(tmp_path / "cats")
+    for number in range(3):
+        draw(data / f"p{number}-condlabel.png", FOUR[number], seed=5 + number)
+    words = ("--model", "stub", "--like", "onetrainer", "--resolution", "256")
+    assert run("build", data, "--out", tmp_path / "cache", *words).status == 1  # one image has none
+    path = config(tmp_path, still(), model_type=INPAINTING, custom_conditioning_image=True)
+    for name, options, keys in (
+        ("inpainting", ("--trainer-config", path), {"latent_conditioning_image", "latent_mask"}),
+        ("other", (), set()),
+    ):
+        out = tmp_path / name
+        done = run("export", tmp_path / "cache", out, *EXPORT, *options, "--json")
+        assert (done.status, done.json["samples"], done.json["left_out"]) == (0, 3 if keys else 4, 1 if keys else 0)
+        (folder,) = out.glob("cache/image/*/variation-0")
+        latents = item(folder / "0.pt")
+        assert set(latents) == {"latent_image", "original_resolution", "crop_offset", *keys}
+        if keys:
+            assert (latents["latent_mask"] == 1).all()
+            assert latents["latent_conditioning_image"].shape == latents["latent_image"].shape
+            assert not torch.equal(latents["latent_conditioning_image"], latents["latent_image"])
+
+
+@pytest.mark.usefixtures("threads")
+def test_each_variation_has_the_text_of_the_caption_that_is_drawn(run, tmp_path):
+    data, model, out = draw_captioned(tmp_path / "cats"), tmp_path / "model", tmp_path / "out"
+    (data / "p1.txt").write_text("one\ntwo\nthree\n", "utf-8")
+    make_pipeline("StableDiffusionPipeline", model, vae=tiny_vae())
+    words = ("--model", model, "--like", "onetrainer", "--resolution", "64", "--bucket-step", "64")
+    more = ("--fields", "latents,prompt_embeds,prompt_ids", "--caption-lines", "all")
+    assert run("build", data, "--out", tmp_path / "cache", *words, *more).status == 0
+    values = {"resolution": "64", "text_encoder": {"train": False}, "text_encoder_2": {"train": False}}
+    for variations in (1, 5):
+        path = config(tmp_path, {**still(), "path": str(data), "text_variations": variations}, **values)
+        done = run("export", tmp_path / "cache", out, *EXPORT, "--fields", "all", "--trainer-config", path)
+        assert done.status == 0, done.err
+        assert len(list(out.glob("cache/text/*/variation-*"))) == variations
+    assert (out / "images/cats/p1.txt").read_text("utf-8") == "one\ntwo\nthree"
+    for variation in range(5):
+        ids = item(next(out.glob(f"cache/text/*/variation-{variation}/1.pt")))["tokens"]
+        letters = random.Random(hash((42, 11, variation, 1))).choice(["one", "two", "three"])
+        assert int((ids > 1).sum()) == len(letters)
+
+
 def test_a_concept_keeps_the_settings_of_its_release_and_of_its_text(run, onetrainer, tmp_path):
     data, cache, out = onetrainer
     concept = {"path": str(data), "image": {"__version": 1, "enable_crop_jitter": False, "a_new_setting": 0.5}}
@@ -191,8 +238,9 @@ REFUSALS = [
     (("--beside",), {}, {}, "--beside: not available"),
     ((), {"masked_training": True}, {}, "the cache has no masks"),
     ((), {"latent_caching": False}, {}, "takes no cached latents"),
-    ((), {"custom_conditioning_image": True}, {}, "takes no cached latents"),
-    ((), {"model_type": "STABLE_DIFFUSION_15_INPAINTING"}, {}, "takes no cached latents"),
+    ((), {"model_type": INPAINTING}, {}, "takes no cached latents"),
+    ((), {"model_type": INPAINTING, "custom_conditioning_image": True}, {}, "takes a conditioning image"),
+    ((), {"model_type": "FLUX_FILL_DEV_1"}, {}, "takes no cached latents"),
     ((), {"resolution": "512"}, {}, "would encode 4 images"),
     ((), {"model_type": "SANA"}, {}, "would encode 3 images"),
     ((), {}, {"model": "demo"}, "a demo encoder made it"),

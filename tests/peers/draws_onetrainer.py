@@ -1,4 +1,4 @@
-"""What OneTrainer's generators draw: python draws_onetrainer.py ONETRAINER MGDS OUT RESOLUTIONS.
+"""What OneTrainer's generators draw: python draws_onetrainer.py ONETRAINER MGDS OUT CONFIG (JSON).
 
 Its pipeline is set up by its own data loader, with images of the sizes of the files. Prints by concept, for each
 image: its name, and for each variation the bucket and whether it is flipped.
@@ -13,7 +13,7 @@ from serve_onetrainer import install, model_of
 
 
 def main():
-    trainer, mgds, out, resolutions = sys.argv[1:]
+    trainer, mgds, out, settings = sys.argv[1:]
     import torch
 
     install(trainer, mgds)
@@ -22,8 +22,7 @@ def main():
 
     values = {"__version": 11, "concept_file_name": f"{out}/concepts.json", "cache_dir": f"{out}/cache"}
     values |= {"clear_cache_before_training": False, "train_device": "cpu", "dataloader_threads": 1}
-    values |= {"model_type": "STABLE_DIFFUSION_XL_10_BASE", "resolution": resolutions}
-    config = TrainConfig.default_values().from_dict(values)
+    config = TrainConfig.default_values().from_dict(values | json.loads(settings))
     module = importlib.import_module("modules.dataLoader.StableDiffusionXLBaseDataLoader")
     cpu, model = torch.device("cpu"), model_of(config, text=False)
     loader = module.StableDiffusionXLBaseDataLoader(cpu, cpu, config, model, MagicMock(), TrainProgress())
@@ -39,7 +38,7 @@ def main():
         with Image.open(path) as image:
             size = (image.height, image.width)
         buckets._get_previous_item = _answers(buckets, original_resolution=size)
-        flips._get_previous_item = _answers(flips, image="plain")
+        flips._get_previous_item = _answers(flips, image="plain", mask="plain", custom_conditioning_image="plain")
         variations = range(paths.concepts[index]["image_variations"])
         module = sys.modules[type(flips).__module__]
         module.functional = MagicMock(hflip=lambda _: "flipped")

@@ -1,11 +1,13 @@
 """OneTrainer, by its own code, takes our folders: nothing is encoded again, all values are equal, and it trains."""
 
 import json
+import shutil
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from captioned_images import TEN, draw_sets
+from captioned_images import TEN, draw_captioned, draw_sets
 from checkouts import HERE, checkout, said_by, served_by
 from made_pipelines import clip, make_pipeline, tiny_unet, tiny_vae
 from small_cache import draw
@@ -20,6 +22,7 @@ MODELS = {
     "flux": ("FluxBaseDataLoader", "FLUX_DEV_1", (16, 0.3611, 0.1159), 64),
 }
 STILL = {"enable_crop_jitter": False}
+INPAINTING = "STABLE_DIFFUSION_XL_10_BASE_INPAINTING"
 
 
 def command_of(script, *words):
@@ -42,6 +45,16 @@ def ten(tmp_path_factory):
     """Ten images in several buckets, in two folders of kohya with repeats; a mask."""
     folder = draw_sets(tmp_path_factory.mktemp("ten"))
     draw(folder / "1_dogs/p7-masklabel.png", TEN[7], seed=77)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def conditioned(ten, tmp_path_factory):
+    """The same with a conditioning image for each."""
+    folder = tmp_path_factory.mktemp("conditioned") / "ten"
+    shutil.copytree(ten, folder)
+    for number, path in enumerate(sorted(folder.glob("*/p?.png"))):
+        draw(path.with_name(f"{path.stem}-condlabel.png"), TEN[number], seed=50 + number)
     return folder
 
 
@@ -103,6 +116,57 @@ def test_every_image_is_accepted_and_every_value_is_equal(run, ten, vaes, tmp_pa
     alone = sum(bucket["samples"] for bucket in plan["buckets"] if not bucket["batches"])
     assert len(seen) == 10 - alone
     assert counts["batches"] == counts["lengths"] == [plan["steps_per_epoch"]] * 5
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_conditioning_images_of_an_inpainting_model_are_taken(run, conditioned, vaes, tmp_path, masked):
+    values = {"model_type": INPAINTING, "resolution": "256", "masked_training": masked}
+    values |= {"custom_conditioning_image": True, "unmasked_probability": 0.0}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(values | {"concepts": [{"path": str(conditioned), "image": STILL}]}))
+    options = ("--trainer-config", config)
+    out = make(run, conditioned, tmp_path, "sdxl", vaes / "sdxl", *options, export=options)
+    served, counts = serve(out, "sdxl", epochs=3, **values)
+    assert counts is not None, served
+    reader = open_cache(tmp_path / "cache").read(scaled=False, repeats=False, dtype=torch.float32)
+    loader, seen = reader.loader(batch_size=1, seed=None), set()
+    for row, epoch in product(range(10), range(3)):
+        batch = loader.batch([row])
+        found = of_image(served, batch["names"][0].rpartition("/")[2], epoch)
+        if not found:  # dropped in this epoch
+            continue
+        seen.add(row)
+        np.testing.assert_array_equal(found["latent_image"], batch["latents"][0].numpy())
+        np.testing.assert_array_equal(found["latent_conditioning_image"], batch["control"][0].numpy())
+        mask = batch["mask"][0].numpy() if masked else np.ones_like(found["latent_mask"])
+        np.testing.assert_array_equal(found["latent_mask"], mask)
+    assert len(seen) > 7
+
+
+def test_the_text_of_a_variation_is_that_of_the_caption_that_it_draws(run, tmp_path):
+    """``prompt`` is drawn by its own ``SelectRandomText``, the hidden state comes from our cache."""
+    data, model = draw_captioned(tmp_path / "cats", TEN), tmp_path / "model"
+    for number in range(0, 10, 2):
+        (data / f"p{number}.txt").write_text("".join(f"line {line} of {number}\n" for line in range(3)), "utf-8")
+    make_pipeline(PIPELINES["sd"], model, vae=tiny_vae(*MODELS["sd"][2]))
+    concept = {"path": str(data), "image": STILL, "text_variations": 3}
+    config = tmp_path / "config.json"
+    off = {"text_encoder": {"train": False}}
+    config.write_text(json.dumps({"concepts": [concept], "model_type": MODELS["sd"][1], "resolution": "256", **off}))
+    more = ("--caption-lines", "all", "--fields", "latents,prompt_embeds,prompt_ids", "--trainer-config", config)
+    out = make(run, data, tmp_path, "sd", model, *more, export=("--fields", "all", "--trainer-config", config))
+    served, counts = serve(out, "sd", text=True, epochs=3)
+    assert counts is not None, served
+    texts, loader = {}, open_cache(tmp_path / "cache").read(dtype=torch.float32).loader(batch_size=1, seed=0)
+    for epoch in range(20):
+        loader.set_epoch(epoch)
+        texts |= {batch["captions"][0]: batch["prompt_embeds"][0].numpy() for batch in loader}
+    drawn = set()
+    for epoch, number in product(range(3), range(10)):
+        if found := of_image(served, f"p{number}.png", epoch):
+            np.testing.assert_array_equal(found["text_encoder_hidden_state"], texts[found["prompt"].item()])
+            drawn.add(found["prompt"].item())
+    assert len(drawn) > 10
 
 
 PIPELINES = {
@@ -177,20 +241,31 @@ def expected_text(name, batch):
     return {**first, **pooled_states, "text_encoder_3_hidden_state": sequence[77:]}
 
 
-def test_flips_and_resolutions_are_those_that_its_generator_draws(run, ten, vaes, tmp_path):
+#: Settings that move the steps of its pipeline.
+SHIFTS = [
+    {},
+    {"masked_training": True},
+    {"custom_conditioning_image": True},
+    {"model_type": INPAINTING, "custom_conditioning_image": True},
+    {"model_type": INPAINTING, "custom_conditioning_image": True, "masked_training": True},
+]
+
+
+@pytest.mark.parametrize("more", SHIFTS, ids=" ".join)
+def test_flips_and_resolutions_are_those_that_its_generator_draws(run, conditioned, vaes, tmp_path, more):
     """Every drawn flip is in the place where its own ``RandomFlip`` puts one: see ``draws_onetrainer.py``."""
     concepts = [
-        {"path": str(ten / folder), "image": {**STILL, "enable_random_flip": True}, "image_variations": 4}
+        {"path": str(conditioned / folder), "image": {**STILL, "enable_random_flip": True}, "image_variations": 4}
         for folder in ("1_dogs", "2_cats")
     ]
     config = tmp_path / "config.json"
-    model = {"model_type": MODELS["sdxl"][1], "resolution": "256, 320"}
+    model = {"model_type": MODELS["sdxl"][1], "resolution": "256, 320", **more}
     config.write_text(json.dumps({"concepts": concepts, "aspect_ratio_bucketing": True, **model}))
-    words = ("build", ten, "--out", tmp_path / "cache", "--model", vaes / "sdxl", "--trainer-config", config)
+    words = ("build", conditioned, "--out", tmp_path / "cache", "--model", vaes / "sdxl", "--trainer-config", config)
     assert run(*words).status == 0
     out = tmp_path / "out"
     assert run("export", tmp_path / "cache", out, "--to", "onetrainer", "--trainer-config", config).status == 0
-    drawn = said_by(command_of("draws_onetrainer.py", out, "256, 320"))
+    drawn = said_by(command_of("draws_onetrainer.py", out, json.dumps(model)))
     read = open_cache(tmp_path / "cache").read(scaled=False, repeats=False, dtype=torch.float32, augment=False)
     plain = {
         (batch["names"][0].rpartition("/")[2], *batch["target_size"][0].tolist()): batch["latents"][0]

@@ -122,6 +122,27 @@ def test_resolutions_repeats_and_regularization_sets_are_backends(ten, models, t
     assert counts["images"] == 20
 
 
+def test_captions_that_are_several_or_empty_are_taken(models, tmp_path):
+    data = draw_captioned(tmp_path / "data", TEN[:8])
+    (data / "p3.txt").unlink()
+    for number in (0, 4, 5):
+        (data / f"p{number}.txt").write_text(f"first of {number}\nsecond of {number}", "utf-8")
+    more = ("--resolution", "256", "--caption-lines", "all", "--default-caption", "")
+    cache, out = exported(data, tmp_path, models / "sdxl", *more)
+    served, counts = serve(out, "sdxl", models / "sdxl")
+    assert counts is not None, served
+    texts, loader = {}, open_cache(cache).read(dtype=torch.float32).loader(batch_size=1, seed=0)
+    for epoch in range(20):
+        loader.set_epoch(epoch)
+        texts |= {batch["captions"][0]: batch["prompt_embeds"][0].numpy() for batch in loader}
+    assert len(texts) == 11
+    prompts = {number: served[f"images-1x-256/p{number}.png/prompts"].item() for number in range(8)}
+    for number, prompt in prompts.items():
+        np.testing.assert_array_equal(served[f"images-1x-256/p{number}.png/prompt_embeds"], texts[prompt])
+    assert prompts[3] == ""
+    assert prompts[0] in ("first of 0", "second of 0")
+
+
 def test_a_changed_caption_is_encoded_again_and_verify_names_it(run, ten, models, tmp_path):
     _, out = exported(ten, tmp_path, models / "sdxl")
     (out / "images-1x/p3.txt").unlink()

@@ -31,8 +31,8 @@ from latentcache.value import Value
 _ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
 #: Start of a model type -> pixels that every side is a multiple of; 64 for other models.
 _STEPS = {"STABLE_DIFFUSION_1": 8, "STABLE_DIFFUSION_2": 8, "PIXART": 16, "SANA": 32}
-#: Model types that take further images or masks as input, which no export holds.
-_MORE_INPUTS = ("INPAINTING", "DEPTH", "FILL")
+#: Model types that take further images as input, which no export holds.
+_MORE_INPUTS = ("DEPTH", "FILL")
 #: Settings of a concept's images that change pixels before they are encoded, with their defaults.
 PIXELS = {
     "enable_crop_jitter": True,
@@ -150,6 +150,7 @@ class OneTrainer(Trainer):
             no_latents=_forbids_pixels(config),
             no_text=_forbids_text(config),
             needs_masks=bool(values.get("masked_training")),
+            needs_controls=config.is_inpainting,
             batch=config.batch,
         )
 
@@ -177,6 +178,11 @@ class TrainingConfig(Value):
     def model(self) -> str:
         """Type of the model."""
         return str(self.values.get("model_type", "STABLE_DIFFUSION_15"))
+
+    @property
+    def is_inpainting(self) -> bool:
+        """True for a model that takes a mask and a conditioning image."""
+        return self.model.endswith("INPAINTING")
 
     @property
     def batch(self) -> int:
@@ -215,8 +221,8 @@ def _config(path: Path, values: Any) -> TrainingConfig:
 def _forbids_pixels(config: TrainingConfig) -> tuple[str, ...]:
     """Settings with which it takes other pixels than ours, or more of them."""
     reasons = [] if config.values.get("latent_caching", True) else ["latent_caching = false"]
-    if config.values.get("custom_conditioning_image"):
-        reasons.append("custom_conditioning_image = true")
+    if config.is_inpainting and not config.values.get("custom_conditioning_image"):
+        reasons.append("custom_conditioning_image = false: it then encodes each image with its mask once more")
     if any(word in config.model for word in _MORE_INPUTS):
         reasons.append(f"model_type = {config.model}: it caches further images, which no export holds")
     for concept in config.concepts:
@@ -238,8 +244,6 @@ def _forbids_text(config: TrainingConfig) -> tuple[str, ...]:
         reasons += refused(concept.get("text", {}), dict.fromkeys(_DRAWN_TEXT, False), label)
         if (source := concept.get("text", {}).get("prompt_source", "sample")) != "sample":
             reasons.append(f"{label}prompt_source = {source}")
-        if concept.get("text_variations", 1) > 1:
-            reasons.append(f"{label}text_variations = {concept['text_variations']}")
     return tuple(reasons)
 
 

@@ -92,6 +92,8 @@ class TrainerSettings(Value):
     """Settings, with their values, that forbid cached text."""
     needs_masks: bool = False
     """True: files without masks do not fit."""
+    needs_controls: bool = False
+    """True: files without latents of conditioning images do not fit."""
     batch: int | None = None
     """Images of a batch on each rank; None: the file does not say it."""
 
