@@ -15,8 +15,8 @@ from typing import Any
 
 from latentcache.errors import UsageError, keyword, option
 
-_DURATION = re.compile(r"([0-9]{1,9})([smh])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_DURATION = re.compile(r"([0-9]{1,9})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ALLOWED = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(%?)")
 
 
@@ -75,16 +75,15 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
     )
 
 
-def duration(text: str) -> float:
-    """Seconds of a duration: ``90s``, ``10m`` or ``1h``."""
+def duration(text: str, argument: str = "publish_every") -> float:
+    """Seconds of a duration: ``90s``, ``10m``, ``1h`` or ``7d``."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise UsageError(
-            "must be seconds, minutes or hours",
-            argument="publish_every",
+            "must be seconds, minutes, hours or days",
+            argument=argument,
             value=text,
-            fix="--publish-every 10m, 90s or 1h",
-            fix_python="publish_every='10m', '90s' or '1h'",
+            fix=lambda said: f"{said(argument, '10m')}; or 90s, 1h, 7d",
         )
     return float(int(match[1]) * _SECONDS[match[2]])
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,7 +36,6 @@ from latentcache.store.atomic_io import (
     write_atomically,
     write_json,
 )
-from latentcache.store.gather import STAND_INS, identity
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import MANIFEST, load_manifest
@@ -140,9 +139,23 @@ class Bucket:
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Bytes of each object in a folder."""
+        return {key: size for key, (size, _) in self.objects(folder).items()}
+
+    def objects(self, folder: str = "") -> dict[str, tuple[int, datetime]]:
+        """Bytes of each object in a folder, and when it was written by the store's clock."""
         with self._named():
-            pages = self._obstore.list(self._store, folder)
-            return {str(item["path"]): int(item["size"]) for page in pages for item in page}
+            pages = self._obstore.list(self._store, folder or None)
+            items = [item for page in pages for item in page]
+        return {str(item["path"]): (int(item["size"]), item["last_modified"]) for item in items}
+
+    def now(self) -> datetime:
+        """The time by the store's clock, by an object that is written for it."""
+        key = f"probe-{secrets.token_hex(8)}"
+        self.create(key, b"1")
+        with self._named():
+            written: datetime = self._obstore.head(self._store, key)["last_modified"]
+        self.remove(key)
+        return written
 
     def create(self, key: str, data: bytes) -> bool:
         """Write an object that must not be there yet; False: it is."""
@@ -154,8 +167,8 @@ class Bucket:
 
     def send(self, path: Path, key: str) -> None:
         """Write a file, in parts; the object appears whole."""
-        if identity(path.stat()) in STAND_INS:
-            fix = f"latentcache verify {self.url}"
+        if is_stand_in(path):
+            fix = f"run the same command again; `latentcache verify {self.url}` names what is missing"
             raise RemoteError(f"{self.url}/{key} was removed while it was in use", where=self.url, fix=fix)
         with self._named():
             self._obstore.put(self._store, key, path, chunk_size=_PART)
@@ -234,6 +247,11 @@ class Bucket:
         return RemoteError(f"{self.url}: {what}", where=self.url, why=why, fix=fix, is_transient=is_transient)
 
 
+def is_stand_in(path: Path) -> bool:
+    """True if a file has no bytes of its own and stands in for an object: its time is 0, and it takes no space."""
+    return path.exists() and path.stat().st_mtime_ns == 0 == path.stat().st_blocks
+
+
 def is_url(path: str) -> bool:
     """True for the URL of a store."""
     return "://" in path
@@ -292,6 +310,10 @@ def push(
         bucket.send(path, keys[path])
         sent += path.stat().st_size
         progress(sent, total)
+    there = bucket.sizes("shards")
+    if gone := [path for path in shards if keys[path] not in there]:
+        what, fix = f"{bucket.url}/{keys[gone[0]]} was removed meanwhile", "run the same command again"
+        raise RemoteError(what, where=bucket.url, why="gc may have run at this URL", fix=fix)
     _note(paths, cache=new.cache)  # known if this process is killed below
     etag = "" if head is None else head.etag
     data = json.dumps({"snapshot": new.snapshot, "manifest": new.manifest, "cache": new.cache}).encode("ascii")

@@ -9,6 +9,7 @@ build is cut, shards stay at the URL that no snapshot names. The next build uses
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from latentcache.store.remote import (
     check_conditions,
     current_head,
     fetch_snapshot,
+    is_stand_in,
     no_cache,
     push,
     remember,
@@ -79,7 +81,7 @@ class StoredShards:
             }
             self.bucket.fetch_all(lacking)
             for key, path in files.items():
-                if path.name != INDEX and not is_stand_in(path):
+                if path.name != INDEX and not (path.exists() and identity(path.stat()) in STAND_INS):
                     self._stand_in(key, path, sizes[key])
         return len(sizes)
 
@@ -107,6 +109,7 @@ class StoredShards:
         empty = path.with_suffix(".empty")
         with empty.open("wb") as file:
             file.truncate(size)
+        os.utime(empty, (0, 0))  # the mark that Bucket.send knows, in any process
         STAND_INS[identity(empty.stat())] = partial(self._ranges.read, key, size)
         empty.replace(path)
 
@@ -138,11 +141,6 @@ class Uploads:
         if folder is not None:
             self._shards.send(folder)
         report()
-
-
-def is_stand_in(path: Path) -> bool:
-    """True if a file is known in this process as a stand-in for an object."""
-    return path.exists() and identity(path.stat()) in STAND_INS
 
 
 @contextmanager
@@ -197,13 +195,19 @@ def _pushed(paths: CachePaths) -> int:
 def _fill(shards: StoredShards, paths: CachePaths, *, is_new: bool) -> None:
     """Show the snapshot and the shards of a URL in a folder, which may have them from before."""
     head, names = current_head(shards.bucket), None
-    if head is not None and remembered(paths)["seen"] != head.folder:
+    current = paths.current_snapshot() if paths.current.exists() else 0
+    if head is None or (current, remembered(paths)["seen"]) != (head.snapshot, head.folder):
         # A snapshot that could not be pushed goes: its entries are in shards.
         shutil.rmtree(paths.snapshots_folder, ignore_errors=True)
+        paths.current.unlink(missing_ok=True)
+    if head is not None and not paths.current.exists():
         fetch_snapshot(shards.bucket, head, paths.snapshot(head.snapshot))
         write_atomically(paths.current, f"{head.snapshot:06d}\n".encode("ascii"))
     remember(paths, head, url=shards.bucket.url)
     if head is not None and not is_new:
         names = set(load_manifest(paths.snapshot(head.snapshot))["shards"])
+    for folder in paths.sealed_shards():
+        if is_stand_in(folder / "data.mdb"):  # of the command before; the shard may be gone
+            shutil.rmtree(folder)
     if not shards.fill(paths, names) and head is None and not is_new:
         raise no_cache(shards.bucket)

@@ -145,9 +145,7 @@ def test_data_at_a_url_is_refused_with_the_way(run):
     assert "mount the bucket" in done.error["fix"]
 
 
-@pytest.mark.parametrize(
-    "words", [("export", "URL", "out", "--to", "kohya"), ("push", "URL", "s3://bucket/x"), ("gc", "URL")]
-)
+@pytest.mark.parametrize("words", [("export", "URL", "out", "--to", "kohya"), ("push", "URL", "s3://bucket/x")])
 def test_a_command_that_needs_a_folder_says_how_to_get_it(url, cache, run, words):
     push(cache, url)
     done = run(*[url if word == "URL" else word for word in words], "--json")

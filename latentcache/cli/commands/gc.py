@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from latentcache.cli import flags
 from latentcache.cli.console import Result
 from latentcache.cli.flags import option
+from latentcache.cli.urls import url_of
+from latentcache.errors import UsageError
 from latentcache.plan.numbers import human_bytes
 
 if TYPE_CHECKING:
@@ -18,21 +20,36 @@ EXAMPLES = """\
 latentcache gc images.latentcache
 latentcache gc images.latentcache --apply
 latentcache gc images.latentcache --keep 1 --apply
+latentcache gc s3://bucket/images --older-than 7d --apply
 """
 
 
 def gc(
-    cache: flags.Cache,
+    cache: flags.CacheOrUrl,
     *,
     apply: bool = option(False, "--apply", "Delete unreferenced data instead of listing it."),
-    keep: int = option(2, "--keep N", "Snapshots to keep, newest first. [default: 2]", min=1),
+    keep: int | None = option(None, "--keep N", "Snapshots to keep, newest first. [default: 2]", min=1),
+    older_than: str | None = option(
+        None,
+        "--older-than TIME",
+        "With a URL: keep younger data, also unreferenced. Builds must be shorter. [default: 7d]",
+    ),
     field: flags.Kinds = None,
 ) -> Result:
     """Delete old snapshots, unreferenced entries and leftovers (dry run unless --apply)."""
-    from latentcache.verify.collect import collect
+    from latentcache.plan.numbers import duration
+    from latentcache.verify.collect import KEEP, collect
+    from latentcache.verify.collect_url import collect_url
 
-    report = collect(cache, apply=apply, keep=keep)
-    return Result({"cache": str(cache), **report.as_json()}, _lines(report))
+    url = url_of(cache)
+    if (keep if url else older_than) is not None:
+        what = "--keep: only for a folder" if url else "--older-than: only for a URL"
+        raise UsageError(what, fix="use --older-than 7d with a URL, and --keep N with a folder")
+    if url:
+        report = collect_url(url, older_than_s=duration(older_than or "7d", "older_than"), apply=apply)
+    else:
+        report = collect(cache, apply=apply, keep=keep or KEEP)
+    return Result({"cache": url or str(cache), **report.as_json()}, _lines(report))
 
 
 def _lines(report: CollectReport) -> Iterator[str]:
