@@ -127,6 +127,8 @@ def _run(planned: Planned, name: str, batches: BatchPlan, grad_accum: int) -> Tr
         )
         geometry = geometry_of(settings, recipe, recipe.encoder.multiple)
         geometry = Latents().completed(replace(recipe, geometry=geometry), lambda: planned.samples).geometry
+    elif name == GIVEN and geometry.clips is not None:
+        raise UsageError("batches hold clips of one length", fix="`latentcache plan` without --compare counts them")
     elif name != GIVEN:
         settings = replace(
             options, like=name, model=None, plan_buckets=0, max_crop=None, max_buckets=None, replan=None
