@@ -16,7 +16,7 @@ import math
 import reprlib
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -54,7 +54,8 @@ _SHOWN = 3
 class Loader(IterableDataset[Batch]):
     """Batches of one epoch. Iterating again repeats the epoch; ``set_epoch`` changes it. Picklable.
 
-    Made by ``cache.loader(...)`` and ``rows.loader(...)``, which say what the options mean. With ``with`` its files
+    Made by ``cache.loader(...)`` and ``rows.loader(...)``, which say what the options mean; ``sizes`` are those of
+    batches. With ``with`` its files
     are closed at the end; without, when it is forgotten.
     """
 
@@ -62,10 +63,7 @@ class Loader(IterableDataset[Batch]):
         self,
         reader: Reader,
         *,
-        batch_size: int | Sequence[int] | None = None,
-        batch_pixels: int | None = None,
-        batch_tokens: int | None = None,
-        multiple_of: int | None = None,
+        sizes: Mapping[str, Any],
         seed: int | None = 0,
         rank: int | None = None,
         world_size: int | None = None,
@@ -80,14 +78,7 @@ class Loader(IterableDataset[Batch]):
         shuffle_block: int | None = None,
     ) -> None:
         self.rank, self.world_size, self._ranks_from = find_ranks(rank, world_size)
-        batches = BatchPlan(
-            batch_size=batch_size,  # type: ignore[arg-type]  # checked there
-            batch_pixels=batch_pixels,
-            batch_tokens=batch_tokens,
-            multiple_of=multiple_of,
-            world_size=self.world_size,
-            remainder=remainder,
-        )
+        batches = BatchPlan(**sizes, world_size=self.world_size, remainder=remainder)
         seed = None if seed is None else whole("seed", seed, -(2**63))
         self._prefetch = whole("prefetch", prefetch, 0, MAX_STEP)
         self._transfer, self._title, self._meta = Transfer(device), title, meta

@@ -178,11 +178,12 @@ class View:
             view = self._of_snapshot(number)
             return None if view is None else view._reader_of(fields)
 
+        sizes = {"batch_size": batch_size, "batch_pixels": batch_pixels, "batch_tokens": batch_tokens}
         loader = Loader(
-            self._reader_of(fields), batch_size=batch_size, batch_pixels=batch_pixels, batch_tokens=batch_tokens,
-            multiple_of=multiple_of, seed=seed, rank=rank, world_size=world_size,
-            remainder=remainder, format=format, prefetch=prefetch, device=device, on_error=on_error,
-            meta="meta" in (fields or ()), title=self.name, of_snapshot=of_snapshot, shuffle_block=shuffle_block,
+            self._reader_of(fields), sizes={**sizes, "multiple_of": multiple_of}, seed=seed, rank=rank,
+            world_size=world_size, remainder=remainder, format=format, prefetch=prefetch, device=device,
+            on_error=on_error, meta="meta" in (fields or ()), title=self.name, of_snapshot=of_snapshot,
+            shuffle_block=shuffle_block,
         )  # fmt: skip
         check_carried(loader.format, fields or ())
         return loader
