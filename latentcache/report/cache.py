@@ -79,6 +79,7 @@ def _finished(snapshot: Snapshot) -> dict[str, Any]:
         "allow_failed": snapshot.allow_failed,
         "fingerprint": snapshot.fingerprint,
         "source": dict(snapshot.source),
+        "left_out": list(snapshot.manifest.get("left_out", ())),
         "repeats": [{"times": times, "samples": number} for times, number in repeats.items()],
         "no_caption": {"count": count, "first": snapshot.samples.names[first] if count else ""},
         "notes": [Finding.of_rejected("note", note).as_json() for note in snapshot.notes if note.target],

@@ -23,9 +23,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from datetime import datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import numpy as np
 
 from latentcache.errors import CacheLockedError, CacheNotFoundError, RemoteError, StoreError, UsageError
 from latentcache.store.atomic_io import (
@@ -38,7 +41,7 @@ from latentcache.store.atomic_io import (
 )
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
-from latentcache.store.snapshot import MANIFEST, load_manifest
+from latentcache.store.snapshot import MANIFEST, Snapshot, load_manifest, open_snapshot, own_checksum
 from latentcache.value import Value
 
 _SCHEMES = ("s3", "gs", "az")
@@ -282,6 +285,12 @@ def push(
     number = paths.current_snapshot()
     if not number:
         raise CacheNotFoundError(f"no finished build in {cache}", where=str(cache), fix="build it, then push")
+    if left_out := remembered(paths)["left_out"]:
+        what, fix = (
+            f"{cache} was pulled without {left_out}",
+            f"latentcache pull {bucket.url} {shlex.quote(str(cache))}",
+        )
+        raise UsageError(what, why="a push would take these fields from the URL", fix=f"{fix}, then push")
     manifest, head = load_manifest(paths.snapshot(number)), current_head(bucket)
     name = remembered(paths)["cache"] or secrets.token_hex(8)
     new = Head(snapshot=number, manifest=str(manifest["checksum"]), cache=name)
@@ -324,11 +333,27 @@ def push(
     return transfer
 
 
-def pull(url: str, cache: Path, *, shards: bool = True, progress: Progress = lambda done, total: None) -> Transfer:
+def pull(
+    url: str,
+    cache: Path,
+    *,
+    shards: bool = True,
+    fields: Sequence[str] = (),
+    progress: Progress = lambda done, total: None,
+) -> Transfer:
     """Copy the current snapshot at a URL and its shards to a cache folder, new or of the same cache.
+
+    Args:
+        url: The cache at the URL.
+        cache: The folder.
+        shards: Copy shards too.
+        fields: Only these fields, by whole shards: the snapshot in the folder names the others as left out, and the
+            folder cannot be pushed. Empty: all.
+        progress: Called with the bytes that are fetched and those that are to fetch.
 
     Raises:
         RemoteError: The store cannot be used, or holds another cache than the folder.
+        UsageError: The cache does not have one of the fields.
         CacheNotFoundError: There is no cache at the URL.
         StoreError: The disk is full.
     """
@@ -338,7 +363,7 @@ def pull(url: str, cache: Path, *, shards: bool = True, progress: Progress = lam
         raise no_cache(bucket)
     make_folder(cache)
     with builder_lock(paths.lock):
-        return _pulled(bucket, paths, head, progress, shards)
+        return _pulled(bucket, paths, head, progress, shards, fields)
 
 
 def pull_snapshot(url: str, cache: Path) -> dict[str, int]:
@@ -355,22 +380,30 @@ def pull_snapshot(url: str, cache: Path) -> dict[str, int]:
         return Bucket(url).sizes("shards")
 
 
-def _pulled(bucket: Bucket, paths: CachePaths, head: Head, progress: Progress, with_shards: bool) -> Transfer:
+def _pulled(
+    bucket: Bucket, paths: CachePaths, head: Head, progress: Progress, with_shards: bool, fields: Sequence[str]
+) -> Transfer:
     """Copy what is missing; the snapshot appears by a rename, then CURRENT names it."""
     have = paths.current_snapshot() if paths.current.exists() else 0
     if have:
+        known = remembered(paths)
+        is_partial = known["left_out"] and known["seen"].startswith(f"snapshots/{have:06d}-")
+        manifest = str(load_manifest(paths.snapshot(have))["checksum"])
         mine = Head(
             snapshot=have,
-            manifest=str(load_manifest(paths.snapshot(have))["checksum"]),
-            cache=remembered(paths)["cache"],
+            manifest=known["seen"].rpartition("-")[2] if is_partial else manifest,
+            cache=known["cache"],
         )
         _check_predecessor(bucket, paths, mine, head)
-    staged = paths.scratch / head.folder
+    copy = CachePaths(paths.scratch / head.manifest)
+    staged, left_out = copy.snapshot(head.snapshot), remembered(paths)["left_out"]
     make_folder(staged)
-    if have != head.snapshot:
+    is_new = have != head.snapshot or bool(left_out or fields)
+    if is_new:
         fetch_snapshot(bucket, head, staged)
-    manifest = load_manifest(staged if have != head.snapshot else paths.snapshot(have))
-    names = set(manifest["shards"]) if with_shards else set()
+        left_out = _leave_out(staged, fields)
+    snapshot = open_snapshot(copy.root if is_new else paths.root, head.snapshot)
+    names = _shards_in_use(snapshot) if with_shards else set()
     sizes = {key: size for key, size in bucket.sizes("shards").items() if key.split("/")[1] in names}
     missing = {key: size for key, size in sizes.items() if not _is_there(paths.root / key, size)}
     total = sum(missing.values())
@@ -389,13 +422,15 @@ def _pulled(bucket: Bucket, paths: CachePaths, head: Head, progress: Progress, w
         sync_file((paths.root / key).parent)
         done += size
         progress(done, total)
-    if have != head.snapshot:
+    if is_new:
         make_folder(paths.snapshots_folder)
         shutil.rmtree(paths.snapshot(head.snapshot), ignore_errors=True)  # of a pull that was cut before CURRENT
         staged.replace(paths.snapshot(head.snapshot))
         sync_file(paths.snapshots_folder)
         write_atomically(paths.current, f"{head.snapshot:06d}\n".encode("ascii"))
-    remember(paths, head)
+    write_json(
+        paths.remote, {"cache": head.cache, "seen": head.folder} | ({"left_out": left_out} if left_out else {})
+    )
     shutil.rmtree(paths.scratch, ignore_errors=True)
     return Transfer(
         url=bucket.url,
@@ -410,6 +445,29 @@ def _pulled(bucket: Bucket, paths: CachePaths, head: Head, progress: Progress, w
 def fetch_snapshot(bucket: Bucket, head: Head, folder: Path) -> None:
     """Write the files of a snapshot to a folder."""
     bucket.fetch_all({key: folder / Path(key).name for key in bucket.sizes(head.folder)})
+
+
+def _leave_out(folder: Path, fields: Sequence[str]) -> str:
+    """Take all but some fields out of the manifest of a snapshot; gives the names of the others."""
+    manifest = load_manifest(folder)
+    known, others = manifest["fields"], ", ".join(name for name in manifest["fields"] if name not in fields)
+    for name in fields:
+        if name not in known:
+            names = ",".join(known)
+            raise UsageError("no such field in this cache", argument="fields", value=name, fix=f"--fields {names}")
+    if not fields or not others:
+        return ""
+    manifest |= {"fields": {name: known[name] for name in fields}, "left_out": others.split(", ")}
+    write_json(folder / MANIFEST, manifest | {"checksum": own_checksum(manifest)})
+    return others
+
+
+def _shards_in_use(snapshot: Snapshot) -> set[str]:
+    """The shards that its fields have entries in; all of them if no field is left out."""
+    if "left_out" not in snapshot.manifest:
+        return set(snapshot.shards)
+    numbers = [np.unique(np.asarray(rows.shard)).tolist() for rows in snapshot.fields.values()]
+    return {snapshot.shards[number] for number in chain.from_iterable(numbers)}
 
 
 def _is_there(path: Path, size: int) -> bool:
@@ -445,8 +503,15 @@ def remembered(paths: CachePaths) -> dict[str, str]:
     """``cache``: the random name of a cache; ``seen``: the snapshot that was pushed or pulled last.
 
     ``url``: where it belongs, if the folder is a view of a cache at a URL; empty if it is a cache of its own.
+    ``left_out``: the fields that were not pulled.
     """
-    return {"cache": "", "seen": "", "url": "", **(read_json(paths.remote) if paths.remote.exists() else {})}
+    return {
+        "cache": "",
+        "seen": "",
+        "url": "",
+        "left_out": "",
+        **(read_json(paths.remote) if paths.remote.exists() else {}),
+    }
 
 
 def remember(paths: CachePaths, head: Head | None, *, url: str = "") -> None:

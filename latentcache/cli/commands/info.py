@@ -44,6 +44,8 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[str | Table]:
     yield f"{held}, {counts['quarantined']} rejected, {human_bytes(payload['bytes'])}"
     if payload["part"]:
         yield f"part {payload['part']} of DATA: join all parts with `latentcache merge PART... --out CACHE`"
+    if payload.get("left_out"):
+        yield f"pulled without {', '.join(payload['left_out'])}"
     if "created" in payload:
         source, without = payload["source"], payload["no_caption"]
         yield f"made {payload['created']} from {source.get('data') or source.get('root', '')}"
