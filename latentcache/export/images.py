@@ -40,7 +40,7 @@ from latentcache.geometry.like.trainers import TRAINERS
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.images.headers import header
-from latentcache.loader.samples import Part, join
+from latentcache.loader.samples import CachePart, join
 from latentcache.sources.locations import locations, open_image, read_image
 from latentcache.sources.scan import names_root
 from latentcache.store.reader import EntryReader
@@ -95,7 +95,7 @@ class ImageExport:
         )
         self._wanted = list(self._format.request.wanted)
         self._entries = EntryReader(self._snapshot.paths, self._snapshot)
-        joined = {name: join(Part(self._snapshot), (name,), repeats=False) for name in self._wanted}
+        joined = {name: join(CachePart(self._snapshot), (name,), repeats=False) for name in self._wanted}
         self._rows = {name: _by_sample(part.sample, part.rows[name]) for name, part in joined.items()}
         self._numbers = sorted(set.intersection(*(set(rows) for rows in self._rows.values())))
         self._check_sizes()

@@ -23,7 +23,7 @@ from latentcache.fields.protocol import ReadSpec
 from latentcache.fields.table import OF_TABLE, table_values
 from latentcache.geometry.like.trainers import TRAINERS
 from latentcache.loader.cache import Cache, open_cache
-from latentcache.loader.samples import CAPTION, Part, join
+from latentcache.loader.samples import CAPTION, CachePart, join
 from latentcache.loader.values import Affine, posterior
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
@@ -48,7 +48,7 @@ class WholeSamples:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot, self._entries = snapshot, EntryReader(snapshot.paths, snapshot)
-        joined = join(Part(snapshot), list(snapshot.fields), repeats=False)
+        joined = join(CachePart(snapshot), list(snapshot.fields), repeats=False)
         self.excluded, self._sample = joined.excluded, joined.sample
         self._rows = {name: rows[:, 0] for name, rows in joined.rows.items()}
         fields = {name: snapshot.fields[name] for name in self._rows}

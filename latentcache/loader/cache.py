@@ -26,7 +26,7 @@ from latentcache.errors import (
 from latentcache.fields.protocol import DescribeContext, Differences, FieldRecipe
 from latentcache.fields.registry import load
 from latentcache.loader.documents import Documents
-from latentcache.loader.samples import Part, ReadSettings, Selection
+from latentcache.loader.samples import CachePart, ReadSettings, Selection
 from latentcache.loader.view import View
 from latentcache.plan.documents import spread
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
@@ -60,7 +60,7 @@ class Cache(View):
     """
 
     def __init__(
-        self, parts: Sequence[Part], settings: ReadSettings, mixture: Mixture | None = None, note: str = ""
+        self, parts: Sequence[CachePart], settings: ReadSettings, mixture: Mixture | None = None, note: str = ""
     ) -> None:
         self.parts, self.settings, self.mixture = tuple(parts), settings, mixture
         """Counts of each source in an epoch, if ``combine`` was given weights."""
@@ -388,7 +388,7 @@ class Cache(View):
         part = replace(part, snapshot=snapshot)
         return self._combined([part], None, self._note)
 
-    def _documents(self, part: Part, field: str | None = None, *, repeats: bool = True) -> Documents:
+    def _documents(self, part: CachePart, field: str | None = None, *, repeats: bool = True) -> Documents:
         """The documents of a part, each as often as an epoch serves it: all once, then those that are repeated."""
         samples = part.samples
         times = part.occurrences(part.chosen, self.settings.repeats) if repeats else None
@@ -411,7 +411,7 @@ class Cache(View):
             )
         return field or names[0]
 
-    def _combined(self, parts: Sequence[Part], mix: Mixture | None, note: str = "") -> Cache:
+    def _combined(self, parts: Sequence[CachePart], mix: Mixture | None, note: str = "") -> Cache:
         return Cache(parts, self.settings, mix, note)
 
     def _check_alike(self, other: Cache) -> None:
@@ -527,7 +527,7 @@ def open_cache(
             f"{root} holds part {held.part} of its data; `latentcache merge PART... --out CACHE` makes the whole",
             stacklevel=3,
         )
-    return Cache([Part(held)], ReadSettings(checksum=checksum))
+    return Cache([CachePart(held)], ReadSettings(checksum=checksum))
 
 
 def _model_differences(snapshot: Snapshot, names: Sequence[str], model: str | os.PathLike[str]) -> Differences:

@@ -30,8 +30,8 @@ from latentcache.loader.samples import (
     SAMPLES,
     TABLE,
     TEXTS,
+    CachePart,
     Joined,
-    Part,
     Selection,
     hidden_columns,
     prompt_row,
@@ -63,7 +63,7 @@ _REPEAT_BITS = 16
 class _Source:
     """The samples of one part: their columns, and what reads their entries."""
 
-    def __init__(self, part: Part, joined: Joined, checksum: Checksum) -> None:
+    def __init__(self, part: CachePart, joined: Joined, checksum: Checksum) -> None:
         self.snapshot, self.joined = part.snapshot, joined
         self.entries = EntryReader(part.snapshot.paths, part.snapshot, checksum=checksum)
         self.empty: dict[str, int] = {}

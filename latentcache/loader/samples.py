@@ -57,7 +57,7 @@ class ReadSettings(Value):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class CachePart:
     """Samples of one snapshot."""
 
     snapshot: Snapshot
@@ -103,7 +103,11 @@ class Selection:
     """
 
     def __init__(
-        self, parts: Sequence[Part], requested: Sequence[str] | None, settings: ReadSettings, mixture: Mixture | None
+        self,
+        parts: Sequence[CachePart],
+        requested: Sequence[str] | None,
+        settings: ReadSettings,
+        mixture: Mixture | None,
     ) -> None:
         self._given = tuple(parts), requested, settings, mixture
         self.parts, self.settings, self.requested = tuple(parts), settings, requested
@@ -224,7 +228,7 @@ class Selection:
         return content_hash(b"".join(hashes)).hex()
 
 
-def _name(part: Part) -> str:
+def _name(part: CachePart) -> str:
     return part.snapshot.paths.root.absolute().name.removesuffix(".latentcache")
 
 
@@ -268,7 +272,7 @@ def _of_entries(mixture: Mixture, starts: Ints) -> Mixture:
     return Mixture(sources=tuple(sources))
 
 
-def join(part: Part, fields: Sequence[str], *, repeats: bool) -> Joined:
+def join(part: CachePart, fields: Sequence[str], *, repeats: bool) -> Joined:
     """The samples of a part that have all of these fields; a sample in several sizes is several, a repeated one too.
 
     The field with most items decides how many a sample is. Other fields are found by sample, and by size if they have

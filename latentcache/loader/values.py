@@ -125,14 +125,14 @@ def posterior(
     keys: NDArray[np.uint8],
     out: torch.Tensor,
     draw: Draw,
-    turn: tuple[int, int],
+    seed_and_epoch: tuple[int, int],
     occurrence: NDArray[np.integer] | None = None,
 ) -> None:
     """Draw from stored posteriors (``mean + exp(logvar / 2) * noise``, diffusers), or take their means.
 
     ``moments`` (B, 2C, ...) has all means before all log variances. ``keys`` (B, 32) are item keys. ``out`` is (B, C,
-    ...) float32, contiguous. ``turn`` is seed and epoch. ``occurrence`` (B,) numbers the occurrences of a sample that
-    the epoch serves several times.
+    ...) float32, contiguous. ``occurrence`` (B,) numbers the occurrences of a sample that the epoch serves several
+    times.
     """
     times = [0] * len(keys) if occurrence is None else occurrence.tolist()
     for item, key, number, drawn in zip(moments, keys, times, out, strict=True):
@@ -141,7 +141,7 @@ def posterior(
             drawn.copy_(mean)
             continue
         noise = torch.from_numpy(
-            gaussian(drawn.numel(), b"read", *turn, key.tobytes(), *([number] if number else []))
+            gaussian(drawn.numel(), b"read", *seed_and_epoch, key.tobytes(), *([number] if number else []))
         )
         deviation = spread.to(torch.float32, copy=True).mul_(0.5)
         np.exp(deviation.numpy(), out=deviation.numpy())

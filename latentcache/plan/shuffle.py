@@ -67,14 +67,14 @@ def in_validation(content: NDArray[np.uint8], fraction: float) -> NDArray[np.boo
 
 
 def drawn_of_samples(
-    name: str, samples: Ints, turn: tuple[int, int], occurrence: Ints | None = None
+    name: str, samples: Ints, seed_and_epoch: tuple[int, int], occurrence: Ints | None = None
 ) -> NDArray[np.uint64]:
     """(B,) 64 bits for each sample, by its number in the snapshot; draws of other names are independent.
 
-    They are xxh3-64 of name, seed and epoch (``turn``) and number. From the second ``occurrence`` (B,) of a sample in
+    They are xxh3-64 of name, ``seed_and_epoch`` and number. From the second ``occurrence`` (B,) of a sample in
     an epoch on, the number of the occurrence is hashed too.
     """
-    head = name.encode() + b"".join((word & _MASK).to_bytes(8, "little") for word in turn)
+    head = name.encode() + b"".join((word & _MASK).to_bytes(8, "little") for word in seed_and_epoch)
     again = [0] * len(samples) if occurrence is None else occurrence.tolist()
     tails = (number.to_bytes(4, "little") if number else b"" for number in again)
     draws = [

@@ -126,7 +126,7 @@ def cut(values: Iterable[T], cost_of: Callable[[T], int], most: int, most_cost: 
 
 
 @dataclass(slots=True, eq=False)
-class Unit:
+class OpenUnit:
     """Jobs that a worker was given together; their small items are packed in blocks of their own."""
 
     number: int
@@ -147,7 +147,7 @@ class TrackedJob:
     index: int
     """Number of the job in the build."""
     job: Job
-    unit: Unit
+    unit: OpenUnit
     content: bytes = b""
     """The content hash that the keys are made from."""
     keys: dict[int, bytes] = field(default_factory=dict)

@@ -140,7 +140,7 @@ class StopSignal:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Unit:
+class Unit:
     """Jobs that are leased together."""
 
     jobs: dict[int, Job]
@@ -186,7 +186,7 @@ class _Worker:
     """True after it has encoded a job that was not known to be good."""
     succeeded: float = -math.inf
     """Time of its last success."""
-    leases: dict[int, _Unit] = field(default_factory=dict)
+    leases: dict[int, Unit] = field(default_factory=dict)
     reported: list[bytes] = field(default_factory=list)
     """Item keys of its commits."""
     opened: bool = False
@@ -242,9 +242,9 @@ class Run:
         """Jobs of units that are not cut yet."""
         self._workers: list[_Worker] = []
         self._fresh = self._units(jobs, total)
-        self._ahead: deque[_Unit] = deque()
+        self._ahead: deque[Unit] = deque()
         """Units to lease before fresh ones."""
-        self._trials: deque[_Unit] = deque()
+        self._trials: deque[Unit] = deque()
         """Jobs under suspicion."""
         self._good: tuple[int, Job] | None = None
         """A job that has succeeded."""
@@ -270,7 +270,7 @@ class Run:
 
     # -- giving out
 
-    def _units(self, jobs: Iterable[Job], total: int) -> Iterator[_Unit]:
+    def _units(self, jobs: Iterable[Job], total: int) -> Iterator[Unit]:
         """Jobs as units; a job for which there is not enough memory fails without being read."""
         work = self._kind.work
         limit, most = max(self._limit // work.cost_bytes, work.unit_cost), work.unit_jobs
@@ -286,7 +286,7 @@ class Run:
 
         for unit in cut(fitting(), lambda numbered: numbered[1].cost, most, work.unit_cost):
             self._left -= len(unit)
-            yield _Unit(jobs=dict(unit))
+            yield Unit(jobs=dict(unit))
 
     def _fill(self, count: int) -> None:
         """Take fresh units until ``count`` are at hand."""
@@ -297,15 +297,15 @@ class Run:
         self._fill(self._num_slots)
         return len(self._ahead) + len(self._trials) + (self._probe() is not None)
 
-    def _probe(self) -> _Unit | None:
+    def _probe(self) -> Unit | None:
         """A job that is known to be good, if it is time to see that workers still work."""
         probing = any(unit.probe for worker in self._workers for unit in worker.leases.values())
         return None if self._streak < _PROBE_AFTER or probing else self._known_good()
 
-    def _known_good(self) -> _Unit | None:
+    def _known_good(self) -> Unit | None:
         if self._good is None:
             self._good = next(((-1, job) for job in self._committed_before), None)
-        return None if self._good is None else _Unit(jobs=dict([self._good]), probe=True)
+        return None if self._good is None else Unit(jobs=dict([self._good]), probe=True)
 
     def _start(self) -> None:
         """A worker for each free device, while there is work for it."""
@@ -338,7 +338,7 @@ class Run:
                 worker.ending = True
                 worker.handle.send(Stop())
 
-    def _next(self, worker: _Worker) -> _Unit | None:
+    def _next(self, worker: _Worker) -> Unit | None:
         """The next unit for a worker; suspicious ones only if it has nothing else."""
         leases = worker.leases.values()
         # Towards the end workers take less ahead, so slow ones do not keep the others waiting.

@@ -27,11 +27,11 @@ from latentcache.fields.protocol import Failure, Made, Prepared, Producer, Produ
 from latentcache.fields.registry import field_kinds, load
 from latentcache.pipeline.workers.batching import (
     Batches,
+    OpenUnit,
     PendingItem,
     Result,
     TrackedJob,
     Tracker,
-    Unit,
     attempt,
     num_bytes,
     read_inputs,
@@ -111,7 +111,7 @@ class WorkerLoop:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._to_prepare: queue.SimpleQueue[TrackedJob | None] = queue.SimpleQueue()
         self._remaining = 0
-        self._units: dict[int, Unit] = {}
+        self._units: dict[int, OpenUnit] = {}
         self._flushed = self._opened = False
 
     def run(self) -> None:
@@ -144,7 +144,7 @@ class WorkerLoop:
     def feed(self, work: Work) -> None:
         """Take a unit; preparing begins whatever the loop is doing."""
         self.jobs.committed.update(key_list(work.known))
-        unit = Unit(work.unit, len(work.jobs), probe=work.probe)
+        unit = OpenUnit(work.unit, len(work.jobs), probe=work.probe)
         tracked = [TrackedJob(index, job, unit) for index, job in work.jobs.items()]
         self._inbox.put(unit)
         hashed = [job for job in tracked if job.job.content]
@@ -181,7 +181,7 @@ class WorkerLoop:
     def _loop(self) -> None:
         while not self.stopping.is_set():
             message = self._next()
-            if isinstance(message, Unit):
+            if isinstance(message, OpenUnit):
                 self._units[message.number] = message
                 self._remaining += message.unmade
             elif isinstance(message, list):
@@ -329,7 +329,7 @@ class WorkerLoop:
             del self._units[number]
             self.post(Encoded(number))
 
-    def _packed(self, unit: Unit) -> list[NewEntry]:
+    def _packed(self, unit: OpenUnit) -> list[NewEntry]:
         """The items of a unit that wait, in the order of the plan."""
         items = [item for _, item in sorted(unit.items, key=lambda numbered: numbered[0])]
         unit.items = []

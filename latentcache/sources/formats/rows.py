@@ -36,7 +36,7 @@ _LOOKED_AT = 16
 _IMAGES = frozenset(("truncated", "svg", "heic-needs-plugin", "jxl-needs-plugin"))
 
 
-class Rows:
+class TableFile:
     """An open file of rows; each pass reads it from front to back."""
 
     def __init__(self, path: Path, file: Any, schema: Any) -> None:
@@ -94,7 +94,7 @@ class Rows:
 
 
 @contextmanager
-def open_rows(path: Path, kind: str) -> Iterator[Rows]:
+def open_rows(path: Path, kind: str) -> Iterator[TableFile]:
     """A file of rows, ``parquet`` or ``arrow``; raises UnusableSampleError for damage, also in the block."""
     import pyarrow
     import pyarrow.ipc
@@ -106,10 +106,10 @@ def open_rows(path: Path, kind: str) -> Iterator[Rows]:
     try:
         if kind == PARQUET:
             with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
-                yield Rows(path, file, file.schema_arrow)
+                yield TableFile(path, file, file.schema_arrow)
         else:
             with pyarrow.memory_map(str(path)) as file:
-                yield Rows(path, file, pyarrow.ipc.open_stream(file).schema)
+                yield TableFile(path, file, pyarrow.ipc.open_stream(file).schema)
     except (pyarrow.ArrowException, OSError) as error:
         raise _damaged(path, error) from error
 
