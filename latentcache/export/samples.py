@@ -55,6 +55,8 @@ class WholeSamples:
         self._keys = {name: fields[name].row_keys(rows) for name, rows in self._rows.items()}
         self._group = {name: np.asarray(fields[name].group)[rows] for name, rows in self._rows.items()}
         self._columns = {name: np.asarray(column) for name, column in snapshot.samples.columns.items()}
+        crops = {name: field.columns["crop"] for name, field in fields.items() if "crop" in field.columns}
+        self._crops = {name: np.asarray(column)[self._rows[name]] for name, column in crops.items()}
 
     def __len__(self) -> int:
         return len(self._sample)
@@ -91,13 +93,13 @@ class WholeSamples:
         for name in ("original_size", "repeats"):
             if name in self._columns:
                 about[name] = self._columns[name][row].tolist()
-        for name, rows in self._rows.items():
+        for name in self._rows:
             field = snapshot.fields[name]
             height, width = field.groups[int(self._group[name][number])].dims[1:]
             if height * width > 1:
                 about["target_size"] = [height, width]
-            if "crop" in field.columns:
-                about["crop_top_left"] = np.asarray(field.columns["crop"][rows[number]]).tolist()
+            if name in self._crops:
+                about["crop_top_left"] = self._crops[name][number].tolist()
         if table := {name: column for name, column in self._columns.items() if name.startswith(OF_TABLE)}:
             values = {name: table_values(column[row : row + 1])[0] for name, column in table.items()}
             about["table"] = {name.removeprefix(OF_TABLE): _plain(value) for name, value in values.items()}
