@@ -42,7 +42,7 @@ from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_table, explicit_table
 from latentcache.geometry.like.trainer import SizeOptions, Table
 from latentcache.geometry.like.trainers import TRAINERS, trainer_of
-from latentcache.geometry.placement import CROPS, Placement, enlarged, place_in, unusable
+from latentcache.geometry.placement import CROPS, Placement, cropped, enlarged, place_in, unusable
 from latentcache.geometry.planned import PlannedTable, Target, planned_table
 from latentcache.geometry.sizes import Size, latent_size
 from latentcache.identity.content import MAX_DIM, checksum
@@ -431,6 +431,10 @@ class Latents(FieldKind):
         notes: list[Rejected] = []
         if not self.follows:
             notes += _upscaled(samples, rows, size_number, sizes, [buckets for buckets, _ in placed])
+            if geometry.target is not None:
+                pairs = zip(sizes, placed, strict=True)
+                parts = [max((cropped(size, bucket) for bucket in fit), default=0.0) for size, (fit, _) in pairs]
+                notes += _overcropped(samples, rows, size_number, parts, geometry.target.max_crop)
             notes += _altered(samples, rows)
         unplaced = np.isin(size_number, [number for number, (_, reason) in enumerate(placed) if reason])
         for row, number in zip(rows[unplaced].tolist(), size_number[unplaced].tolist(), strict=True):
@@ -597,6 +601,22 @@ def _upscaled(
     )
     hint = "--no-upscale uses smaller buckets, --min-pixels N rejects small images"
     return [samples.note(larger, "latents", "upscaled", detail=detail, hint=hint)]
+
+
+def _overcropped(
+    samples: SampleTable, rows: NDArray[np.intp], size_number: NDArray[np.int32], parts: Sequence[float], limit: int
+) -> list[Rejected]:
+    """One note if planned buckets cut off more of images than their limit; ``parts``: percent, by size."""
+    over = rows[np.isin(size_number, [number for number, part in enumerate(parts) if part > limit])]
+    if not len(over):
+        return []
+    most = max(range(len(parts)), key=lambda number: parts[number])
+    detail = (
+        f"more than {limit} % is cut off {count_of(len(over), 'images')}, {parts[most]:.3g} % at most off"
+        f" {samples.names[int(rows[(size_number == most).argmax()])]}"
+    )
+    hint = "no table keeps --max-crop for them: raise it, or allow more --max-buckets or a longer --max-side"
+    return [samples.note(over, "latents", "over-max-crop", detail=detail, hint=hint)]
 
 
 def _altered(samples: SampleTable, rows: NDArray[np.intp]) -> list[Rejected]:

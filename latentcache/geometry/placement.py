@@ -66,6 +66,12 @@ def enlarged(image: Size, bucket: Size) -> float:
     return max(bucket.height / image.height, bucket.width / image.width)
 
 
+def cropped(image: Size, bucket: Size) -> float:
+    """Return the percentage of an image that is cut off when it covers a bucket."""
+    part, whole = kept(image, bucket)
+    return 100 * (whole - part) / whole
+
+
 def unusable(image: Size, bucket: Size) -> str:
     """Reason why an image cannot be used in its bucket: ``extreme-aspect``, ``too-small``; empty: it can."""
     numerator, denominator = kept(image, bucket)

@@ -17,9 +17,8 @@ from heapq import nlargest
 from itertools import product
 from typing import Any
 
-from latentcache.geometry.buckets import kept
 from latentcache.geometry.like.trainer import Trainer
-from latentcache.geometry.placement import unusable
+from latentcache.geometry.placement import cropped, unusable
 from latentcache.geometry.sizes import Size
 from latentcache.plan.batching import BatchPlan, Bucket, Remainder, bucket_plan
 from latentcache.value import Value
@@ -135,7 +134,7 @@ class TrainerRun(Value):
 
     def assigned(self, sets: Sequence[Mapping[Size, int]]) -> Assigned:
         """The bucket of each image; see :meth:`plan`."""
-        buckets, unused, cropped, lost = list[tuple[Size, int]](), 0, 0.0, dict[Size, float]()
+        buckets, unused, total, lost = list[tuple[Size, int]](), 0, 0.0, dict[Size, float]()
         for table, sizes in product(self.tables, sets):
             counts = Counter[Size]()
             for size, count in sizes.items():
@@ -144,14 +143,14 @@ class TrainerRun(Value):
                     unused += count
                     continue
                 counts[bucket] += count
-                part, whole = kept(size, bucket)
-                cropped += count * (1 - part / whole)
-                lost[size] = max(lost.get(size, 0.0), 1 - part / whole)
+                part = cropped(size, bucket) / 100
+                total += count * part
+                lost[size] = max(lost.get(size, 0.0), part)
             buckets += counts.most_common()
         return Assigned(
             buckets=tuple(buckets),
             unused=unused,
-            cropped=cropped / max(sum(count for _, count in buckets), 1),
+            cropped=total / max(sum(count for _, count in buckets), 1),
             worst=tuple(
                 (size, lost[size]) for size in nlargest(_NAMED, lost, key=lambda size: lost[size]) if lost[size]
             ),

@@ -118,3 +118,11 @@ def test_parts_of_the_data_have_the_buckets_of_all_of_it(run, images, tmp_path):
     assert buckets(run, tmp_path / "merged")[0] == buckets(run, tmp_path / "whole")[0]
     again = run("build", images, "--out", parts[0], "--part", "0/3")
     assert "nothing to encode" in again.out
+
+
+def test_images_that_lose_more_than_the_limit_are_named(run, images, tmp_path):
+    done = run("build", images, "--out", tmp_path / "cache", *PLAN, "--max-crop", 8, "--max-buckets", 1, "--json")
+    (note,) = [item for item in done.json["items"] if item["reason"] == "over-max-crop"]
+    assert "more than 8 % is cut off" in str(note)
+    within = run("build", images, "--out", tmp_path / "wide", *PLAN, "--max-crop", 40, "--json").json["items"]
+    assert "over-max-crop" not in {item["reason"] for item in within}
