@@ -73,7 +73,7 @@ def compared(
     from latentcache.geometry.like.trainers import TRAINERS
 
     _check(planned, batches, "--compare")
-    rows, lost, names = list[dict[str, Any]](), [dict[str, float]() for _ in batch_sizes], _Names(planned)
+    rows, lost = list[dict[str, Any]](), [dict[str, float]() for _ in batch_sizes]
     for name in (GIVEN, PLANNED, *TRAINERS):
         row: dict[str, Any] = {"name": name}
         try:
@@ -84,7 +84,7 @@ def compared(
                 resized = replace(batches, batch_size=size)
                 run = _run(planned, name, resized, grad_accum) if name == PLANNED else replace(run, batch=size)
                 plan = run.plan(sizes) if name == PLANNED else run.counted(assigned)
-                row = {"name": name, **run.compared(plan, epochs), "worst": names.of(plan.worst)}
+                row = {"name": name, **run.compared(plan, epochs), "worst": _names(planned, plan.worst)}
                 by_name[name] = row["lost"]
         except UsageError as error:
             row = {"name": name, "why": ": ".join(filter(None, (error.what, error.why)))}
@@ -112,11 +112,8 @@ def _run(planned: Planned, name: str, batches: BatchPlan, grad_accum: int) -> Tr
     recipe, size = planned.recipe, batches.batch_size
     assert isinstance(recipe, LatentsRecipe)
     assert isinstance(size, int)
-    geometry, trainer = (
-        recipe.geometry,
-        TRAINERS.get(name) or OurLoader(batches.remainder, recipe.geometry.min_pixels),
-    )
-    options = planned.settings or LatentsSettings()
+    geometry, options = recipe.geometry, planned.settings or LatentsSettings()
+    trainer = TRAINERS.get(name) or OurLoader(batches.remainder, geometry.min_pixels)
     if name == PLANNED:
         settings = LatentsSettings(
             like="none",
@@ -128,7 +125,7 @@ def _run(planned: Planned, name: str, batches: BatchPlan, grad_accum: int) -> Tr
         geometry = geometry_of(settings, recipe, recipe.encoder.multiple)
         geometry = Latents().completed(replace(recipe, geometry=geometry), lambda: planned.samples).geometry
     elif name == GIVEN and geometry.clips is not None:
-        raise UsageError("batches hold clips of one length", fix="`latentcache plan` without --compare counts them")
+        raise UsageError("batches hold clips of one length", fix="leave --compare out")
     elif name != GIVEN:
         settings = replace(
             options, like=name, model=None, plan_buckets=0, max_crop=None, max_buckets=None, replan=None
@@ -153,18 +150,13 @@ def _run(planned: Planned, name: str, batches: BatchPlan, grad_accum: int) -> Tr
     )
 
 
-class _Names:
-    """Names of images by their size."""
+def _names(planned: Planned, worst: Sequence[tuple[Size, float]]) -> list[str]:
+    """The first image of each size."""
+    import numpy as np
 
-    def __init__(self, planned: Planned) -> None:
-        import numpy as np
-
-        self._sizes, self._names = np.asarray(planned.samples.columns["original_size"]), planned.samples.names
-
-    def of(self, worst: Sequence[tuple[Size, float]]) -> list[str]:
-        """The first image of each size."""
-        rows = [int((self._sizes == (size.height, size.width)).all(axis=1).argmax()) for size, _ in worst]
-        return [self._names[row] for row in rows]
+    sizes = np.asarray(planned.samples.columns["original_size"])
+    rows = [int((sizes == (size.height, size.width)).all(axis=1).argmax()) for size, _ in worst]
+    return [planned.samples.names[row] for row in rows]
 
 
 def _sizes(planned: Planned, *, apart: bool) -> list[Counter[Size]]:
