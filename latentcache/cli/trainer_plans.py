@@ -13,6 +13,7 @@ from latentcache.errors import UsageError, count_of
 if TYPE_CHECKING:
     from latentcache.fields.protocol import FieldRecipe
     from latentcache.fields.table import SampleTable
+    from latentcache.geometry.like.trainer import Trainer
     from latentcache.geometry.sizes import Size
     from latentcache.plan.batching import BatchPlan, PlanReport
     from latentcache.plan.trainers import TrainerRun
@@ -49,7 +50,7 @@ def of_trainer(
         raise UsageError(f"--for={trainer}: unknown trainer", fix=f"--for {'|'.join(TRAINERS)}")
     _check(planned, batches, "--for")
     run = _run(planned, trainer, batches, grad_accum)
-    sizes = _sizes(planned, apart=run.trainer.parts_sets)
+    sizes = _sizes(planned, run.trainer)
     plan = run.plan(sizes)
     best = run.suggestion(sizes) if suggest else None
     suggestion = best and {
@@ -78,7 +79,7 @@ def compared(
         row: dict[str, Any] = {"name": name}
         try:
             run = _run(planned, name, batches, grad_accum)
-            sizes = _sizes(planned, apart=run.trainer.parts_sets)
+            sizes = _sizes(planned, run.trainer)
             assigned = run.assigned(sizes)
             for size, by_name in zip(batch_sizes, lost, strict=True):
                 resized = replace(batches, batch_size=size)
@@ -159,13 +160,14 @@ def _names(planned: Planned, worst: Sequence[tuple[Size, float]]) -> list[str]:
     return [planned.samples.names[row] for row in rows]
 
 
-def _sizes(planned: Planned, *, apart: bool) -> list[Counter[Size]]:
+def _sizes(planned: Planned, trainer: Trainer) -> list[Counter[Size]]:
     """Images by size, each as often as an epoch serves it, of all sets that fill batches together.
 
-    ``apart``: those of other repeats do not, nor do regularization images. Images of unknown size are left out.
+    Images of unknown size are left out.
     """
     import numpy as np
 
+    from latentcache.fields.latents import LatentsRecipe
     from latentcache.geometry.sizes import Size
 
     columns = planned.samples.columns
@@ -173,11 +175,13 @@ def _sizes(planned: Planned, *, apart: bool) -> list[Counter[Size]]:
     times = np.asarray(columns.get("repeats", np.ones(count, np.int64))).tolist()
     set_of = np.asarray(columns.get("image_set", np.zeros(count, np.int64))).tolist()
     regs = [bool(image_set.get("is_reg")) for image_set in planned.sets] or [False]
+    assert isinstance(planned.recipe, LatentsRecipe)
+    flips = 2 if trainer.adds_flips and planned.recipe.geometry.flip else 1
     counts = dict[Any, Counter[Size]]()
     for (height, width), repeats, number in zip(sizes, times, set_of, strict=True):
         if height and width:
-            together = (repeats, regs[number]) if apart else None
-            counts.setdefault(together, Counter())[Size(height, width)] += repeats
+            together = (repeats, regs[number]) if trainer.parts_sets else None
+            counts.setdefault(together, Counter())[Size(height, width)] += repeats * flips
     return list(counts.values())
 
 

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ TEXT, POOLED, IDS = "prompt_embeds", "pooled_prompt_embeds", "prompt_ids"
 #: Pipelines of diffusers whose text is exported.
 SD, SDXL, SD3, FLUX = (f"{name}Pipeline" for name in
                        ("StableDiffusion", "StableDiffusionXL", "StableDiffusion3", "Flux"))  # fmt: skip
+LUMINA, QWEN, WAN, Z_IMAGE = (f"{name}Pipeline" for name in ("Lumina2", "QwenImage", "Wan", "ZImage"))
+#: Encoders of tests and trials, whose latents have the shape of any model.
+_TRIALS = ("demo", "stub")
 #: Tokens of CLIP; values of the smaller CLIP of SDXL and SD3.
 CLIP_TOKENS, CLIP_WIDTH = 77, 768
 
@@ -40,7 +43,7 @@ class Latent(Value, eq=False):
     bucket: Size
     """Pixels."""
     values: Array
-    """(C, h, w) float32, in the scale that the format asks for; a mask from 0 to 1."""
+    """(C, h, w) float32, of a clip (C, f, h, w), in the scale that the format asks for; a mask from 0 to 1."""
     flipped: Array | None = None
     """Those of the horizontal flip; None: the cache has none."""
 
@@ -55,6 +58,8 @@ class Sample(Value, eq=False):
     size: Size
     """Upright, in pixels."""
     caption: str
+    frames: int = 0
+    """Frames of the clip of a video; 0: an image."""
     has_caption: bool = True
     """False: the data set has none for it, and no text is exported; the trainer's rule for such images decides."""
     repeats: int = 1
@@ -114,6 +119,56 @@ class Request(Value):
         return cast("LatentsRecipe", self.recipes[LATENTS])
 
 
+class _Model(Protocol):
+    """A model of a trainer, told apart by its latents; ``family`` is the class of its VAE, empty for any."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def shift(self) -> float: ...
+
+
+M = TypeVar("M", bound=_Model)
+
+
+def architecture_of(request: Request, rows: Sequence[M], trainer: str) -> M:
+    """The architecture that is asked for, or the only one whose VAE made the latents; raises UsageError."""
+    encoder, name = request.latents.encoder, request.architecture
+    names, scaling = [row.name for row in rows], encoder.normalization
+    if name is not None and name not in names:
+        fix = f"--architecture {'|'.join(names)}"
+        raise UsageError("unknown architecture", argument="architecture", value=name, fix=fix)
+    is_known, is_trial = scaling.kind == "scale-shift", name is not None and encoder.family in _TRIALS
+    fitting = [
+        row
+        for row in rows
+        if name in (None, row.name)
+        and (row.channels == encoder.channels or (is_trial and row.family))
+        and (row.family in ("", encoder.family) or is_trial)
+        and (not is_known or (abs(row.scale - scaling.scale) < 1e-3 and abs(row.shift - scaling.shift) < 1e-3))
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    numbers = f"{encoder.channels} channels, scale {scaling.scale:g}, shift {scaling.shift:g}"
+    if not fitting:
+        raise UsageError(
+            f"--to {trainer}: no architecture has such latents ({encoder.family}, {numbers})",
+            why=f"known are {', '.join(names)}" if name is None else f"those of {name} differ",
+            fix=f"build with the VAE of the model that you train: --model MODEL --like {trainer}",
+        )
+    raise UsageError(
+        f"--to {trainer}: these latents fit {' and '.join(row.name for row in fitting)}",
+        why=f"their latents are the same ({numbers}), their files are not",
+        fix=f"--architecture {fitting[0].name}",
+    )
+
+
 class Format:
     """One trainer. A format is made of a request, and raises UsageError for what it cannot have."""
 
@@ -127,6 +182,7 @@ class Format:
     """Images that the trainer finds by their names; others are written as PNG."""
     shared: Sequence[str] = ("repeats", "is_reg")
     """Attributes that all samples of a folder of the export share."""
+    has_videos: bool = False
     no_caption: str = ""
     """What the trainer does with an image without a caption."""
     draws_captions: bool = False

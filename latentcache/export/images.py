@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from latentcache.errors import RecipeError, UsageError, count_of
 from latentcache.export.folder import File, link, of_bytes, written
 from latentcache.export.format import CONTROL, LATENTS, MASK, TEXT, Format, Latent, Request, Sample
 from latentcache.export.kohya import Kohya
+from latentcache.export.musubi import Musubi
 from latentcache.export.onetrainer import OneTrainer
 from latentcache.export.samples import (
     build_command,
@@ -35,10 +36,12 @@ from latentcache.export.samples import (
     opened,
 )
 from latentcache.export.simpletuner import SimpleTuner
+from latentcache.fields.clips import CLIP
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
 from latentcache.geometry.like.trainers import TRAINERS
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
+from latentcache.images.clips import is_clip
 from latentcache.images.headers import header
 from latentcache.loader.samples import CachePart, join
 from latentcache.sources.locations import locations, open_image, read_image
@@ -50,7 +53,9 @@ if TYPE_CHECKING:
     from latentcache.export.settings import Advanced, ExportSettings
 
 #: By ``--to``.
-TRAINER_FORMATS: Mapping[str, type[Format]] = {format.name: format for format in (Kohya, OneTrainer, SimpleTuner)}
+TRAINER_FORMATS: Mapping[str, type[Format]] = {
+    format.name: format for format in (Kohya, OneTrainer, SimpleTuner, Musubi)
+}
 #: Bytes of a file of arrays beside the values: headers of its members and of the zip.
 _AROUND = 2048
 
@@ -154,7 +159,8 @@ class ImageExport:
             what = f"{settings.cache}: holds no embeddings of captions"
             raise UsageError(what, fix=f"{build('--text-encoder PIPELINE')}; or --fields latents")
         check_demo(settings, snapshot)
-        if field.recipe.geometry.clips is not None or field.recipe.geometry.crops > 1:
+        has_clips = field.recipe.geometry.clips is not None and not TRAINER_FORMATS[settings.format].has_videos
+        if has_clips or field.recipe.geometry.crops > 1:
             raise UsageError(
                 f"{settings.cache}: holds clips or several crops, which --to {settings.format} cannot write",
                 fix=build(f"--like {settings.format}", f"-{settings.format}"),
@@ -202,7 +208,9 @@ class ImageExport:
             if image not in chosen:
                 upscale = self._geometry.upscale
                 chosen[image] = {table.nearest(image) if upscale else table.within(image) for table in self._tables}
-            held: set[Size | None] = {self._bucket(LATENTS, variants) for variants in self._rows[LATENTS][number]}
+            held: set[Size | None] = {
+                Size(*self._dims(LATENTS, variants)[1:]) for variants in self._rows[LATENTS][number]
+            }
             if held != chosen[image]:
                 wrong[number] = held, chosen[image]
         if not wrong:
@@ -263,13 +271,15 @@ class ImageExport:
         samples, captions = self._snapshot.samples, captions_of(self._snapshot, number, self._wanted)
         set_of, sets = samples.columns.get("image_set"), self._snapshot.source.get("sets") or [{}]
         image_set = sets[0 if set_of is None else int(set_of[number])]
-        mask, name = samples.inputs.get("mask"), samples.names[number]
+        mask, name, clip = samples.inputs.get("mask"), samples.names[number], samples.columns.get(CLIP)
+        clips = self._recipe.geometry.clips if clip is not None and clip[number][0] else None
         sample = Sample(
             name=name,
             target=name,
             size=Size(*map(int, samples.columns["original_size"][number])),
             caption=captions[0],
             further=[(caption, {}) for caption in captions[1:] if self._format.draws_captions],
+            frames=0 if clips is None else int(clips.chosen(np.asarray(clip)[[number]])[0]),
             has_caption=bool(captions[0]) or TEXT in self._wanted or self._snapshot.empty_by_choice,
             repeats=image_set.get("repeats", 1),
             class_words=image_set.get("class_words", ""),
@@ -312,16 +322,16 @@ class ImageExport:
         roles = {role for role in inputs.keys() - {"image", "caption"} if int(inputs[role].file[number]) >= 0}
         return len(roles - {*self._samples[number].partners, *({"mask"} if MASK in self._wanted else ())})
 
-    def _bucket(self, name: str, variants: list[int]) -> Size:
-        """Size of an item of a sample."""
+    def _dims(self, name: str, variants: Sequence[int]) -> tuple[int, int, int]:
+        """Frames, height and width of an item of a sample, in pixels."""
         field = self._snapshot.fields[name]
-        return Size(*field.groups[int(field.group[variants[0]])].dims[1:])
+        return field.groups[int(field.group[variants[0]])].dims
 
     def _latent(self, name: str, *rows: int) -> Latent:
         """The latents or the mask of a sample in one size; ``rows`` are those of its variants."""
         has_flip = self._recipe.geometry.flip and rows[1] != rows[0]
         flipped = self._values(name, rows[1]) if has_flip else None
-        return Latent(bucket=self._bucket(name, list(rows)), values=self._values(name, rows[0]), flipped=flipped)
+        return Latent(bucket=Size(*self._dims(name, rows)[1:]), values=self._values(name, rows[0]), flipped=flipped)
 
     def _values(self, name: str, row: int) -> Any:
         """Float32 values: of latents the mean or one draw, scaled if the format asks for it; whole numbers stay."""
@@ -349,7 +359,7 @@ class ImageExport:
         for role, target in {"image": sample.target, **sample.partners}.items():
             location, content = location_of[role], bytes(inputs[role].content[number]).hex()
             source = sample.name if role == "image" else location["path"]
-            is_other = Path(target).suffix != Path(source).suffix
+            is_other = Path(target).suffix.lower() != Path(source).suffix.lower()
             file = File(name=target, origin=f"{content}-{how}", **more)
             yield file, partial(self._write_image, location, content, is_other)
         if sample.has_caption:
@@ -362,12 +372,13 @@ class ImageExport:
     def _write_image(self, location: Mapping[str, Any], content: str, is_other: bool, path: Path) -> str:
         """A link to the file of an image; bytes for a member of an archive, and for one that EXIF data turn."""
         with open_image(self._root, location) as stream:
-            image, orientation, _ = header(stream)
-            if orientation > 1 or is_other:
-                self._redrawn += 1
-                buffer = io.BytesIO()
-                ImageOps.exif_transpose(image).save(buffer, "PNG")
-                return written(path, buffer.getvalue())
+            if not is_clip(stream):
+                image, orientation, _ = header(stream)
+                if orientation > 1 or is_other:
+                    self._redrawn += 1
+                    buffer = io.BytesIO()
+                    ImageOps.exif_transpose(image).save(buffer, "PNG")
+                    return written(path, buffer.getvalue())
         if set(location) != {"path", "size"}:
             return written(path, read_image(self._root, location)[0])
         link(self._root / location["path"], path, copy=self._settings.copy)

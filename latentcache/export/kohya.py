@@ -30,6 +30,7 @@ from latentcache.export.format import (
     FLUX,
     IDS,
     LATENTS,
+    LUMINA,
     MASK,
     POOLED,
     SD3,
@@ -39,10 +40,10 @@ from latentcache.export.format import (
     Make,
     Request,
     Sample,
+    architecture_of,
     npz,
     text_parts,
 )
-from latentcache.fields.latents import LatentsRecipe
 from latentcache.geometry.like.kohya import KohyaTable, letterbox
 from latentcache.geometry.sizes import square
 
@@ -72,6 +73,7 @@ class Architecture(NamedTuple):
     scale: float
     """``scaling_factor`` of the VAE, which with ``shift`` tells architectures apart."""
     shift: float = 0.0
+    family: str = ""
     is_scaled: bool = False
     has_forms: bool = False
     """True if the form of its files changed over time."""
@@ -109,7 +111,7 @@ class Kohya(Format):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        self._architecture = _architecture(request.latents, request.architecture)
+        self._architecture = architecture_of(request, _ROWS, self.name)
         self._form = _form(self._architecture, request.release)
         self._title = re.sub(r"[^\w-]", "_", request.root.name) or "images"
         self._has_alpha = False
@@ -312,7 +314,7 @@ def _lumina_text(parts: Mapping[str, Array]) -> dict[str, Array]:
 _SDXL = Text("_te_outputs", _sdxl_text, SDXL, (POOLED,))
 _SD3, _FLUX = Text("_sd3_te", _sd3_text, SD3, (POOLED, IDS)), Text("_flux_te", _flux_text, FLUX, (POOLED, IDS))
 _PROMPT = "--system_prompt: the captions follow the default system_prompt of Lumina2Pipeline"
-_LUMINA = Text("_lumina_te", _lumina_text, "Lumina2Pipeline", (IDS,), _PROMPT)
+_LUMINA = Text("_lumina_te", _lumina_text, LUMINA, (IDS,), _PROMPT)
 _HUNYUAN_TEXT = "its files hold two sequences (Qwen2.5-VL and ByT5), and a cache holds one per caption"
 _ROWS = (
     Architecture("sd", "_sd", 4, 0.18215, has_forms=True, no_text="sd-scripts caches no text of SD"),
@@ -323,34 +325,6 @@ _ROWS = (
     Architecture("hunyuan-image", "_hi", 64, 0.75289, no_text=_HUNYUAN_TEXT),
 )
 ARCHITECTURES: Mapping[str, Architecture] = {row.name: row for row in _ROWS}
-
-
-def _architecture(recipe: LatentsRecipe, name: str | None) -> Architecture:
-    """The architecture that is named, or the only one whose VAE this is."""
-    encoder, scaling = recipe.encoder, recipe.encoder.normalization
-    if name is not None and name not in ARCHITECTURES:
-        fix = f"--architecture {'|'.join(ARCHITECTURES)}"
-        raise UsageError("unknown architecture", argument="architecture", value=name, fix=fix)
-    is_known = scaling.kind == "scale-shift"
-    fitting = [
-        row
-        for row in (_ROWS if name is None else [ARCHITECTURES[name]])
-        if row.channels == encoder.channels
-        and (not is_known or (abs(row.scale - scaling.scale) < 1e-3 and abs(row.shift - scaling.shift) < 1e-3))
-    ]
-    if len(fitting) == 1:
-        return fitting[0]
-    numbers = f"{encoder.channels} channels, scale {scaling.scale:g}, shift {scaling.shift:g}"
-    if not fitting:
-        raise UsageError(
-            f"--to kohya: no architecture of sd-scripts has such latents ({numbers})",
-            fix="build with the VAE of the model that you train: latentcache build DATA --model MODEL --like kohya",
-        )
-    raise UsageError(
-        f"--to kohya: these latents fit {' and '.join(row.name for row in fitting)}",
-        why=f"their latents are the same ({numbers}), their files are not",
-        fix=f"--architecture {fitting[0].name}",
-    )
 
 
 def _form(architecture: Architecture, release: str | None) -> str:

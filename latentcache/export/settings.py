@@ -28,9 +28,10 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "kohya": (*_OF_IMAGES, "architecture", "beside", "release", "trainer-config"),
     "onetrainer": (*_OF_IMAGES, "trainer-config"),
     "simpletuner": (*_OF_IMAGES, "trainer-config"),
+    "musubi": (*_OF_IMAGES, "architecture", "trainer-config"),
 }
 #: Formats of images; the others are formats of tokens.
-IMAGE_FORMATS = ("kohya", "onetrainer", "simpletuner")
+IMAGE_FORMATS = ("kohya", "onetrainer", "simpletuner", "musubi")
 #: Layouts of rows, as ``cache.rows()`` names them.
 LAYOUTS = ("pad", "pack", "chunk")
 #: Settings that a format takes -> what its files hold.
@@ -51,8 +52,8 @@ class ExportSettings(Value):
     """The folder to create."""
     format: str = setting(
         "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry); for images kohya"
-        " (sd-scripts, lora-scripts), onetrainer or simpletuner; for all fields safetensors, webdataset or mds."
-        " [default: hf-disk]",
+        " (sd-scripts, lora-scripts), onetrainer, simpletuner or musubi; for all fields safetensors, webdataset or"
+        " mds. [default: hf-disk]",
         flag="--to",
         metavar="FORMAT",
         default="hf-disk",
@@ -71,7 +72,7 @@ class ExportSettings(Value):
     )
     validation: float = setting("Fraction for validation. [default: 0]", metavar="FRACTION", default=0.0)
     fields: str | None = setting(
-        "Of images: latents, text or all. [default: latents]", choices=("latents", "text", "all")
+        "For images: latents, text or all. [default: latents]", choices=("latents", "text", "all")
     )
     release: str | None = setting(
         "Release of kohya's trainer: stable, plain, suffixed or lora-scripts, or its folder.",

@@ -40,7 +40,7 @@ from latentcache.fields.protocol import (
 from latentcache.fields.settings import Settings, setting
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_table, explicit_table
-from latentcache.geometry.like.trainer import SizeOptions, Table
+from latentcache.geometry.like.trainer import SizeOptions, Table, Trainer
 from latentcache.geometry.like.trainers import TRAINERS, trainer_of
 from latentcache.geometry.placement import CROPS, Placement, cropped, enlarged, place_in, unusable
 from latentcache.geometry.planned import PlannedTable, Target, planned_table
@@ -480,15 +480,19 @@ def geometry_of(
     if step is None:  # a list of buckets needs no grid, anything else follows the cache
         fresh = cached is not None and settings.resolutions and cached.geometry.buckets
         step = model_multiple if settings.buckets else GeometrySettings().multiple if fresh else base.multiple
+        trainer = TRAINERS.get(settings.like or "")
+        if trainer is not None and trainer.step and trainer.name != base.like and not settings.buckets:
+            step = trainer.step
     plain = ("min_side", "max_side", "flip", "upscale", "min_pixels", "crop")
     options = {name: getattr(settings, name) for name in plain if getattr(settings, name) is not None}
+    frame_step = frame_step or (base.clips.step if base.clips else 0)
     clips = clip_settings(settings.frames, settings.fps, base.clips, frame_step)
     if settings.like is not None:
         options["like"] = None if settings.like == "none" else settings.like
     geometry = replace(base, multiple=math.lcm(step, model_multiple), clips=clips, **options)
     geometry = _with_target(geometry, base, settings)
     if geometry.like:
-        _check_like(geometry, step)
+        _check_like(geometry, TRAINERS[geometry.like], step)
     elif oblong := [side for side in geometry.resolutions if not isinstance(side, int)]:
         problem, why = "not without like", "only a trainer's buckets have the area of two sides"
         raise UsageError(problem, argument="resolutions", value=oblong[0], why=why, fix="--resolution PIXELS")
@@ -526,12 +530,12 @@ def _with_target(geometry: GeometrySettings, base: GeometrySettings, settings: L
     return replace(geometry, target=target, planned=base.planned if keeps else ())
 
 
-def _check_like(geometry: GeometrySettings, step: int) -> None:
+def _check_like(geometry: GeometrySettings, trainer: Trainer, step: int) -> None:
     """Raise a UsageError for settings that a trainer cannot have, whose geometry is asked for."""
     several = not geometry.upscale and len(geometry.resolutions) > 1
     wrong = {
         "crop": geometry.crop != "center" and "it trains on the middle of images if latents are cached",
-        "frames": geometry.clips is not None and "it has no videos",
+        "frames": geometry.clips is not None and not TRAINERS[geometry.like or ""].has_videos and "it has no videos",
         "bucket_step": geometry.multiple != step
         and f"the model needs sides that are multiples of {geometry.multiple}",
         "upscale": several and "without enlarging, one bucket can hold an image in two ways: one cache a resolution",

@@ -33,6 +33,23 @@ FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")
 CAPTION_COLUMNS = ("caption", "text", "prompt")
 
 
+class Trigger(Value):
+    """Captions as ai-toolkit 27a03a9 makes them of files: ``get_caption``, ``inject_trigger_into_prompt``."""
+
+    word: str = ""
+    """Takes the place of ``[trigger]`` and ``[name]``."""
+    is_added: bool = True
+    """True: it is put in front of captions without it, as of all but regularization images."""
+
+    def caption(self, text: str) -> str:
+        """The caption of a text; a comma is followed by a blank, where ai-toolkit puts a second one."""
+        caption = ", ".join(text.replace(", ", ",").split(","))
+        for name in ("[name]", "[trigger]"):
+            caption = caption.replace(name, self.word)
+        is_there = not self.word.strip() or self.word in caption
+        return caption if is_there or not self.is_added else f"{self.word} {caption}"
+
+
 class CaptionRule(Value):
     """Rule for the captions of a set. A table decides alone; else the first source that has a text wins."""
 
@@ -54,13 +71,20 @@ class CaptionRule(Value):
     """``first`` line, or ``all`` as a caption each; empty: the whole text is one caption."""
     prefix: str = ""
     suffix: str = ""
+    trigger: Trigger | None = None
     bare: bool = False
     """True: prefix and suffix are the caption where there is none."""
 
     @property
     def reading(self) -> bytes:
         """Hash of all that a file's caption depends on beside the file; zeros for a caption as it is written."""
-        parts = [self.lines, self.prefix, self.suffix, self.text]
+        parts = [
+            self.lines,
+            self.prefix,
+            self.suffix,
+            self.text,
+            *(vars(self.trigger).items() if self.trigger else ()),
+        ]
         return content_hash(json.dumps(parts).encode()) if any(parts) else bytes(HASH_BYTES)
 
     @property
@@ -83,7 +107,8 @@ class CaptionRule(Value):
         if self.lines:
             several = [caption.strip() for caption in several]
         several = [caption for caption in several if caption] or [""] * self.bare
-        return BETWEEN.join(self.prefix + caption + self.suffix for caption in several)
+        captions = [self.prefix + caption + self.suffix for caption in several]
+        return BETWEEN.join(map(self.trigger.caption, captions) if self.trigger else captions)
 
 
 class ImageSet(Value):

@@ -48,7 +48,10 @@ def test_the_text_ends_with_the_next_step(run, tokens, tmp_path, words, summary,
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        (("--to", "csv"), "--to hf-disk|megatron|datatrove|mds|safetensors|webdataset|kohya|onetrainer|simpletuner"),
+        (
+            ("--to", "csv"),
+            "--to hf-disk|megatron|datatrove|mds|safetensors|webdataset|kohya|onetrainer|simpletuner|musubi",
+        ),
         (("--pad", "60"), "rows of 56 or 64 tokens"),
         (("--pad", "64", "--pack", "64"), "--pad N or --pack N or --chunk N"),
         (("--for", "nobody"), "--for plain|llama-factory|trl|axolotl|unsloth"),

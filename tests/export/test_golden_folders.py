@@ -14,12 +14,32 @@ import numpy as np
 import pytest
 import torch
 from captioned_images import files_below
+from safetensors.torch import load
 from small_cache import build, draw
 
 from latentcache.cli.app import main
-from latentcache.export.format import FLUX, IDS, LATENTS, MASK, POOLED, SD, SD3, SDXL, TEXT, Latent, Request, Sample
+from latentcache.export.format import (
+    CONTROL,
+    FLUX,
+    IDS,
+    LATENTS,
+    LUMINA,
+    MASK,
+    POOLED,
+    QWEN,
+    SD,
+    SD3,
+    SDXL,
+    TEXT,
+    WAN,
+    Z_IMAGE,
+    Latent,
+    Request,
+    Sample,
+)
 from latentcache.export.images import TRAINER_FORMATS
 from latentcache.export.kohya import ARCHITECTURES
+from latentcache.export.musubi import _ROWS as MUSUBI
 from latentcache.fields.latents import EncoderSpec, GeometrySettings, LatentsRecipe, Normalization, PixelProfile
 from latentcache.fields.prompt_embeds import PromptRecipe
 from latentcache.fields.prompt_ids import PromptIdsRecipe
@@ -27,7 +47,6 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 
 GOLDEN = Path(__file__).with_name("golden_folders.json")
-LUMINA = "Lumina2Pipeline"
 #: Shapes of the embeddings of a caption, and tokens of each text encoder.
 TEXTS = {
     SD: ({TEXT: (77, 768)}, (77,)),
@@ -35,7 +54,14 @@ TEXTS = {
     SD3: ({TEXT: (77 + 77, 4096), POOLED: (2048,)}, (77, 77, 77)),
     FLUX: ({TEXT: (512, 4096), POOLED: (768,)}, (77, 512)),
     LUMINA: ({TEXT: (9, 2304)}, (256,)),
+    QWEN: ({TEXT: (9, 3584)}, (512,)),
+    WAN: ({TEXT: (9, 4096)}, (512,)),
+    Z_IMAGE: ({TEXT: (9, 2560)}, (512,)),
 }
+MODELS = ARCHITECTURES | {row.name: row for row in MUSUBI}
+#: Steps of sides that are not 64, and options of an export of the stub's latents.
+STEPS = {"musubi": 16}
+WORDS = {"kohya": ["--architecture", "sdxl", "--release", "stable"], "musubi": ["--architecture", "z-image"]}
 #: Trainer, architecture and release of kohya, pipeline of the text.
 CASES = [
     *(("kohya", name, form, SDXL if name == "sdxl" else "") for name in ("sd", "sdxl")
@@ -44,24 +70,33 @@ CASES = [
     ("kohya", "hunyuan-image", None, ""),
     *((trainer, None, None, pipeline) for trainer in ("onetrainer", "simpletuner")
       for pipeline in (SD, SDXL, SD3, FLUX)),
+    *(("musubi", row.name, None, next(iter(row.text), "")) for row in MUSUBI),
 ]  # fmt: skip
 
 
 def files_of(trainer, architecture, release, pipeline):
     """File -> hash, of two images: one of them is for regularization, and has two repeats."""
-    about = ARCHITECTURES[architecture or "sdxl"]
+    about, is_plain = MODELS[architecture or "sdxl"], trainer in ("simpletuner", "musubi")
     scaling = Normalization(kind="scale-shift", scale=about.scale, shift=about.shift)
     encoder = EncoderSpec(
-        family="", fingerprint="", config="", channels=about.channels, factor=8, multiple=8, normalization=scaling
+        family=about.family,
+        fingerprint="",
+        config="",
+        channels=about.channels,
+        factor=8,
+        multiple=8,
+        normalization=scaling,
     )
     sides = {"min_side": 128, "max_side": 512} if trainer == "kohya" else {}
-    geometry = GeometrySettings(resolutions=(256,), flip=trainer != "simpletuner", like=trainer, **sides)
+    sides |= {"multiple": STEPS[trainer]} if trainer in STEPS else {}
+    geometry = GeometrySettings(resolutions=(256,), flip=not is_plain, like=trainer, **sides)
     shapes, lengths = TEXTS.get(pipeline, ({}, ()))
     text = {"pipeline": pipeline, "fingerprint": "", "config": "", "tokenizer": "", "length": 1}
     recipes = {LATENTS: LatentsRecipe(geometry=geometry, pixels=PixelProfile(), encoder=encoder)}
     recipes |= {name: PromptRecipe(output=name, width=shape[-1], **text) for name, shape in shapes.items()}
     recipes |= {IDS: PromptIdsRecipe(lengths=lengths, **text)} if pipeline else {}
-    wanted = [LATENTS, *([MASK] if trainer != "simpletuner" else []), *shapes, *([IDS] if pipeline else [])]
+    more = [CONTROL] if trainer == "musubi" else [] if is_plain else [MASK]
+    wanted = [LATENTS, *more, *shapes, *([IDS] if pipeline else [])]
     form = TRAINER_FORMATS[trainer](
         Request(
             recipes=recipes, wanted=wanted, geometry=geometry, root=Path("/data/cats"), folder="/out",
@@ -69,19 +104,20 @@ def files_of(trainer, architecture, release, pipeline):
         )
     )  # fmt: skip
     samples, random = [], np.random.default_rng(0)
-    for name, size, bucket, more in (
-        ("a.jpg", Size(240, 400), Size(192, 320), {"has_alpha": release == "suffixed"}),
-        ("cats/b.tiff", Size(400, 240), Size(320, 192), {"is_reg": True, "repeats": 2, "class_words": "cat"}),
+    for name, size, more in (
+        ("a.jpg", Size(240, 400), {"has_alpha": release == "suffixed"}),
+        ("cats/b.tiff", Size(400, 240), {"is_reg": trainer != "musubi", "repeats": 2, "class_words": "cat"}),
     ):
+        bucket = geometry.like_tables()[0].nearest(size)
         shape = (about.channels, bucket.height // 8, bucket.width // 8)
         values, flipped = random.random((2, *shape), dtype=np.float32)
         text = {field: random.random(shape, np.float32) for field, shape in shapes.items()}
         text |= {IDS: random.integers(0, 2, (2, sum(lengths)), dtype=np.int32)} if pipeline else {}
         latents = [Latent(bucket=bucket, values=values, flipped=flipped)]
         masks = [Latent(bucket=bucket, values=random.random((1, *shape[1:]), dtype=np.float32))]
-        sample = Sample(
-            name=name, target=name, size=size, caption=f"{name}, tag", latents=latents, masks=masks, text=text, **more
-        )
+        controls = [Latent(bucket=bucket, values=flipped)] if CONTROL in form.request.wanted else []
+        values = {"latents": latents, "masks": masks, "controls": controls}
+        sample = Sample(name=name, target=name, size=size, caption=f"{name}, tag", text=text, **values, **more)
         samples.append(replace(sample, target=form.target(sample)))
     form.begin(samples)
     files = {file: make() for sample in samples for file, make in form.files(sample).items()}
@@ -94,8 +130,8 @@ def folder_of(trainer, scratch):
     for number, (name, size) in enumerate([("p0", (400, 240)), ("p1", (240, 400)), ("more/p2", (300, 300))]):
         draw(scratch / f"cats/{name}.png", size, seed=number)
         (scratch / f"cats/{name}.txt").write_text(f"caption {number}, tag", "utf-8")
-    build(scratch / "cats", scratch / "cache", like=trainer, resolutions=(256,), bucket_step=64)
-    words = ["--architecture", "sdxl", "--release", "stable"] if trainer == "kohya" else []
+    build(scratch / "cats", scratch / "cache", like=trainer, resolutions=(256,), bucket_step=STEPS.get(trainer, 64))
+    words = WORDS.get(trainer, [])
     out = scratch / "out"
     assert main(["export", str(scratch / "cache"), str(out), "--to", trainer, "--as", "C:\\sets\\run", *words]) == 0
     of_us = ("latentcache.json", "latentcache.files")
@@ -103,9 +139,12 @@ def folder_of(trainer, scratch):
 
 
 def hashed(name, data):
-    """Hash of a file; of what torch reads from one of its own, whose bytes depend on its version."""
+    """Hash of a file; of what torch or safetensors read from one of theirs, whose bytes are not always the same."""
     if name.endswith(".png"):
         return "image"
+    if name.endswith(".safetensors"):
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        data = repr((sorted(header["__metadata__"].items()), sorted(described(load(data)).items()))).encode()
     if name.endswith(".pt"):
         data = repr(described(torch.load(io.BytesIO(data), weights_only=True))).encode()
     return content_hash(data).hex()[:16]

@@ -260,7 +260,7 @@ REFUSALS = [
     (("--release", "2019"), {}, "unknown release"),
     (("--release", "stable", "--fields", "text"), {}, "holds no embeddings"),
     (("--release", "stable", "--draw", "1"), {}, "nothing to draw from"),
-    (("--release", "stable", "--architecture", "flux"), {}, "no architecture of sd-scripts"),
+    (("--release", "stable", "--architecture", "flux"), {}, "no architecture has such latents"),
     (("--release", "stable", "--pad", "8"), {}, "--pad: not available"),
     (("--release", "stable"), {"model": "demo"}, "a demo encoder made it"),
 ]

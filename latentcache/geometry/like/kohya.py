@@ -26,7 +26,7 @@ from latentcache.geometry.like.trainer import (
     Trainer,
     TrainerSettings,
     check_alike,
-    refused,
+    refused_in,
     several,
     shown,
 )
@@ -202,9 +202,9 @@ class KohyaTrainer(Trainer):
             words=", ".join(words),
             options=_options(resolutions, first) | {"flip": flips or None},
             source=source,
-            no_latents=_set(subsets, _NO_LATENTS),
+            no_latents=refused_in(subsets, _NO_LATENTS),
             # The text encoder of a LoRA is trained unless only the U-Net is.
-            no_text=_set(subsets, _NO_TEXT) + (("network_train_unet_only = false",) if trained else ()),
+            no_text=refused_in(subsets, _NO_TEXT) + (("network_train_unet_only = false",) if trained else ()),
             needs_masks=any(subset.get("alpha_mask") for subset in subsets),
             batch=int(first.get("train_batch_size", first.get("batch_size", 1))),
         )
@@ -292,7 +292,3 @@ def _resolution(path: Path, value: Any) -> Size:
         raise UsageError(f"{path}: has no resolution", where=str(path), fix=fix)
     width, height = int(sides[0]), int(sides[-1])
     return Size(height, width)
-
-
-def _set(subsets: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word for subset in subsets for word in refused(subset, dict.fromkeys(names, False))))

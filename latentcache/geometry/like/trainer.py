@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -102,6 +102,9 @@ class Trainer:
     """One trainer, as ``build --like`` and ``plan --for`` name it."""
 
     name: str
+    step: int | None = None
+    """Default of ``bucket_step`` in pixels; None: that of every build."""
+    has_videos: bool = False
     parts_sets: bool = False
     """True: images of other repeats, and regularization images, are in other batches."""
     batch_setting: str = "train_batch_size"
@@ -110,6 +113,8 @@ class Trainer:
     """Its setting for one size of all images."""
     keeps_batch: bool = False
     """True: a change to a batch of less than half is no suggestion, because all batches would be small."""
+    adds_flips: bool = False
+    """True: a flip is an image of its own in every epoch; False: one of both is drawn."""
     draws_resolution: bool = False
     """True: of several resolutions an image has one in an epoch, drawn; False: it has all of them."""
     repeats: bool = False
@@ -191,9 +196,31 @@ def several(path: Path, setting: str) -> UsageError:
     )
 
 
+def refused_in(sets: Iterable[Mapping[str, Any]], names: Sequence[str]) -> tuple[str, ...]:
+    """Settings of some sets that are on and forbid a cache, each once."""
+    return tuple(dict.fromkeys(word for values in sets for word in refused(values, dict.fromkeys(names, False))))
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+#: Ending of a file -> its kind, and what reads it; others are JSON.
+_PARSERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    ".toml": ("TOML", tomllib.loads),
+    ".yaml": ("YAML", _yaml),
+    ".yml": ("YAML", _yaml),
+}
+
+
 def read_file(path: Path) -> Any:
-    """Contents of a trainer's TOML or JSON file, by its ending; raises UsageError with the line."""
-    kind, parse = ("TOML", tomllib.loads) if path.suffix == ".toml" else ("JSON", json.loads)
+    """Contents of a trainer's TOML, YAML or JSON file, by its ending; raises UsageError with the line."""
+    kind, parse = _PARSERS.get(path.suffix, ("JSON", json.loads))
     try:
         return parse(path.read_text("utf-8"))
     except OSError as error:

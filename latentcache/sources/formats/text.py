@@ -97,13 +97,16 @@ def decode(raw: bytes | None) -> str:
 
 
 def read_document(path: Path, fix: Fix, *, max_bytes: int = MAX_SOURCE_BYTES) -> Any:
-    """The value of a TOML or JSON file; raises SourceError, with the line."""
+    """The value of a TOML, YAML or JSON file; raises SourceError, with the line."""
     import tomllib
 
+    import yaml
+
+    parsers = {".toml": tomllib.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load}
     try:
         data = read_source(path, max_bytes=max_bytes)[0].removeprefix(codecs.BOM_UTF8)
-        return (tomllib.loads if path.suffix == ".toml" else parse_json)(decode(data))
-    except (tomllib.TOMLDecodeError, RecursionError, UnusableSampleError) as error:
+        return parsers.get(path.suffix, parse_json)(decode(data))
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, RecursionError, UnusableSampleError) as error:
         why = error.what if isinstance(error, UnusableSampleError) else str(error)
         problem = f"{path.name} cannot be read"
         raise SourceError(problem, where=str(path), why=why, fix=fix) from error

@@ -29,7 +29,7 @@ from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize import hub, kohya
 from latentcache.sources.recognize.config import MAX_BYTES, Config, Trainer, read_config
 from latentcache.sources.recognize.records import holds_records
-from latentcache.sources.recognize.trainers import ONETRAINER, SIMPLETUNER
+from latentcache.sources.recognize.trainers import AI_TOOLKIT, MUSUBI, ONETRAINER, SIMPLETUNER
 from latentcache.sources.records import KINDS
 from latentcache.sources.splits import choose_split, unread_folders
 
@@ -52,7 +52,9 @@ def _plain(inventory: Inventory, options: SourceOptions) -> Layout:
 #: Conventions of folders by their word.
 FOLDERS: dict[str, hub.Recognizer] = {kohya.WORD: kohya.recognize, **hub.FORMS, FOLDER: _plain}
 #: Conventions of configuration files by their word.
-CONFIGS = {trainer.word: trainer for trainer in (kohya.CONFIG, SIMPLETUNER, ONETRAINER, kohya.METADATA)}
+CONFIGS = {
+    trainer.word: trainer for trainer in (kohya.CONFIG, SIMPLETUNER, ONETRAINER, MUSUBI, AI_TOOLKIT, kohya.METADATA)
+}
 #: Words of ``--layout``.
 WORDS = (*FOLDERS, *CONFIGS)
 
@@ -108,7 +110,7 @@ def find_layout(data: Path, options: SourceOptions, inventory: Inventory | None 
 
 def is_config(data: Path) -> bool:
     """True if a file is a configuration of image data sets, or kohya's metadata."""
-    if data.suffix == ".toml":
+    if data.suffix in (".toml", ".yaml", ".yml"):
         return data.is_file()
     if data.suffix not in (".json", ".jsonl") or not data.is_file() or data.stat().st_size > MAX_BYTES:
         return False

@@ -1,4 +1,4 @@
-"""Configurations of SimpleTuner and of OneTrainer.
+"""Configurations of SimpleTuner, OneTrainer, musubi-tuner and ai-toolkit.
 
 SimpleTuner's ``multidatabackend.json`` (bghira/SimpleTuner bc8e6ab, ``documentation/DATALOADER.md``,
 ``helpers/prompts.py``): ``repeats`` counts further passes, so 0 is once; folders are recursive. ``caption_strategy``
@@ -9,19 +9,24 @@ OneTrainer's ``concepts.json`` (Nerogar/OneTrainer 23df383, ``ConceptConfig.py``
 Nerogar/mgds 3a6994a): ``text.prompt_source`` is ``sample`` (``a.txt``), ``concept`` (the file ``prompt_path``) or
 ``filename`` (the stem). Of several lines one is drawn, so each is a caption. ``-masklabel`` and ``-condlabel`` are no
 samples; the type ``VALIDATION`` is a split. ``balancing`` 2.0 is twice per epoch with the strategy ``REPEATS``.
+
+The data set configuration of musubi-tuner (kohya-ss/musubi-tuner 30c658c, ``dataset/config_utils.py``) and the job of
+ai-toolkit (ostris/ai-toolkit 27a03a9, ``toolkit/config_modules.py``) name folders; musubi-tuner reads no subfolders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from latentcache.errors import UnusableSampleError, count_of
 from latentcache.fields.captions import BETWEEN
+from latentcache.geometry.like.aitoolkit import is_job, read_job
+from latentcache.geometry.like.musubi import is_musubi
 from latentcache.sources.captions import read_caption
-from latentcache.sources.layout import CaptionRule, ImageSet, Layout
+from latentcache.sources.layout import CaptionRule, ImageSet, Layout, Trigger
 from latentcache.sources.partners import INPUTS
 from latentcache.sources.recognize.config import Config, Pair, Trainer, joined, pixels_in
 
@@ -185,6 +190,90 @@ def _concept_rule(config: Config, text: Mapping[str, Any]) -> CaptionRule:
     return CaptionRule(extensions=(), text=prompt, lines="all", text_source="concept prompt")
 
 
+# musubi-tuner and ai-toolkit
+
+
+class _Names(NamedTuple):
+    """Names of settings of a data set, where it is a folder."""
+
+    folders: tuple[str, ...]
+    captions: str
+    controls: tuple[str, ...]
+    used: tuple[str, ...]
+    """Others that count here."""
+    is_recursive: bool
+
+
+_OF_MUSUBI = _Names(
+    ("image_directory", "video_directory"), "caption_extension", ("control_directory",),
+    ("cache_directory", "batch_size", "target_frames", "frame_extraction"), False,
+)  # fmt: skip
+_OF_AI_TOOLKIT = _Names(
+    ("folder_path", "dataset_path"), "caption_ext", ("control_path", *(f"control_path_{n}" for n in (1, 2, 3))),
+    ("is_reg", "default_caption", "mask_path", "alpha_mask", "trigger_word", "buckets", "flip_x", "square_crop",
+     "cache_latents", "cache_latents_to_disk", "cache_text_embeddings", "caption_dropout_rate"), True,
+)  # fmt: skip
+
+
+def _musubi(config: Config, base: Path | None) -> Layout:
+    general = config.value.get("general", {})
+    return _of_folders(
+        config, base, MUSUBI.word, [{**general, **dataset} for dataset in config.value["datasets"]], _OF_MUSUBI
+    )
+
+
+def _ai_toolkit(config: Config, base: Path | None) -> Layout:
+    return _of_folders(config, base, AI_TOOLKIT.word, read_job(config.value).datasets, _OF_AI_TOOLKIT)
+
+
+def _of_folders(
+    config: Config, base: Path | None, word: str, datasets: Sequence[Mapping[str, Any]], names: _Names
+) -> Layout:
+    firsts = dict[str, Mapping[str, Any]]()
+    for dataset in datasets:
+        config.take(dataset, (*names.folders, names.captions, *names.controls, *names.used, "num_repeats"))
+        config.resolutions.update(pixels_in(dataset))
+        setting = next((name for name in names.folders if dataset.get(name)), names.folders[0])
+        folder = str(config.place(dataset.get(setting), setting))
+        first = firsts.setdefault(folder, dataset)  # the build makes all resolutions of a folder
+        if dataset.get("num_repeats", 1) != first.get("num_repeats", 1):
+            config.note(f"{setting} {folder} is there with several values of num_repeats: the first counts")
+    sets = [_folder(config, folder, dataset, names) for folder, dataset in firsts.items()]
+    return joined(config, word, f"{config.path.name} has {count_of(len(sets), 'folders')} of {word}", sets, base)
+
+
+def _folder(config: Config, folder: str, dataset: Mapping[str, Any], names: _Names) -> ImageSet:
+    listed = [dataset.get(name) for name in names.controls]
+    controls = [path for value in listed for path in (value if isinstance(value, list) else [value]) if path]
+    paired = [
+        (role, str(config.place(path, names.controls[0])))
+        for role, path in zip(INPUTS["controls"], controls, strict=False)
+    ]
+    if dataset.get("alpha_mask"):
+        paired.append(("mask", ""))
+    elif dataset.get("mask_path"):
+        paired.append(("mask", str(config.place(dataset["mask_path"], "mask_path"))))
+    is_reg, word = bool(dataset.get("is_reg")), str(dataset.get("trigger_word") or "")
+    text = str(dataset.get("default_caption") or "")
+    rule = CaptionRule(
+        extensions=("." + str(dataset.get(names.captions) or "txt").removeprefix("."),),
+        text=text,
+        text_source="default caption" if text else "",
+        trigger=Trigger(word=word, is_added=not is_reg) if names is _OF_AI_TOOLKIT else None,
+        bare=bool(word) and not is_reg,
+    )
+    return ImageSet(
+        folder=folder,
+        recursive=names.is_recursive,
+        captions=rule,
+        repeats=max(int(dataset.get("num_repeats", 1)), 1),
+        is_reg=is_reg,
+        paired=tuple(paired),
+    )
+
+
+MUSUBI = Trainer("musubi", (), lambda value: isinstance(value, dict) and is_musubi(value), _musubi)
+AI_TOOLKIT = Trainer("ai-toolkit", (), is_job, _ai_toolkit)
 SIMPLETUNER = Trainer(
     "simpletuner",
     ("multidatabackend.json",),

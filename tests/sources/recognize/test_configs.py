@@ -264,6 +264,75 @@ def test_onetrainer_concepts_that_do_not_train(tmp_path):
     assert rows(scan(tmp_path / "concepts.json", SourceOptions(split="validation"))) == [("c/z.jpg", "z", 1)]
 
 
+def test_musubi_tuner(tmp_path):
+    put(
+        tmp_path, {"one/a.jpg": "x", "one/a.txt": "first", "one/sub/b.jpg": "x", "edges/a.png": "x", "two/c.png": "x"}
+    )
+    config = """
+    [general]
+    caption_extension = ".txt"
+    num_repeats = 3
+    [[datasets]]
+    image_directory = "one"
+    cache_directory = "cache/small"
+    control_directory = "edges"
+    resolution = 512
+    [[datasets]]
+    image_directory = "one"
+    cache_directory = "cache/large"
+    resolution = 1024
+    num_repeats = 2
+    [[datasets]]
+    image_directory = "two"
+    num_repeats = 1
+    fp_latent_window_size = 9
+    """
+    put(tmp_path, {"data.toml": config})
+    found = scan(tmp_path / "data.toml")
+    assert rows(found) == [("one/a.jpg", "first", 3), ("two/c.png", "", 1)]
+    assert found.layout.word == "musubi"
+    assert partners(found, "control") == {"one/a.jpg": "edges/a.png"}
+    said = " ".join(note.detail for note in found.notes)
+    assert "several values of num_repeats: the first counts" in said
+    assert "fp_latent_window_size = 9" in said
+    put(tmp_path, {"data.toml": '[[datasets]]\nimage_jsonl_file = "x.jsonl"\n'})
+    with pytest.raises(SourceError, match="image_directory: expected a path"):
+        scan(tmp_path / "data.toml")
+
+
+def test_ai_toolkit(tmp_path):
+    texts = {"a.txt": "a, b,c", "b.txt": "[trigger] runs", "c.txt": "an ohwx, here", "d.txt": ""}
+    put(tmp_path, {f"cats/{name}": text for name, text in texts.items()})
+    put(tmp_path, {f"cats/{name}.jpg": "x" for name in "abcde"} | {"masks/a.png": "x", "reg/sub/r.png": "x"})
+    put(tmp_path, {"reg/sub/r.txt": "a [name],cat"})
+    config = """
+    job: extension
+    config:
+      name: lora
+      process:
+      - type: sd_trainer
+        trigger_word: ohwx
+        datasets:
+        - {folder_path: cats, num_repeats: 2, mask_path: masks, resolution: [512, 768], caption_dropout_rate: 0.05}
+        - {folder_path: reg, is_reg: true, resolution: [512, 768]}
+    """
+    put(tmp_path, {"job.yaml": config})
+    found = scan(tmp_path / "job.yaml")
+    assert rows(found) == [
+        ("cats/a.jpg", "ohwx a, b, c", 2),
+        ("cats/b.jpg", "ohwx runs", 2),
+        ("cats/c.jpg", "an ohwx, here", 2),
+        ("cats/d.jpg", "ohwx ", 2),
+        ("cats/e.jpg", "ohwx ", 2),
+        ("reg/sub/r.png", "a ohwx, cat", 1),
+    ]
+    assert partners(found, "mask") == {"cats/a.jpg": "masks/a.png"}
+    assert [one.is_reg for one in found.layout.sets] == [False, True]
+    put(tmp_path, {"job.yaml": "a: [1\n"})
+    with pytest.raises(SourceError, match=r"job.yaml cannot be read"):
+        scan(tmp_path / "job.yaml")
+
+
 def test_control_images_that_ai_toolkit_made(tmp_path):
     put(tmp_path, {"a.jpg": "x", "_controls/a.depth.jpg": "d", "sub/b.jpg": "x", "sub/_controls/b.jpg": "d"})
     found = scan(tmp_path)

@@ -1,0 +1,165 @@
+"""Buckets of ai-toolkit.
+
+Rules (ostris/ai-toolkit 27a03a9): ``get_bucket_for_image_size`` of ``toolkit/buckets.py`` and ``setup_buckets`` of
+``toolkit/dataloader_mixins.py``. Settings are read from the file of a job, YAML or JSON; names and defaults are those
+of ``toolkit/config_modules.py``. Only sizes are theirs: pixels are resized by our one kernel.
+
+A bucket is no entry of a list: it is the size of the image itself, rounded to the step of the model. So images of
+many sizes have many buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from latentcache.errors import RecipeError
+from latentcache.geometry.like.trainer import (
+    SizeOptions,
+    Table,
+    Trainer,
+    TrainerSettings,
+    check_alike,
+    refused_in,
+    shown,
+)
+from latentcache.geometry.sizes import Size, square
+
+#: ``arch`` of a model -> the step of its sides (``get_bucket_divisibility``), where it is not 16.
+_STEPS = {"sd3": 32, "flux": 32, "flex1": 32, "flex2": 32, "chroma": 32, "qwen_image": 32, "wan22_5b": 32}
+#: Models by the flags of older settings.
+_FLAGS = {"is_v2": "sd2", "is_v3": "sd3", "is_xl": "sdxl", "is_pixart_sigma": "pixart_sigma", "is_pixart": "pixart",
+          "is_auraflow": "auraflow", "is_flux": "flux", "is_lumina2": "lumina2"}  # fmt: skip
+#: Settings of a data set with which the trainer takes no cached latents of ours, and no cached text.
+_NO_LATENTS = ("random_crop", "random_scale", "flip_y", "augments", "augmentations", "standardize_images",
+               "cache_tensors_to_disk", "auto_frame_count")  # fmt: skip
+_NO_TEXT = ("shuffle_tokens", "token_dropout_rate", "random_triggers", "diff_output_preservation")
+
+
+class Job(NamedTuple):
+    """A job of training, as far as a cache depends on it."""
+
+    datasets: Sequence[Mapping[str, Any]]
+    """Each with the trigger word of the job, unless it has its own."""
+    train: Mapping[str, Any]
+    arch: str
+
+    @property
+    def step(self) -> int:
+        """Pixels that every side is a multiple of."""
+        return _STEPS.get(self.arch, 16)
+
+
+class AiToolkitTable(Table):
+    """The buckets of one resolution, in pixels."""
+
+    title: ClassVar[str] = "ai-toolkit"
+    resolution: Size
+    """A square, whose area no bucket exceeds."""
+    step: int = 16
+    """Sides are multiples of it: ``get_bucket_divisibility`` of the model."""
+    buckets: bool = True
+    """False: every image is cropped to the square (``square_crop``)."""
+
+    def nearest(self, image: Size) -> Size:
+        """The bucket of an image: its size, shrunk to the area of the resolution and rounded."""
+        if not self.buckets:
+            return self.resolution
+        area = min(image.area, self.resolution.area)
+        scale = (area / image.area) ** 0.5
+        across, down = image.width * scale / self.step, image.height * scale / self.step
+        sides = product((math.floor(across), math.ceil(across)), (math.floor(down), math.ceil(down)))
+        pairs = [(width * self.step, height * self.step) for width, height in sides if width and height]
+        fitting = [pair for pair in pairs if math.prod(pair) <= self.resolution.area]
+        smallest = (max(self.step, math.floor(side) * self.step) for side in (across, down))
+        width, height = min(fitting or [(*smallest,)], key=lambda pair: abs(math.prod(pair) - area))
+        return Size(height, width)
+
+    def resized(self, image: Size, bucket: Size, *, upscale: bool) -> Size:
+        """Size that an image is resized to before its middle is cut out."""
+        scale = max(bucket.width / image.width, bucket.height / image.height)
+        return Size(math.ceil(image.height * scale), math.ceil(image.width * scale))
+
+    @property
+    def words(self) -> str:
+        """See ``Table``."""
+        crop = "" if self.buckets else ", square_crop true"
+        return f"resolution {self.resolution.width}{crop}, sides are multiples of {self.step}"
+
+
+class AiToolkit(Trainer):
+    """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
+
+    name = "ai-toolkit"
+    parts_sets = True
+    batch_setting = "batch_size"
+    without_buckets = "square_crop = true"
+    step = 16
+    adds_flips = True
+    repeats = True
+    carries_accumulation = True
+
+    def tables(self, sizes: SizeOptions) -> Sequence[AiToolkitTable]:
+        """See ``Trainer``."""
+        sizes.reject("ai-toolkit", "min_side", "max_side")
+        squares = [square(side) for side in sizes.buckets or sizes.resolutions]
+        if oblong := [size for size in squares if size.height != size.width]:
+            raise RecipeError(
+                "ai-toolkit has one number as a resolution",
+                argument="buckets" if sizes.buckets else "resolutions",
+                value=str(oblong[0]),
+                fix="--resolution PIXELS",
+                fix_python="resolutions=[PIXELS]",
+            )
+        return [AiToolkitTable(resolution=size, step=sizes.step, buckets=not sizes.buckets) for size in squares]
+
+    def read(self, path: Path, value: Any) -> TrainerSettings:
+        """See ``Trainer``."""
+        job = read_job(value)
+        check_alike(path, job.datasets, {"resolution": 512, "square_crop": False})
+        first = job.datasets[0]
+        resolution = first.get("resolution", 512)
+        sides = tuple(resolution) if isinstance(resolution, list) else (int(resolution),)
+        is_square = bool(first.get("square_crop"))
+        sizes = {"buckets": tuple(Size(side, side) for side in sides)} if is_square else {"resolutions": sides}
+        words = [shown("resolution", first, 512), shown("square_crop", first, False)]
+        words += [f"sides are multiples of {job.step} ({job.arch})"]
+        words += [f"trigger_word {word!r}" for word in sorted({*map(trigger_of, job.datasets)} - {""})]
+        other = [f"scale = {dataset['scale']}" for dataset in job.datasets if dataset.get("scale", 1) != 1]
+        other += ["num_frames: videos" for dataset in job.datasets if dataset.get("num_frames", 1) != 1]
+        return TrainerSettings(
+            words=", ".join(words),
+            options={
+                **sizes,
+                "bucket_step": job.step,
+                "flip": any(dataset.get("flip_x") for dataset in job.datasets) or None,
+            },
+            source={"config": str(path.resolve()), "config_folder": str(Path.cwd()), "layout": ""},
+            no_latents=refused_in(job.datasets, _NO_LATENTS) + tuple(other),
+            no_text=refused_in(job.datasets, _NO_TEXT) + refused_in([job.train], ["train_text_encoder"]),
+            batch=int(job.train.get("batch_size", 1)),
+        )
+
+
+def read_job(value: Mapping[str, Any]) -> Job:
+    """The job of a file; raises TypeError, KeyError or IndexError for another form."""
+    process = value["config"]["process"][0]
+    model, general = process.get("model", {}), {"trigger_word": process.get("trigger_word")}
+    arch = model.get("arch") or next((arch for flag, arch in _FLAGS.items() if model.get(flag)), "sd1")
+    datasets = [general | dataset for dataset in process["datasets"]]
+    return Job(datasets, process.get("train", {}), str(arch).partition(":")[0])
+
+
+def is_job(value: Any) -> bool:
+    """True for a job of ai-toolkit with data sets."""
+    config = value.get("config") if isinstance(value, dict) else None
+    processes = config.get("process") if isinstance(config, dict) else None
+    return isinstance(processes, list) and any("datasets" in process for process in processes)
+
+
+def trigger_of(dataset: Mapping[str, Any]) -> str:
+    """Its trigger word; empty if it has none."""
+    return str(dataset.get("trigger_word") or "")
