@@ -2,7 +2,7 @@
 
 Image sizes only. ``329 images`` is a stand-in that is drawn here: usual ratios of cameras and screens, and one third
 of free crops. The three mixtures have log-normal ratios, 2,000 images each. The LoRA set has 54 images as the first.
-All have 1,024 x 1,024 pixels as the resolution, with one rank. Prints a Markdown table.
+All are larger than the resolution, 1,024 x 1,024 pixels. One rank. Prints a Markdown table.
 
     python tools/bench_plan.py [--sizes 4 8 16] [--most 1000000] [--json FILE]
 """
@@ -43,8 +43,8 @@ Images = NDArray[np.int64]
 
 
 def sizes_of(ratios: NDArray[np.float64], random: np.random.Generator) -> Images:
-    """Make (n, 2) height and width of images with these ratios, of half to four megapixels."""
-    area = random.uniform(0.5e6, 4e6, len(ratios))
+    """Make (n, 2) height and width of images with these ratios, larger than the resolution."""
+    area = random.uniform(1.1e6, 4e6, len(ratios))
     return np.column_stack([np.sqrt(area / ratios), np.sqrt(area * ratios)]).round().astype(np.int64)
 
 
@@ -81,8 +81,10 @@ def runs(images: Images, batch: int) -> Iterator[tuple[str, TrainerRun]]:
     for limit in LIMITS:
         tables = [planned(images, batch, limit)]
         yield f"planned, crops up to {limit} %", TrainerRun(trainer=ours, tables=tables, upscale=True, batch=batch)
-    options = SizeOptions(resolutions=(RESOLUTION,), buckets=(), step=STEP, min_side=None, max_side=None)
     for name, trainer in TRAINERS.items():
+        options = SizeOptions(
+            resolutions=(RESOLUTION,), buckets=(), step=trainer.step or STEP, min_side=None, max_side=None
+        )
         yield name, TrainerRun(trainer=trainer, tables=trainer.tables(options), upscale=True, batch=batch)
 
 
