@@ -178,6 +178,8 @@ class Format:
     """True: latents are written as the model trains on them; False: as the encoder makes them."""
     fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, MASK), "text": (TEXT, POOLED, IDS)}
     """``latents`` and ``text`` of ``--fields`` -> fields of the cache, as far as it has them."""
+    optional: Sequence[str] = ()
+    """Fields that not every sample needs."""
     extensions: Sequence[str]
     """Images that the trainer finds by their names; others are written as PNG."""
     shared: Sequence[str] = ("repeats", "is_reg")

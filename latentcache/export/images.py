@@ -102,7 +102,8 @@ class ImageExport:
         self._entries = EntryReader(self._snapshot.paths, self._snapshot)
         joined = {name: join(CachePart(self._snapshot), (name,), repeats=False) for name in self._wanted}
         self._rows = {name: _by_sample(part.sample, part.rows[name]) for name, part in joined.items()}
-        self._numbers = sorted(set.intersection(*(set(rows) for rows in self._rows.values())))
+        needed = [set(rows) for name, rows in self._rows.items() if name not in self._format.optional]
+        self._numbers = sorted(set.intersection(*needed))
         self._check_sizes()
         self._samples = {number: self._sample(number) for number in self._numbers}
         self._check_names()
@@ -124,7 +125,9 @@ class ImageExport:
         total, samples = 0, self._snapshot.samples
         for name, rows in self._rows.items():
             field = self._snapshot.fields[name]
-            each = np.array([row for number in self._numbers for variants in rows[number] for row in variants], int)
+            each = np.array(
+                [row for number in self._numbers for variants in rows.get(number, ()) for row in variants], int
+            )
             halves = 2 if name == LATENTS and self._recipe.encoder.posterior == "moments" else 1
             total += int(item_sizes(field, each).sum()) * 4 // halves + _AROUND * len(each)
         if self._settings.copy:
@@ -292,6 +295,7 @@ class ImageExport:
         named = {
             role: self._format.partner(sample, role, Path(location["path"]).suffix)
             for role, location in self._partners(number).items()
+            if number in self._rows.get(role, (number,))
         }
         return replace(sample, partners={role: target for role, target in named.items() if target})
 
@@ -346,7 +350,7 @@ class ImageExport:
         keys = [
             bytes(key)
             for name in self._wanted
-            for rows in self._rows[name][number]
+            for rows in self._rows[name].get(number, ())
             for key in self._snapshot.fields[name].row_keys(np.asarray(rows))
         ]
         facts = [self._format.name, *self._format.facts.values(), str(self._settings.draw)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ import torch
 
 from latentcache.errors import UsageError
 from latentcache.export.format import (
+    CONTROL,
     FLUX,
     IDS,
     LATENTS,
@@ -49,6 +50,8 @@ _FAMILIES: Mapping[str, tuple[str, Sequence[str]]] = {
     SD3: ("sd3", (POOLED,)),
     FLUX: ("flux", (POOLED, IDS)),
 }
+#: Role of a further image -> start of its folder, and ``conditioning_type``.
+_ROLES = {"mask": ("masks", "mask"), CONTROL: ("controls", "reference_strict")}
 #: Values of a token of SD 2, which has the pipeline of SD 1.
 _SD2_WIDTH = 1024
 
@@ -62,12 +65,14 @@ class Backend(Value):
     table: SimpleTunerTable
     samples: Sequence[Sample]
     """Without values."""
+    roles: Collection[str]
+    """Roles of further images that each image has."""
 
-    def latents(self, sample: Sample) -> str:
-        """File of the latents of an image."""
+    def latents(self, sample: Sample, start: str = "") -> str:
+        """File of the latents of an image, or of a further image of it."""
         path, _, stem = sample.stem.removeprefix(f"{self.folder}/").rpartition("/")
         name = hashlib.sha256(stem.encode()).hexdigest()
-        return f"vae/{self.name}/{f'{path}/' if path else ''}{name}.pt"
+        return f"vae/{start}{self.name}/{f'{path}/' if path else ''}{name}.pt"
 
     def file(self, kind: str) -> str:
         """File about its sizes: of ``indices`` or ``metadata``."""
@@ -78,7 +83,8 @@ class SimpleTuner(Format):
     """Files for SimpleTuner. See :class:`~latentcache.export.format.Format`."""
 
     name = "simpletuner"
-    fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS,), "text": (TEXT, POOLED, IDS)}
+    fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, CONTROL), "text": (TEXT, POOLED, IDS)}
+    optional = (CONTROL,)
     is_scaled = True
     extensions = ("bmp", "jpg", "jpeg", "png", "tif", "tiff", "webp")
     shared = ()
@@ -116,9 +122,10 @@ class SimpleTuner(Format):
         return f"{'reg' if sample.is_reg else 'images'}-{sample.repeats}x/{self.readable(sample.target)}"
 
     def partner(self, sample: Sample, role: str, extension: str) -> str:
-        """See ``Format``: a mask is in a folder of masks with the path of its image."""
-        path = sample.stem.partition("/")[2]
-        return f"masks-{sample.repeats}x/{path}.png" if role == "mask" and not sample.is_reg else ""
+        """See ``Format``: masks and control images have folders, and there the name of their image."""
+        start, is_read = _ROLES.get(role, ("", ""))[0], role != CONTROL or CONTROL in self.request.wanted
+        name = f"{start}-{sample.repeats}x/{sample.target.partition('/')[2]}"
+        return name if start and is_read and not sample.is_reg else ""
 
     def begin(self, samples: Sequence[Sample]) -> None:
         """Sort the images into backends, and find the first image of each text."""
@@ -143,8 +150,9 @@ class SimpleTuner(Format):
                     )
                 self._text_of.setdefault(each.caption, sample.target)
         self._backends = [
-            Backend(name=f"{name}-{table.resolution.width}", folder=name, table=table, samples=group)
+            Backend(name=f"{name}-{table.resolution.width}", folder=name, table=table, samples=group, roles=roles)
             for name, group in sorted(groups.items())
+            for roles in [set.intersection(*(set(sample.partners) for sample in group))]
             for table in self._tables
         ]
 
@@ -153,7 +161,10 @@ class SimpleTuner(Format):
         writers, folder = dict[str, Make](), sample.target.partition("/")[0]
         for backend in self._backends if LATENTS in self.request.wanted else ():
             if backend.folder == folder:
-                writers[backend.latents(sample)] = partial(_latents, sample, backend.table)
+                writers[backend.latents(sample)] = partial(_latents, sample, backend.table, "latents")
+                if CONTROL in backend.roles:
+                    name = backend.latents(sample, "controls-")
+                    writers[name] = partial(_latents, sample, backend.table, "controls")
         for each in sample.captioned if self._family else ():
             if self._text_of[each.caption] == sample.target:
                 # The hash is only a name: it protects nothing.
@@ -195,8 +206,11 @@ class SimpleTuner(Format):
             )
         else:
             lines.append(f"the trainer encodes text itself, once, into {self.path('text')}")
-        if any("mask" in sample.partners for sample in self.samples):
-            lines.append("masks are written, and used by a backend whose images all have one")
+        if any(sample.partners for sample in self.samples):
+            lines.append(
+                "masks and control images are data sets for backends whose images all have one;"
+                " conditioning_multidataset_sampling: combined, if they have both"
+            )
         return lines
 
     def _maps(self) -> dict[str, SimpleTunerTable]:
@@ -241,18 +255,18 @@ class SimpleTuner(Format):
             if first.is_reg:
                 entry["is_regularisation_data"] = True
             backends.append(entry)
-            if all("mask" in sample.partners for sample in backend.samples):
-                entry["conditioning_data"] = f"masks-{backend.name}"
-                backends.append(
-                    {
-                        "id": f"masks-{backend.name}",
-                        "type": "local",
-                        "dataset_type": "conditioning",
-                        "conditioning_type": "mask",
-                        "instance_data_dir": self.path(backend.folder.replace("images", "masks")),
-                        "caption_strategy": None,
-                    }
-                )
+            for start, kind in (names for role, names in _ROLES.items() if role in backend.roles):
+                conditioning = {
+                    "id": f"{start}-{backend.name}",
+                    "type": "local",
+                    "dataset_type": "conditioning",
+                    "conditioning_type": kind,
+                    "instance_data_dir": self.path(backend.folder.replace("images", start)),
+                    "cache_dir_vae": self.path(f"vae/{start}-{backend.name}"),
+                    "caption_strategy": None,
+                }
+                entry.setdefault("conditioning_data", []).append(conditioning["id"])
+                backends.append(conditioning)
         text = {"id": "text", "type": "local", "dataset_type": "text_embeds", "default": True}
         return _json([*backends, {**text, "cache_dir": self.path("text")}], indent=2)
 
@@ -269,9 +283,9 @@ class SimpleTuner(Format):
         return saved(embeddings)
 
 
-def _latents(sample: Sample, table: SimpleTunerTable) -> bytes:
-    bucket = table.nearest(sample.size)
-    return saved(torch.from_numpy(next(latent.values for latent in sample.latents if latent.bucket == bucket)))
+def _latents(sample: Sample, table: SimpleTunerTable, name: str) -> bytes:
+    bucket, latents = table.nearest(sample.size), getattr(sample, name)
+    return saved(torch.from_numpy(next(latent.values for latent in latents if latent.bucket == bucket)))
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:

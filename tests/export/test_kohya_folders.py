@@ -149,20 +149,6 @@ def test_verify_names_one_wrong_item_of_ten_and_export_mends_it(run, kohya, wron
     assert run("verify", out).status == 0
 
 
-def test_verify_compares_the_images_of_data(run, kohya):
-    data, cache, out = kohya
-    run("export", cache, out, *EXPORT, "--release", "stable", "--copy")
-    draw(data / "p0.png", FOUR[0], seed=7)
-    (data / "p1.png").unlink()
-    draw(data / "new.png", FOUR[0], seed=8)
-    found = run("verify", out, "--data", data, "--json").json["findings"]
-    assert {finding["path"]: finding["problem"] for finding in found} == {
-        "new.png": "source-added",
-        "p0.png": "source-changed",
-        "p1.png": "source-removed",
-    }
-
-
 def test_undo_deletes_what_was_written_and_nothing_else(run, kohya):
     data, cache, out = kohya
     run("export", cache, out, *EXPORT, "--release", "stable")

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 import torch
-from captioned_images import data_and_cache, draw_captioned
+from captioned_images import FOUR, data_and_cache, draw_captioned
 from made_pipelines import make_pipeline, tiny_vae
 from small_cache import build, draw
 
@@ -122,6 +123,35 @@ def test_text_is_named_by_the_caption_and_written_once(run, tmp_path, pipeline):
     )
     length = text["prompt_embeds"].shape[1]
     assert family == "sdxl" or text["attention_masks"].shape == (1, length) == text["time_ids"].shape[:2]
+
+
+def test_masks_and_control_images_are_data_sets_named_as_their_images(run, tmp_path):
+    data, cache = draw_captioned(tmp_path / "cats"), tmp_path / "cache"
+    draw(data / "p0.jpg", FOUR[0])
+    (data / "p0.png").unlink()
+    for number, size in enumerate(FOUR):
+        for role in ("mask", "cond"):
+            draw(data / f"p{number}-{role}label.png", size, seed=9 + number)
+    words = ("build", data, "--out", cache, "--model", "stub", "--like", "simpletuner", "--resolution", "256")
+    assert run(*words).status == 0
+    assert run("export", cache, tmp_path / "both", *EXPORT).status == 0
+    image, mask, control, _ = read(tmp_path / "both/multidatabackend.json")
+    assert image["conditioning_data"] == [mask["id"], control["id"]]
+    assert (mask["conditioning_type"], control["conditioning_type"]) == ("mask", "reference_strict")
+    for start in ("images", "masks", "controls"):
+        assert {path.name for path in (tmp_path / f"both/{start}-1x").glob("p*g")} == {
+            "p0.jpg", "p1.png", "p2.png", "p3.png",
+        }  # fmt: skip
+    latents = [item(Path(entry["cache_dir_vae"]) / f"{hashed('p1')}.pt") for entry in (image, control)]
+    assert latents[0].shape == latents[1].shape
+    assert not torch.equal(*latents)
+    (data / "p1-condlabel.png").unlink()
+    assert run(*words).status == 1  # an image without a control image is named
+    done = run("export", cache, tmp_path / "one", *EXPORT, "--json")
+    assert (done.json["samples"], done.json["left_out"]) == (4, 0)
+    assert [entry["id"] for entry in read(tmp_path / "one/multidatabackend.json")] == [
+        "images-1x-256", "masks-images-1x-256", "text",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

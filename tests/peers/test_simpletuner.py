@@ -12,6 +12,7 @@ import torch
 from captioned_images import TEN, draw_captioned
 from checkouts import HERE, checkout, served_by
 from made_pipelines import flux_transformer, make_pipeline, sd3_transformer, tiny_unet, tiny_vae
+from PIL import Image
 from safetensors.torch import load_file
 from small_cache import draw
 
@@ -21,11 +22,11 @@ from latentcache.cli.app import main
 pytestmark = pytest.mark.peers
 
 
-def serve(out, family, model):
+def serve(out, *model):
     """What the trainer served, and its counts; what it said and None, if it stopped."""
     code, python = checkout("SimpleTuner-bc8e6ab", "venv-simpletuner")
     served = out.with_name("served.npz")
-    command = [python, HERE / "train_simpletuner.py", code, out, served, family, model]
+    command = [python, HERE / "train_simpletuner.py", code, out, served, *model]
     # It writes lists of files into the folder that it runs in.
     return served_by(command, served, cwd=out.parent)
 
@@ -154,11 +155,29 @@ def test_a_changed_caption_is_encoded_again_and_verify_names_it(run, ten, models
     assert found == {"images-1x/p3.txt"}
 
 
+def test_control_images_are_a_conditioning_data_set(models, tmp_path):
+    data = draw_captioned(tmp_path / "data", TEN)
+    for number, size in enumerate(TEN):
+        draw(data / f"p{number}-condlabel.png", size, seed=50 + number)
+    cache, out = exported(data, tmp_path, models / "flux")
+    served, counts = serve(out, "flux", models / "flux", "kontext")
+    assert counts is not None, served
+    loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=1, seed=None)
+    for row in range(10):
+        batch = loader.batch([row])
+        start = f"images-1x-256/{batch['names'][0]}"
+        np.testing.assert_array_equal(served[f"{start}/latent_batch"], batch["latents"][0].numpy())
+        np.testing.assert_array_equal(served[f"{start}/conditioning_latents"], batch["control"][0].numpy())
+    assert len(counts["losses"]) == 2
+
+
 def test_sizes_by_the_shorter_side_and_masks(models, tmp_path):
     """``resolution_type = pixel`` without square crops; every image has a mask, a data set of its own."""
     data = draw_captioned(tmp_path / "data", TEN[:8])  # the ninth would be alone in its bucket, at which it stops
     for number, size in enumerate(TEN[:8]):
         draw(data / f"weights/p{number}.png", size, seed=90 + number)
+    Image.open(data / "p0.png").save(data / "p0.jpg")
+    (data / "p0.png").unlink()
     more = ("--resolution", "256", "--min-side", "256", "--masks", "weights")
     cache, out = exported(data, tmp_path, models / "sdxl", *more)
     backends = json.loads((out / "multidatabackend.json").read_text())
@@ -172,7 +191,6 @@ def test_sizes_by_the_shorter_side_and_masks(models, tmp_path):
         start = f"images-1x-256/{batch['names'][0]}"
         np.testing.assert_array_equal(served[f"{start}/latent_batch"], batch["latents"][0].numpy())
         assert min(batch["target_size"][0].tolist()) == 256
-    masks = [value for name, value in served.items() if name.startswith("masks/")]
-    assert masks
-    assert {mask.shape[-2:] for mask in masks} <= {(256, 448), (448, 256), (256, 256)}
+    masks = [value for name, value in served.items() if name.endswith("/conditioning_pixel_values")]
+    assert {mask.shape[-2:] for mask in masks} == {(256, 448), (448, 256), (256, 256)}
     assert all(0.2 < mask.std() < 0.8 for mask in masks)  # noise, as the masks were drawn

@@ -1,9 +1,9 @@
-"""Serve every image and train two steps by SimpleTuner's own trainer: CHECKOUT EXPORT SERVED FAMILY MODEL.
+"""Serve every image and train two steps by SimpleTuner's own trainer: CHECKOUT EXPORT SERVED FAMILY MODEL [FLAVOUR].
 
 Run in an interpreter of its own, on a CPU. The trainer's ``train.py`` reads a ``config.json`` that says what the
 export advises, and sets up models, backends, caches, LoRA and optimizer. VAE and text encoders fail if they are used.
 Before the training, each image is served by the trainer's backends and collate. Writes an ``.npz`` with the values of
-each image and the masks of the trained batches, and a line of JSON to stdout.
+each image, and a line of JSON to stdout.
 """
 
 import json
@@ -23,13 +23,15 @@ _STANDINS = ("torchaudio", "librosa", "spacy", "py3langid", "pypinyin", "hangul_
 _MODULES = ("transformers.image_utils", "diffusers.loaders", "diffusers.models", "diffusers.utils.export_utils",
             "diffusers.pipelines.stable_diffusion_xl", "diffusers.pipelines.flux")  # fmt: skip
 #: Of a batch: values that are compared.
-PARTS = ("prompts", "latent_batch", "prompt_embeds", "add_text_embeds", "batch_time_ids", "encoder_attention_mask")
+PARTS = ("prompts", "latent_batch", "prompt_embeds", "add_text_embeds", "batch_time_ids", "encoder_attention_mask",
+         "conditioning_latents", "conditioning_pixel_values")  # fmt: skip
 
 
-def settings(export, family, model):
+def settings(export, family, model, flavour=None):
     """Settings as the advice of the export says them, and what a training of two steps on a CPU needs."""
     return {
         "model_family": family,
+        "model_flavour": flavour,
         "model_type": "lora",
         "pretrained_model_name_or_path": model,
         "pretrained_vae_model_name_or_path": model,
@@ -66,7 +68,7 @@ def pixels(image):
 
 
 def main():
-    checkout, export, served_path, family, model = sys.argv[1:]
+    checkout, export, served_path, *model = sys.argv[1:]
     install(checkout, _STANDINS, _MODULES)
     import diffusers
     import torch
@@ -80,14 +82,14 @@ def main():
     torch.Tensor.pin_memory = lambda self, *_: self  # there is no GPU
     config = Path("config/config.json")
     config.parent.mkdir(exist_ok=True)
-    config.write_text(json.dumps(settings(export, family, model)), "utf-8")
+    config.write_text(json.dumps(settings(export, *model)), "utf-8")
     sys.argv[1:] = []
     os.environ["SIMPLETUNER_CONFIG_BACKEND"] = "json"
     from simpletuner.helpers.training.state_tracker import StateTracker
     from simpletuner.train import Trainer, _run_training
 
-    trainer, served, masks, losses = Trainer(exit_on_error=True), {}, [], []
-    train, prepare, backward = trainer.train, trainer.prepare_batch, trainer.accelerator.backward
+    trainer, served, losses = Trainer(exit_on_error=True), {}, []
+    train, backward = trainer.train, trainer.accelerator.backward
     trainer.model.get_transforms = lambda *_, **__: pixels
     counts = {}
 
@@ -103,20 +105,14 @@ def main():
         }
         train()
 
-    def prepared(batch):
-        values = batch.get("conditioning_pixel_values")
-        masks.extend([] if values is None else values)
-        return prepare(batch)
-
     def backward_of(loss, **options):
         losses.append(loss.item())
         backward(loss, **options)
 
-    trainer.train, trainer.prepare_batch, trainer.accelerator.backward = serve_and_train, prepared, backward_of
+    trainer.train, trainer.accelerator.backward = serve_and_train, backward_of
     _run_training(trainer)
     counts |= {"images": len(served) // len(PARTS), "losses": losses, "steps": trainer.state["global_step"]}
     counts |= {"steps_per_epoch": trainer.config.num_update_steps_per_epoch}
-    served |= {f"masks/{number}": mask.numpy() for number, mask in enumerate(masks)}
     np.savez(served_path, **served)
     sys.stdout.write(f"\n{json.dumps(counts)}\n")
 
@@ -126,7 +122,8 @@ def batch_of(backend, path):
     from simpletuner.helpers.training.collate import collate_fn
 
     samples = backend["sampler"]._validate_and_yield_images_from_samples([path], None)
-    return collate_fn([backend["train_dataset"][tuple(samples)]])
+    samples = backend["sampler"].connect_conditioning_samples(tuple(samples))
+    return collate_fn([backend["train_dataset"][samples]])
 
 
 def keep(name, batch, served):
@@ -134,6 +131,7 @@ def keep(name, batch, served):
     served[f"{name}/prompts"] = np.array(batch["prompts"][0])
     for part in PARTS[1:]:
         value = batch.get(part)
+        value = value[0] if isinstance(value, list) else value  # of each conditioning data set
         served[f"{name}/{part}"] = np.zeros(0) if value is None else value[0].float().numpy()
 
 
