@@ -113,10 +113,6 @@ class Concept(Value):
         return [f"{cache}/variation-{variation}" for variation in range(self.settings[f"{kind}_variations"])]
 
 
-#: Bytes of one file, of a sample with values, its concept and the variation.
-Writer = Callable[[Sample, Concept, int], bytes]
-
-
 class OneTrainer(Format):
     """Files for OneTrainer. See :class:`~latentcache.export.format.Format`."""
 
@@ -135,14 +131,16 @@ class OneTrainer(Format):
         self._is_masked = bool(self._config.values.get("masked_training"))
         self._dtype = _DTYPES.get(self._config.values.get("train_dtype", ""), torch.float32)
         self._tables = request.geometry.like_tables()
-        self._concepts: dict[str, Concept] = {}
-        """By the folder in the export."""
-        self._place: dict[str, tuple[Concept, int]] = {}
-        """Target -> its concept and position there."""
+        self._concepts: list[Concept] = []
+        self._concept_of: dict[str, tuple[Concept, int]] = {}
+        """Target -> its concept, and its number among the images of all concepts."""
+        self._has_flips = self._has_draws = False
         needed = (POOLED, IDS)
         rows = {SD: (SD, (IDS,)), SDXL: (SDXL, needed), SD3: (SD3, needed), FLUX: (FLUX, needed)}
         pipeline = self.text_of(rows, "OneTrainer encodes it in another way than diffusers, or has more values of it")
-        self._writers: dict[str, Writer] = {"image": self._latents} if LATENTS in inputs else {}
+        self._writers: dict[str, Callable[[Sample, int], bytes]] = {}
+        """Cache -> what makes the file of a sample with values, in a variation."""
+        self._writers |= {"image": self._latents} if LATENTS in inputs else {}
         self._writers |= {"text": self._texts} if pipeline is not None else {}
         tokens, before = (CLIP_TOKENS, CLIP_TOKENS) if pipeline == SD3 else (0, 0)
         if pipeline == FLUX and self._config.values:
@@ -157,19 +155,15 @@ class OneTrainer(Format):
     @property
     def facts(self) -> Mapping[str, str]:
         """What the sidecar and the JSON output say; draws depend on the number of an image in all concepts."""
-        numbers = [self._shift(), *(concept.first for concept in self._concepts.values())]
-        return {"release": "23df383"} | ({"draws": str(numbers)} if self._draws() else {})
+        numbers = [self._shift(), *(concept.first for concept in self._concepts)]
+        return {"release": "23df383"} | ({"draws": str(numbers)} if self._has_draws else {})
 
     def target(self, sample: Sample) -> str:
-        """``images``, the data set, its folder and the name of the image."""
-        target = self.readable(f"{self._images}/{sample.target}")
-        if target.rpartition(".")[0].endswith(tuple(_LABELS.values())):
-            raise UsageError(
-                f"{sample.name}: OneTrainer takes it for a mask, by its name",
-                where=sample.name,
-                fix="rename this image, and build again",
-            )
-        return target
+        """``images``, the data set, its folder and the name of the image, which must not be that of a mask."""
+        stem, _, extension = self.readable(f"{self._images}/{sample.target}").rpartition(".")
+        for label in _LABELS.values():
+            stem = f"{stem.removesuffix(label)}_{label[1:]}" if stem.endswith(label) else stem
+        return f"{stem}.{extension}"
 
     def partner(self, sample: Sample, role: str, extension: str) -> str:
         """The mask, and the conditioning image."""
@@ -192,33 +186,38 @@ class OneTrainer(Format):
         for folder, group in sorted(groups.items()):
             ordered = sorted(group, key=lambda sample: self.path(sample.target))
             settings = self._settings(self.path(folder), users[folder], ordered)
-            self._concepts[folder] = concept = Concept(settings=settings, first=first, samples=ordered)
-            self._place |= {sample.target: (concept, position) for position, sample in enumerate(ordered)}
+            concept = Concept(settings=settings, first=first, samples=ordered)
+            self._concepts.append(concept)
+            self._concept_of |= {sample.target: (concept, number) for number, sample in enumerate(ordered, first)}
             first += len(ordered)
+        images = [concept.settings["image"] for concept in self._concepts]
+        self._has_flips = any(image["enable_random_flip"] or image["enable_fixed_flip"] for image in images)
+        has_several = len(self._tables) > 1 or any(sample.further for sample in samples)
+        self._has_draws = self._has_flips or has_several
 
     def files(self, sample: Sample) -> Mapping[str, Make]:
         """See ``Format``."""
-        files, (concept, position) = dict[str, Make](), self._place[sample.target]
+        files, (concept, number) = dict[str, Make](), self._concept_of[sample.target]
         for kind, write in self._writers.items():
             for variation, folder in enumerate(concept.folders(kind)):
-                files[f"{folder}/{position}.pt"] = partial(write, sample, concept, variation)
+                files[f"{folder}/{number - concept.first}.pt"] = partial(write, sample, variation)
         return files
 
     def settings(self) -> Mapping[str, bytes]:
         """See ``Format``: ``concepts.json``, the advice, and the sizes of each cache."""
-        concepts = [concept.settings for concept in self._concepts.values()]
+        concepts = [concept.settings for concept in self._concepts]
         files = {
             "concepts.json": json.dumps(concepts, indent=4).encode(),
             "onetrainer.txt": "".join(f"{line}\n" for line in self.advice()).encode(),
         }
-        for kind, concept in product(self._writers, self._concepts.values()):
+        for kind, concept in product(self._writers, self._concepts):
             for variation, folder in enumerate(concept.folders(kind)):
                 sizes = [
                     {
-                        "crop_resolution": _pair(self._bucket(sample.size, variation, concept.first + number)),
+                        "crop_resolution": _pair(self._bucket(sample, variation)),
                         "image_path": self.path(sample.target),
                     }
-                    for number, sample in enumerate(concept.samples)
+                    for sample in concept.samples
                 ]
                 files[f"{folder}/aggregate.pt"] = saved(sizes if kind == "image" else [{} for _ in sizes])
         return files
@@ -232,7 +231,7 @@ class OneTrainer(Format):
             " In the concepts you can change names, balancing, type and loss weight; anything else makes the trainer"
             " encode again",
         ]
-        unknown = sum(not self._users_concept(concept.samples[0])[1] for concept in self._concepts.values())
+        unknown = sum(not self._users_concept(concept.samples[0])[1] for concept in self._concepts)
         if self._config.concepts and unknown:
             folders = count_of(unknown, "folders are")
             lines.append(f"{folders} in no concept of --trainer-config: their concepts have defaults")
@@ -241,8 +240,7 @@ class OneTrainer(Format):
             lines.append(f"{ordinary} ordinary ones here: set type and loss weight of their concepts")
         counts = Counter[Size]()
         for sample in self.samples:
-            concept, position = self._place[sample.target]
-            counts[self._bucket(sample.size, 0, concept.first + position)] += sample.repeats
+            counts[self._bucket(sample, 0)] += sample.repeats
         if dropped := sum(count % self._config.batch for count in counts.values()):
             lines.append(
                 f"batch_size {self._config.batch}: {count_of(dropped, 'samples')} of an epoch fill no batch of their"
@@ -257,17 +255,9 @@ class OneTrainer(Format):
             )
         else:
             lines.append("the trainer encodes text itself, once, into the same cache_dir")
-        if self.geometry.flip and not self._flips():
+        if self.geometry.flip and not self._has_flips:
             lines.append("the cache has flips, which are not exported: no concept of --trainer-config draws them")
         return lines
-
-    def _flips(self) -> bool:
-        """True if a concept flips its images."""
-        images = [concept.settings["image"] for concept in self._concepts.values()]
-        return any(image["enable_random_flip"] or image["enable_fixed_flip"] for image in images)
-
-    def _draws(self) -> bool:
-        return self._flips() or len(self._tables) > 1 or any(sample.further for sample in self.samples)
 
     def _shift(self, *, with_images: bool = True) -> int:
         """Positions by which masks and conditioning images move a step: one after images, or only after paths."""
@@ -292,7 +282,8 @@ class OneTrainer(Format):
         else:
             text |= users.get("text", {})
             if text["prompt_source"] == "sample":  # text that it caches by number must not outlive a change of images
-                listing = "\0".join(f"{sample.target}\0{sample.caption}" for sample in samples)
+                captions = [each for sample in samples for each in sample.captioned]
+                listing = "\0".join(f"{each.target}\0{each.caption}" for each in captions)
                 text["prompt_path"] = f"latentcache-{hashlib.sha256(listing.encode()).hexdigest()[:16]}"
         is_drawn = image["enable_random_flip"] or len(self.geometry.resolutions) > 1
         kept = ("name", "type", "balancing", "balancing_strategy", "loss_weight", "include_subdirectories")
@@ -334,22 +325,21 @@ class OneTrainer(Format):
             )
         return found[0] if found else (sample.folder, {})
 
-    def _bucket(self, image: Size, variation: int, number: int) -> Size:
+    def _bucket(self, sample: Sample, variation: int) -> Size:
         """The bucket that the trainer draws for an image."""
-        draw = self._draw(_RESOLUTION_STEP + self._shift(), variation, number)
-        return draw.choice([table.nearest(image) for table in self._tables])
+        draw = self._draw(_RESOLUTION_STEP + self._shift(), sample, variation)
+        return draw.choice([table.nearest(sample.size) for table in self._tables])
 
-    def _draw(self, step: int, variation: int, number: int) -> random.Random:
+    def _draw(self, step: int, sample: Sample, variation: int) -> random.Random:
         """The generator of one step of its pipeline, as ``PipelineModule._get_rand`` makes it."""
-        return random.Random(hash((_SEED, step, variation, number)))
+        return random.Random(hash((_SEED, step, variation, self._concept_of[sample.target][1])))
 
-    def _latents(self, sample: Sample, concept: Concept, variation: int) -> bytes:
-        number = concept.first + self._place[sample.target][1]
-        bucket, image = self._bucket(sample.size, variation, number), concept.settings["image"]
+    def _latents(self, sample: Sample, variation: int) -> bytes:
+        bucket, image = self._bucket(sample, variation), self._concept_of[sample.target][0].settings["image"]
         placement = self.request.latents.geometry.place(sample.size, bucket)
         is_flipped = image["enable_fixed_flip"]
         if image["enable_random_flip"]:
-            is_flipped = self._draw(_FLIP_STEP + self._shift(), variation, number).random() < 0.5
+            is_flipped = self._draw(_FLIP_STEP + self._shift(), sample, variation).random() < 0.5
         item: dict[str, Any] = {
             "latent_image": _tensor(sample.latents, bucket, is_flipped=is_flipped),
             "original_resolution": _pair(sample.size),
@@ -363,10 +353,9 @@ class OneTrainer(Format):
             item["latent_conditioning_image"] = _tensor(sample.controls, bucket, is_flipped=is_flipped)
         return saved(item)
 
-    def _texts(self, sample: Sample, concept: Concept, variation: int) -> bytes:
+    def _texts(self, sample: Sample, variation: int) -> bytes:
         """Parts of the caption that it draws; those of the only text encoder of a model have no number."""
-        number = concept.first + self._place[sample.target][1]
-        draw = self._draw(_TEXT_STEP + self._shift(with_images=False), variation, number)
+        draw = self._draw(_TEXT_STEP + self._shift(with_images=False), sample, variation)
         item, parts = dict[str, torch.Tensor](), text_parts(self.request, draw.choice(sample.captioned))
         for name, values in parts.items():
             kind, _, encoder = name.partition("_")

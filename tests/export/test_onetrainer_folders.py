@@ -266,12 +266,12 @@ def test_settings_that_change_pixels_have_their_names(run, onetrainer, tmp_path)
     assert "no flips" in run("export", cache, out, *EXPORT, "--trainer-config", path, "--json").error["what"]
 
 
-def test_an_image_that_looks_like_a_mask_by_its_name_is_refused():
-    sample = Sample(name="a-condlabel.png", target="a-condlabel.png", size=Size(8, 8), caption="")
+@pytest.mark.parametrize("label", ["masklabel", "condlabel"])
+def test_an_image_that_looks_like_a_mask_by_its_name_gets_another(label):
+    sample = Sample(name="a", target=f"cats/a-{label}.png", size=Size(8, 8), caption="")
     form = OneTrainer.__new__(OneTrainer)
     form.request = SimpleNamespace(root=Path("/data"))
-    with pytest.raises(UsageError, match="takes it for a mask"):
-        form.target(sample)
+    assert form.target(sample) == f"images/data/cats/a_{label}.png"
 
 
 @pytest.mark.parametrize(
