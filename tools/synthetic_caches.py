@@ -95,20 +95,24 @@ def write_shard(
     recipe: FieldRecipe,
     arrays: Iterator[NDArray[Any]],
     kind: FieldKind = KIND,
+    *,
+    per_shard: int = 0,
 ) -> None:
-    """Write one sealed shard with the items of a plan, in order."""
+    """Write the items of a plan, in order, into sealed shards of so many; 0: into one."""
     keys = plan.keys(kind, kind.content(samples), recipe)
     paths.shards.mkdir(parents=True, exist_ok=True)
-    writer = ShardWriter(paths.shards / f"{len(paths.sealed_shards()):016x}.open")
-    size = max(2 * abs(int(np.prod(plan.groups[0].shape))), 1)
-    for rows in _batches(len(keys), size):
-        placed = [_placed(plan, row) if kind is KIND else {} for row in rows]
-        items = [
-            Item(key=keys[row].tobytes(), array=next(arrays), columns=columns)
-            for row, columns in zip(rows, placed, strict=True)
-        ]
-        writer.write(pack_items(items, recipe, kind))
-    writer.seal()
+    size, per_shard = max(2 * abs(int(np.prod(plan.groups[0].shape))), 1), per_shard or len(keys)
+    for first in range(0, len(keys), per_shard):
+        writer = ShardWriter(paths.shards / f"{len(paths.sealed_shards()):016x}.open")
+        for some in _batches(min(per_shard, len(keys) - first), size):
+            rows = range(first + some.start, first + some.stop)
+            placed = [_placed(plan, row) if kind is KIND else {} for row in rows]
+            items = [
+                Item(key=keys[row].tobytes(), array=next(arrays), columns=columns)
+                for row, columns in zip(rows, placed, strict=True)
+            ]
+            writer.write(pack_items(items, recipe, kind))
+        writer.seal()
 
 
 def publish(
@@ -163,6 +167,7 @@ def made_latents(
     embeds: Sequence[NDArray[np.float16]] = (),
     *,
     length: int = 0,
+    per_shard: int = 0,
 ) -> None:
     """A cache without a data folder: image n has the size, the latents and the embeddings n.
 
@@ -174,13 +179,14 @@ def made_latents(
         latents: One for each.
         embeds: (tokens, width) for each, or none at all.
         length: Tokens that a model gets; embeddings with fewer are padded when they are read.
+        per_shard: Latents of a shard; 0: all are in one.
     """
     distinct = sorted(set(sizes), key=lambda size: (-size.area, size.width))
     found = described(*distinct, normalization=Normalization(kind="scale-shift", scale=0.3611, shift=0.1159))
     size = np.array([(one.height, one.width) for one in sizes], np.uint32)
     samples = table_of(numbered("folder/image_%06d.png", len(sizes)), size)
     plan, prompts = KIND.plan(samples, found.recipe), None
-    write_shard(CachePaths(cache), plan, samples, found.recipe, iter(latents))
+    write_shard(CachePaths(cache), plan, samples, found.recipe, iter(latents), per_shard=per_shard)
     if len(embeds):
         caption = samples.inputs["caption"]
         content = np.random.default_rng(2).integers(1, 256, caption.content.shape, dtype=np.uint8)
