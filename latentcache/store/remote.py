@@ -30,7 +30,14 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from latentcache.errors import CacheLockedError, CacheNotFoundError, RemoteError, StoreError, UsageError
+from latentcache.errors import (
+    CacheLockedError,
+    CacheNotFoundError,
+    MissingEntryError,
+    RemoteError,
+    StoreError,
+    UsageError,
+)
 from latentcache.store.atomic_io import (
     as_store_error,
     make_folder,
@@ -292,6 +299,9 @@ def push(
         )
         raise UsageError(what, why="a push would take these fields from the URL", fix=f"{fix}, then push")
     manifest, head = load_manifest(paths.snapshot(number)), current_head(bucket)
+    if not all(paths.data(name).exists() for name in manifest["shards"]):
+        fix = f"if it is the disk cache of a URL: latentcache pull URL {shlex.quote(str(cache))}; else build again"
+        raise MissingEntryError(f"shards are missing from {cache}", where=str(cache), fix=fix)
     name = remembered(paths)["cache"] or secrets.token_hex(8)
     new = Head(snapshot=number, manifest=str(manifest["checksum"]), cache=name)
     if head is not None:

@@ -15,10 +15,10 @@ from s3_proxy import Fault, S3Proxy
 from s3_server import S3Server
 from torch.utils.data import DataLoader
 
-from latentcache.errors import CorruptEntryError, DiskFullError, RemoteError, UsageError
+from latentcache.errors import CorruptEntryError, DiskFullError, MissingEntryError, RemoteError, UsageError
 from latentcache.store import disk_cache
 from latentcache.store.paths import CachePaths
-from latentcache.store.remote import push
+from latentcache.store.remote import pull, push
 
 SAMPLES, PER_SHARD = 240, 20
 
@@ -214,6 +214,22 @@ def test_a_shard_that_is_damaged_on_the_disk_is_named_with_the_fix(url, local, t
     assert error.value.fix.startswith(f"mv {data}")
     data.unlink()
     assert len(served(opened(url, disk_cache=tmp_path / "disk").loader(batch_size=8))) == SAMPLES // 8
+
+
+def test_a_folder_with_some_shards_is_neither_read_nor_pushed_as_a_whole_cache(url, tmp_path):
+    next(
+        iter(
+            opened(url, disk_cache=tmp_path / "disk", disk_cache_bytes=3 << 20).loader(shuffle_block=20, batch_size=4)
+        )
+    )
+    with pytest.raises(MissingEntryError) as error:
+        served(opened(tmp_path / "disk").loader(batch_size=8))
+    assert "latentcache pull URL" in error.value.fix
+    with pytest.raises(MissingEntryError) as error:
+        push(tmp_path / "disk", url)
+    assert "latentcache pull URL" in error.value.fix
+    pull(url, tmp_path / "disk")
+    assert len(served(opened(tmp_path / "disk").loader(batch_size=8))) == SAMPLES // 8
 
 
 def _read_in_child(cache, queue):
