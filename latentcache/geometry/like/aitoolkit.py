@@ -54,15 +54,9 @@ class Job(NamedTuple):
 
 
 class AiToolkitTable(Table):
-    """The buckets of one resolution, in pixels."""
+    """The buckets of one resolution, a square, whose area no bucket exceeds; the step is that of the model."""
 
     title: ClassVar[str] = "ai-toolkit"
-    resolution: Size
-    """A square, whose area no bucket exceeds."""
-    step: int = 16
-    """Sides are multiples of it: ``get_bucket_divisibility`` of the model."""
-    buckets: bool = True
-    """False: every image is cropped to the square (``square_crop``)."""
 
     def nearest(self, image: Size) -> Size:
         """The bucket of an image: its size, shrunk to the area of the resolution and rounded."""
@@ -94,6 +88,7 @@ class AiToolkit(Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "ai-toolkit"
+    table = AiToolkitTable
     parts_sets = True
     batch_setting = "batch_size"
     without_buckets = "square_crop = true"
@@ -102,19 +97,11 @@ class AiToolkit(Trainer):
     repeats = True
     carries_accumulation = True
 
-    def tables(self, sizes: SizeOptions) -> Sequence[AiToolkitTable]:
+    def tables(self, sizes: SizeOptions) -> Sequence[Table]:
         """See ``Trainer``."""
         sizes.reject("ai-toolkit", "min_side", "max_side")
-        squares = [square(side) for side in sizes.buckets or sizes.resolutions]
-        if oblong := [size for size in squares if size.height != size.width]:
-            raise RecipeError(
-                "ai-toolkit has one number as a resolution",
-                argument="buckets" if sizes.buckets else "resolutions",
-                value=str(oblong[0]),
-                fix="--resolution PIXELS",
-                fix_python="resolutions=[PIXELS]",
-            )
-        return [AiToolkitTable(resolution=size, step=sizes.step, buckets=not sizes.buckets) for size in squares]
+        sizes.squares("ai-toolkit")
+        return super().tables(sizes)
 
     def read(self, path: Path, value: Any) -> TrainerSettings:
         """See ``Trainer``."""

@@ -52,16 +52,11 @@ _OF_DATA = ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir"
 
 
 class KohyaTable(Table):
-    """The buckets of one resolution. All numbers in pixels."""
+    """The buckets of one resolution, whose area is the largest of a bucket; ``buckets`` is ``enable_bucket``."""
 
     title: ClassVar[str] = "kohya"
-    resolution: Size
-    """Size of an image where buckets are off; else its area is the largest of a bucket."""
     min_side: int = MIN_SIDE
     max_side: int = MAX_SIDE
-    step: int = STEP
-    buckets: bool = True
-    """False: every image has the size ``resolution`` (``enable_bucket = false``)."""
 
     def __post_init__(self) -> None:
         low, high = self._limits
@@ -167,12 +162,13 @@ class KohyaTrainer(Trainer):
     """sd-scripts and lora-scripts. See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "kohya"
+    table = KohyaTable
     keeps_batch = True
 
-    def tables(self, sizes: SizeOptions) -> Sequence[KohyaTable]:
+    def tables(self, sizes: SizeOptions) -> Sequence[Table]:
         """See ``Trainer``."""
         if sizes.buckets:
-            return [KohyaTable(resolution=size, step=sizes.step, buckets=False) for size in sizes.buckets]
+            return super().tables(sizes)
         limits: dict[str, Any] = {"min_side": sizes.min_side or MIN_SIDE, "max_side": sizes.max_side or MAX_SIDE}
         return [KohyaTable(resolution=square(side), step=sizes.step, **limits) for side in sizes.resolutions]
 

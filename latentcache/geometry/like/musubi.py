@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError
 from latentcache.geometry.like.trainer import SizeOptions, Table, Trainer, TrainerSettings, check_alike, shown
-from latentcache.geometry.sizes import Size, floor_to, square
+from latentcache.geometry.sizes import Size, floor_to
 
 #: Every side is a multiple of it, for all models of images and videos but HiDream-O1.
 STEP = 16
@@ -28,12 +28,9 @@ _UNUSED = ("control_resolution", "no_resize_control", "multiple_target", "frame_
 
 
 class MusubiTable(Table):
-    """The buckets of one resolution, in pixels."""
+    """The buckets of one resolution, whose area is the largest of a bucket; ``buckets`` is ``enable_bucket``."""
 
     title: ClassVar[str] = "musubi-tuner"
-    resolution: Size
-    """Size of every image if buckets are off; else its area is the largest of a bucket."""
-    buckets: bool = True
 
     def __post_init__(self) -> None:
         if self.buckets and self.resolution.area < 4 * STEP * STEP:
@@ -84,18 +81,17 @@ class Musubi(Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "musubi"
+    table = MusubiTable
     parts_sets = True
     batch_setting = "batch_size"
     without_buckets = "enable_bucket = false"
     step = STEP
     has_videos = True
 
-    def tables(self, sizes: SizeOptions) -> Sequence[MusubiTable]:
+    def tables(self, sizes: SizeOptions) -> Sequence[Table]:
         """See ``Trainer``."""
         sizes.reject("musubi-tuner", "min_side", "max_side")
-        if sizes.buckets:
-            return [MusubiTable(resolution=size, buckets=False) for size in sizes.buckets]
-        if sizes.step != STEP:
+        if sizes.step != STEP and not sizes.buckets:
             raise RecipeError(
                 f"musubi-tuner rounds sides to {STEP} pixels",
                 argument="bucket_step",
@@ -103,7 +99,7 @@ class Musubi(Trainer):
                 fix=f"--bucket-step {STEP}",
                 fix_python=f"bucket_step={STEP}",
             )
-        return [MusubiTable(resolution=square(side)) for side in sizes.resolutions]
+        return super().tables(sizes)
 
     def read(self, path: Path, value: Any) -> TrainerSettings:
         """See ``Trainer``."""

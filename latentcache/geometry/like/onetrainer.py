@@ -55,10 +55,6 @@ class OneTrainerTable(Table):
     """The buckets of one resolution, in pixels."""
 
     title: ClassVar[str] = "OneTrainer"
-    resolution: Size
-    """The only bucket where aspect bucketing is off; else a bucket has about its area."""
-    step: int = 64
-    buckets: bool = True
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
@@ -102,15 +98,16 @@ class OneTrainer(Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "onetrainer"
+    table = OneTrainerTable
     batch_setting = "batch_size"
     without_buckets = "aspect_ratio_bucketing = false"
     carries_accumulation = True
     draws_resolution = True
 
-    def tables(self, sizes: SizeOptions) -> Sequence[OneTrainerTable]:
+    def tables(self, sizes: SizeOptions) -> Sequence[Table]:
         """See ``Trainer``."""
         sizes.reject("OneTrainer", "min_side", "max_side")
-        squares = [square(resolution) for resolution in sizes.resolutions]
+        squares = map(square, sizes.resolutions)
         oblong = next((size for size in squares if size.height != size.width), None)
         if oblong is not None:
             raise RecipeError(
@@ -120,9 +117,7 @@ class OneTrainer(Trainer):
                 fix=f"--bucket {oblong}",
                 fix_python=f"buckets=['{oblong}']",
             )
-        if sizes.buckets:
-            return [OneTrainerTable(resolution=size, step=sizes.step, buckets=False) for size in sizes.buckets]
-        return [OneTrainerTable(resolution=size, step=sizes.step) for size in squares]
+        return super().tables(sizes)
 
     def read(self, path: Path, value: Any) -> TrainerSettings:
         """See ``Trainer``."""

@@ -54,15 +54,9 @@ _UNUSED = ("minimum_image_size", "minimum_aspect_ratio", "maximum_aspect_ratio",
 
 
 class SimpleTunerTable(Table):
-    """The buckets of one resolution, in pixels."""
+    """The buckets of one resolution, a square: of its area, or of its side as their shorter one."""
 
     title: ClassVar[str] = "SimpleTuner"
-    resolution: Size
-    """A square; buckets have about its area, or its side as their shorter one."""
-    step: int = 64
-    """``aspect_bucket_alignment``."""
-    buckets: bool = True
-    """False: every image is cropped to the square (``crop_aspect = square``)."""
 
     @property
     def megapixels(self) -> float:
@@ -149,6 +143,7 @@ class SimpleTuner(Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "simpletuner"
+    table = SimpleTunerTable
     parts_sets = True
     without_buckets = "crop = true and crop_aspect = square"
 

@@ -19,6 +19,12 @@ class Table(Value):
 
     title: ClassVar[str]
     """The trainer."""
+    resolution: Size
+    """Pixels: the only bucket where buckets are off, else about its area, or side, is that of each."""
+    step: int = 64
+    """Pixels that every side is a multiple of."""
+    buckets: bool = True
+    """False: all images have one size."""
     by_edge: bool = False
     """True: the resolution is the shorter side of a bucket, and decides how an image is resized."""
 
@@ -102,6 +108,7 @@ class Trainer:
     """One trainer, as ``build --like`` and ``plan --for`` name it."""
 
     name: str
+    table: type[Table]
     step: int | None = None
     """Default of ``bucket_step`` in pixels; None: that of every build."""
     has_videos: bool = False
@@ -124,7 +131,9 @@ class Trainer:
 
     def tables(self, sizes: SizeOptions) -> Sequence[Table]:
         """Its buckets, for each resolution; raises RecipeError for sizes that it does not take."""
-        raise NotImplementedError
+        if sizes.buckets:
+            return [self.table(resolution=size, step=sizes.step, buckets=False) for size in sizes.buckets]
+        return [self.table(resolution=square(side), step=sizes.step) for side in sizes.resolutions]
 
     def settings(self, path: Path) -> TrainerSettings:
         """The settings of a file; raises UsageError with the line or the name of what is wrong."""
