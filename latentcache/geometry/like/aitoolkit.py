@@ -16,7 +16,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from latentcache.errors import RecipeError
 from latentcache.geometry.like.trainer import (
     SizeOptions,
     Table,
@@ -26,7 +25,7 @@ from latentcache.geometry.like.trainer import (
     refused_in,
     shown,
 )
-from latentcache.geometry.sizes import Size, square
+from latentcache.geometry.sizes import Size
 
 #: ``arch`` of a model -> the step of its sides (``get_bucket_divisibility``), where it is not 16.
 _STEPS = {"sd3": 32, "flux": 32, "flex1": 32, "flex2": 32, "chroma": 32, "qwen_image": 32, "wan22_5b": 32}
