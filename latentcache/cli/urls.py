@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,23 +25,18 @@ def url_of(path: Path) -> str:
     return f"{match[1]}://{match[2]}" if match and not path.exists() else ""
 
 
-def _scratch(arguments: Mapping[str, Any]) -> Path:
-    """The folder for work on a cache at a URL: as given, else the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return arguments.get("run", {}).get("scratch") or Path(base, "latentcache").expanduser()
-
-
 @contextmanager
 def as_folders(command: str, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The arguments of a command with a local folder for each URL; output has the URL in place of the folder."""
     changed = dict(arguments)
     with ExitStack() as views:
 
-        def folder(path: Path, scratch: Path | None = None) -> Path:
+        def folder(path: Path, *, is_out: bool = False) -> Path:
             if not (url := url_of(path)):
                 return path
-            from latentcache.store.view import local_view
+            from latentcache.store.view import local_view, scratch_folder
 
+            scratch = scratch_folder(arguments.get("run", {}).get("scratch")) if is_out else None
             root = views.enter_context(local_view(url, scratch=scratch))
             console.SHOWN_AS[str(root)] = url.rstrip("/")
             return root
@@ -54,5 +48,5 @@ def as_folders(command: str, arguments: Mapping[str, Any]) -> Iterator[dict[str,
             if name in _CACHES and isinstance(value, list):
                 changed[name] = [folder(path) for path in value]
             elif name in (*_CACHES, _OUT) and isinstance(value, Path):
-                changed[name] = folder(value, _scratch(arguments) if name == _OUT else None)
+                changed[name] = folder(value, is_out=name == _OUT)
         yield changed

@@ -95,9 +95,6 @@ class _Build:
         """Plan, encode, publish."""
         preflight.check_paths(self.settings.data, self.paths.root)
         self.url = remembered(self.paths)["url"]
-        if self.url and self.settings.engine == "ray":
-            fix = "build in a folder that all nodes share, then `latentcache push CACHE URL`"
-            raise UsageError("Ray writes shards to a folder", argument="out", value=self.url, fix=fix)
         with ExitStack() as stack:
             if self.settings.events is not None:
                 self.events = stack.enter_context(EventLog(self.settings.events))
@@ -464,6 +461,7 @@ class _Build:
             root=str(self.listing.root),
             cache=str(self.paths.root.resolve()),
             url=self.url,
+            scratch=str(settings.scratch or ""),
             owner=self.owner,
             needs_torch=described.needs_torch,
             options={"max_pixels": settings.max_pixels},

@@ -60,6 +60,7 @@ _TOGETHER = 8
 _RETRY_S = 300
 #: Seconds between two looks at a folder that another process fills.
 _WAIT_S = 1.0
+_DENIED = "access is denied", "give credentials that may list, read and write below this URL"
 #: Words in an error of obstore -> what it means, and the fix.
 _CAUSES = (
     ("NoSuchBucket", "the bucket does not exist", "make the bucket, or check the URL"),
@@ -70,8 +71,8 @@ _CAUSES = (
     ("QuotaExceeded", "the bucket is full", "make room or raise the quota, then run the same command again"),
     ("StorageFull", "the bucket is full", "make room in the store, then run the same command again"),
     ("error sending request", "the store does not answer", "check the network and AWS_ENDPOINT_URL"),
+    ("403 Forbidden", *_DENIED),
 )
-_DENIED = "access is denied", "give credentials that may list, read and write below this URL"
 _REPORTED = "the store reports an error", "run the same command again"
 #: Problems that another try may solve.
 _TRANSIENT = ("the store does not answer", _REPORTED[0])

@@ -14,12 +14,13 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from latentcache.errors import CacheLockedError
 from latentcache.store.atomic_io import make_folder, write_atomically, writing
 from latentcache.store.gather import STAND_INS, identity
 from latentcache.store.index import INDEX
@@ -40,6 +41,8 @@ from latentcache.store.snapshot import load_manifest
 
 #: Bytes that a thread gets at once when it reads on, and how far it may skip for that.
 _AHEAD, _SKIPPED = 8 << 20, 1 << 16
+#: Held while stand-ins are made: several threads of a build may do so.
+_filling = threading.Lock()
 
 
 class _Ranges(threading.local):
@@ -73,7 +76,7 @@ class StoredShards:
         sizes = self.bucket.sizes("shards")
         names = {key.split("/")[1] for key in sizes if key.endswith(f"/{INDEX}")} if names is None else names
         files = {key: paths.root / key for key in sizes if key.split("/")[1] in names}
-        with writing(paths.root):
+        with _filling, writing(paths.root):
             lacking = {
                 key: path
                 for key, path in files.items()
@@ -91,7 +94,7 @@ class StoredShards:
         if folder.exists() and not is_stand_in(data):
             self.bucket.send(data, f"{key}/{data.name}")
             self.bucket.send(folder / INDEX, f"{key}/{INDEX}")
-            with writing(folder):
+            with _filling, writing(folder):
                 self._stand_in(f"{key}/{data.name}", data, data.stat().st_size)
 
     def take(self, part: CachePaths, name: str) -> None:
@@ -143,6 +146,26 @@ class Uploads:
         report()
 
 
+def scratch_folder(scratch: Path | str | None) -> Path:
+    """The folder for work on caches at URLs: as given, else the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(scratch or Path(base, "latentcache").expanduser()).absolute()
+
+
+@contextmanager
+def worker_folder(scratch: Path) -> Iterator[Path]:
+    """A folder for the shards of one process; what processes that are gone left behind goes."""
+    make_folder(scratch)
+    folder = scratch / f"worker-{os.urandom(8).hex()}"
+    for other in scratch.glob("worker-*"):
+        with suppress(CacheLockedError), builder_lock(CachePaths(other).lock):
+            shutil.rmtree(other)
+    make_folder(folder)
+    with builder_lock(CachePaths(folder).lock):
+        yield folder
+        shutil.rmtree(folder)
+
+
 @contextmanager
 def local_view(url: str, *, scratch: Path | None = None) -> Iterator[Path]:
     """A folder with the cache of a URL; a snapshot that is published there is pushed at the end.
@@ -166,7 +189,7 @@ def local_view(url: str, *, scratch: Path | None = None) -> Iterator[Path]:
             ).resolve()
         else:
             check_conditions(shards.bucket)
-            folder = scratch.absolute() / sha256(address.encode("ascii")).hexdigest()[:16]
+            folder = scratch / sha256(address.encode("ascii")).hexdigest()[:16]
         with _view(shards, folder / address.rpartition("/")[2], is_new=scratch is not None) as root:
             yield root
         shutil.rmtree(folder)

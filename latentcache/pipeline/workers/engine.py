@@ -53,6 +53,8 @@ class Task(Value):
     """CACHE, absolute."""
     url: str = ""
     """Where sealed shards are sent, before what they hold is reported; empty: nowhere."""
+    scratch: str = ""
+    """Folder for shards on other machines until they are sent, as ``--scratch`` names it."""
     locations: tuple[Any, ...] = ()
     """Where a few of the inputs are, to compare the DATA of other machines."""
     lookup: str = ""

@@ -3,8 +3,9 @@
 The actor runs the engine of one machine, so a crash, a hang or a lack of memory is found and mended on its node, and
 costs no actor. The build polls actors and never waits for one. A node is compared with the build's own machine before
 its first worker starts; one that differs is named and left out. An actor or node that is lost blames no sample: what
-its worker committed is read from the shard, which lies in a folder that all nodes share. The process of a lost worker
-ends within seconds and seals its shard itself; only then its units are given out again.
+its worker committed is read from the shard, in a folder that all nodes share, or at a URL. The process of a lost
+worker ends within seconds and seals its shard itself; only then its units are given out again. If the cache is at a
+URL, each actor has a scratch folder on its node, and a worker reports what is at the URL.
 
 Ray is imported here and nowhere else. Its API: https://docs.ray.io/en/latest/ray-core/api/core.html
 """
@@ -20,7 +21,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, redirect_stdout, suppress
+from contextlib import AbstractContextManager, ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib import import_module
@@ -39,8 +40,11 @@ from latentcache.pipeline.workers.local import LocalEngine, recovered
 from latentcache.pipeline.workers.resources import cpu_count
 from latentcache.pipeline.workers.worker import LAST_S
 from latentcache.sources.locations import read_image
+from latentcache.store.atomic_io import write_json
+from latentcache.store.catalog import load_catalog
 from latentcache.store.lock import check_owner
 from latentcache.store.paths import CachePaths
+from latentcache.store.view import StoredShards, scratch_folder, worker_folder
 
 #: Threads of an encoder on CPUs: bits of its results depend on them.
 _THREADS = "OMP_NUM_THREADS"
@@ -144,16 +148,41 @@ class Supervisor:
         self._device, self._neighbors = device, neighbors
         self._engine = LocalEngine(device, neighbors=neighbors)
         self._worker: Any = None
+        self._folders = ExitStack()
+        self._folder: Path | None = None
+        """For the shards of a cache at a URL; None: it is in a folder that the nodes share."""
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def prepare(self, build: NodeCheck, cost: int) -> list[str]:
         """Compare this node with the build's machine; get ready for the task if nothing differs."""
+        try:
+            build = build._replace(task=self._here(build.task))
+        except LatentcacheError as error:
+            return [error.what]
         problems = list(differences(build, self._device, self._engine.ask))
         if not problems and build.task is not None:
             device = "cuda" if self._device == "cuda" else "cpu*1"
             task = replace(build.task, device=device, workers=1, locations=(), provenance={})
             self._engine.open(task, cost * self._neighbors)
         return problems
+
+    def _here(self, task: Task | None) -> Task | None:
+        """The task with a folder of this node, if the cache is at a URL, and a catalog of what is there."""
+        if task is None or not task.url:
+            return task
+        if self._folder is None:
+            self._folder = self._folders.enter_context(worker_folder(scratch_folder(task.scratch)))
+        paths, lookup = CachePaths(self._folder), self._folder / "lookup"
+        StoredShards(task.url).fill(paths)
+        write_json(paths.building, {"owner": task.owner})
+        catalog = load_catalog(paths)
+        catalog.save_lookup(lookup)
+        return replace(task, cache=str(self._folder), lookup=str(lookup) if len(catalog) else "")
+
+    def clear(self) -> None:
+        """Remove the folder of this actor."""
+        self._engine.close()
+        self._folders.close()
 
     def start(self, shard: str) -> None:
         """Start a worker that writes a shard of this name."""
@@ -350,6 +379,8 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             return
         self._closed.set()
         self._thread.join(_ANSWER_S)
+        if self._check.task is not None and self._check.task.url:
+            self._ray.wait([actor.handle.clear.remote() for actor in self._actors.values()], timeout=_ANSWER_S)
         for number in list(self._actors):
             self._drop(number)
         if self._workers:
