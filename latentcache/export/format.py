@@ -197,6 +197,7 @@ class Format:
     def __init__(self, request: Request) -> None:
         self.request, self.geometry = request, request.geometry
         self.samples: Sequence[Sample] = ()
+        self.groups: Mapping[str, Sequence[Sample]] = {}
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -211,9 +212,17 @@ class Format:
         """Name of its mask or control image in the exported folder; empty: the trainer reads no such files."""
         raise NotImplementedError
 
+    def group(self, sample: Sample) -> str:
+        """The folder of the export whose images are one set of the trainer."""
+        return sample.folder
+
     def begin(self, samples: Sequence[Sample]) -> None:
         """Take all samples, without values, before the files of any are asked for."""
         self.samples = samples
+        groups = dict[str, list[Sample]]()
+        for sample in samples:
+            groups.setdefault(self.group(sample), []).append(sample)
+        self.groups = dict(sorted(groups.items()))
 
     def files(self, sample: Sample) -> Mapping[str, Make]:
         """Name of each file of values -> what makes it; a sample that is only planned has no values yet."""
@@ -286,6 +295,13 @@ def text_parts(request: Request, sample: Sample) -> dict[str, Array]:
         for number, item in enumerate(recipe.split(sample.text[IDS].astype(np.int64)), 1):
             parts |= {f"ids_{number}": item[0], f"mask_{number}": item[1]}
     return parts
+
+
+def tensor_of(latents: Sequence[Latent], bucket: Size, *, is_flipped: bool = False) -> torch.Tensor:
+    """Values in one size; the flip only differs if its pixels do."""
+    latent = next(latent for latent in latents if latent.bucket == bucket)
+    values = latent.flipped if is_flipped and latent.flipped is not None else latent.values
+    return torch.from_numpy(values)
 
 
 def npz(arrays: Mapping[str, Array]) -> bytes:

@@ -241,11 +241,8 @@ class Kohya(Format):
 
     def _subsets(self) -> list[_Subset]:
         """By folder of the export."""
-        groups = dict[str, list[Sample]]()
-        for sample in self.samples:
-            groups.setdefault(sample.folder, []).append(sample)
         has_reg, subsets = any(sample.is_reg for sample in self.samples), list[_Subset]()
-        for name, samples in sorted(groups.items()):
+        for name, samples in self.groups.items():
             common = set.intersection(*(set(sample.partners) for sample in samples))
             role = "" if has_reg else next((role for role in _PARTNERS if role in common), "")
             is_left_out = not role and any(sample.partners for sample in samples)

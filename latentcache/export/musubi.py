@@ -33,6 +33,7 @@ from latentcache.export.format import (
     Request,
     Sample,
     architecture_of,
+    tensor_of,
 )
 from latentcache.geometry.like.trainer import Table
 from latentcache.geometry.like.trainers import TRAINERS
@@ -157,16 +158,13 @@ class Musubi(Format):
                 where=reg[0].name,
                 fix="build a cache of the other images",
             )
-        firsts = dict[str, Sample]()
-        for sample in samples:
-            firsts.setdefault(sample.folder, sample)
         sides = [*self.geometry.buckets, *map(square, self.geometry.resolutions)]
         self._datasets = {
             folder: [
-                Dataset(folder=folder, table=table, resolution=side, first=first)
+                Dataset(folder=folder, table=table, resolution=side, first=group[0])
                 for table, side in zip(self.geometry.like_tables(), sides, strict=True)
             ]
-            for folder, first in sorted(firsts.items())
+            for folder, group in self.groups.items()
         }
 
     def files(self, sample: Sample) -> Mapping[str, Make]:
@@ -228,7 +226,7 @@ class Musubi(Format):
 
     def _values(self, latents: Sequence[Latent], bucket: Size) -> torch.Tensor:
         """Those of a bucket: (C, F, h, w), or (C, h, w) for a model without frames."""
-        values = torch.from_numpy(next(latent.values for latent in latents if latent.bucket == bucket))
+        values = tensor_of(latents, bucket)
         if self._architecture.has_frames and values.ndim == 3:
             values = values[:, None]
         elif not self._architecture.has_frames and values.ndim == 4:

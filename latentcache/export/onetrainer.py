@@ -39,11 +39,11 @@ from latentcache.export.format import (
     SDXL,
     TEXT,
     Format,
-    Latent,
     Make,
     Request,
     Sample,
     saved,
+    tensor_of,
     text_parts,
 )
 from latentcache.geometry.like.onetrainer import PIXELS, TrainingConfig, read_config
@@ -174,18 +174,17 @@ class OneTrainer(Format):
         """Folder of all images."""
         return f"images/{self.request.root.name or 'data'}"
 
+    def group(self, sample: Sample) -> str:
+        """See ``Format``: that of the user's concept, if there is one."""
+        return self._users_concept(sample)[0]
+
     def begin(self, samples: Sequence[Sample]) -> None:
         """Sort the images into concepts: those of the user, and one for each other folder."""
         super().begin(samples)
-        groups, users = dict[str, list[Sample]](), dict[str, Mapping[str, Any]]()
-        for sample in samples:
-            folder, of_user = self._users_concept(sample)
-            groups.setdefault(folder, []).append(sample)
-            users[folder] = of_user
         first = 0
-        for folder, group in sorted(groups.items()):
+        for folder, group in self.groups.items():
             ordered = sorted(group, key=lambda sample: self.path(sample.target))
-            settings = self._settings(self.path(folder), users[folder], ordered)
+            settings = self._settings(self.path(folder), self._users_concept(group[-1])[1], ordered)
             concept = Concept(settings=settings, first=first, samples=ordered)
             self._concepts.append(concept)
             self._concept_of |= {sample.target: (concept, number) for number, sample in enumerate(ordered, first)}
@@ -341,16 +340,16 @@ class OneTrainer(Format):
         if image["enable_random_flip"]:
             is_flipped = self._draw(_FLIP_STEP + self._shift(), sample, variation).random() < 0.5
         item: dict[str, Any] = {
-            "latent_image": _tensor(sample.latents, bucket, is_flipped=is_flipped),
+            "latent_image": tensor_of(sample.latents, bucket, is_flipped=is_flipped),
             "original_resolution": _pair(sample.size),
             "crop_offset": (placement.top, placement.left),
         }
         if self._config.is_inpainting and not self._is_masked:
             item["latent_mask"] = torch.ones_like(item["latent_image"][:1])
         elif MASK in self.request.wanted:
-            item["latent_mask"] = _tensor(sample.masks, bucket, is_flipped=is_flipped)
+            item["latent_mask"] = tensor_of(sample.masks, bucket, is_flipped=is_flipped)
         if CONTROL in self.request.wanted:
-            item["latent_conditioning_image"] = _tensor(sample.controls, bucket, is_flipped=is_flipped)
+            item["latent_conditioning_image"] = tensor_of(sample.controls, bucket, is_flipped=is_flipped)
         return saved(item)
 
     def _texts(self, sample: Sample, variation: int) -> bytes:
@@ -363,13 +362,6 @@ class OneTrainer(Format):
             ending = f"_{encoder}" if "ids_2" in parts else ""
             item[_PARTS[kind].format(ending)] = tensor if kind in ("ids", "mask") else tensor.to(self._dtype)
         return saved(item)
-
-
-def _tensor(latents: Sequence[Latent], bucket: Size, *, is_flipped: bool) -> torch.Tensor:
-    """(C, h, w) of one size; the flip only differs if its pixels do."""
-    latent = next(latent for latent in latents if latent.bucket == bucket)
-    values = latent.flipped if is_flipped and latent.flipped is not None else latent.values
-    return torch.from_numpy(values)
 
 
 def _pair(size: Size) -> tuple[int, int]:

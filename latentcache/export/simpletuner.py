@@ -38,6 +38,7 @@ from latentcache.export.format import (
     Request,
     Sample,
     saved,
+    tensor_of,
     text_parts,
 )
 from latentcache.geometry.like.simpletuner import SimpleTunerTable
@@ -127,11 +128,14 @@ class SimpleTuner(Format):
         name = f"{start}-{sample.repeats}x/{sample.target.partition('/')[2]}"
         return name if start and is_read and not sample.is_reg else ""
 
+    def group(self, sample: Sample) -> str:
+        """See ``Format``: one for all folders of the data set."""
+        return sample.target.partition("/")[0]
+
     def begin(self, samples: Sequence[Sample]) -> None:
         """Sort the images into backends, and find the first image of each text."""
         super().begin(samples)
         has_several = any(sample.further for sample in samples)
-        groups = dict[str, list[Sample]]()
         for sample in samples:
             if not sample.has_caption:
                 raise UsageError(
@@ -139,7 +143,6 @@ class SimpleTuner(Format):
                     where=sample.name,
                     fix="write one, or build with --default-caption TEXT, which may be empty",
                 )
-            groups.setdefault(sample.target.partition("/")[0], []).append(sample)
             for each in sample.captioned:
                 if has_several and "\n" in each.caption:
                     raise UsageError(
@@ -151,7 +154,7 @@ class SimpleTuner(Format):
                 self._text_of.setdefault(each.caption, sample.target)
         self._backends = [
             Backend(name=f"{name}-{table.resolution.width}", folder=name, table=table, samples=group, roles=roles)
-            for name, group in sorted(groups.items())
+            for name, group in self.groups.items()
             for roles in [set.intersection(*(set(sample.partners) for sample in group))]
             for table in self._tables
         ]
@@ -284,8 +287,7 @@ class SimpleTuner(Format):
 
 
 def _latents(sample: Sample, table: SimpleTunerTable, name: str) -> bytes:
-    bucket, latents = table.nearest(sample.size), getattr(sample, name)
-    return saved(torch.from_numpy(next(latent.values for latent in latents if latent.bucket == bucket)))
+    return saved(tensor_of(getattr(sample, name), table.nearest(sample.size)))
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
