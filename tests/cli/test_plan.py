@@ -89,7 +89,7 @@ def test_a_budget_of_pixels_shows_the_batches_of_each_bucket(run, data, tmp_path
         assert bucket["batch_bytes"] == pixels // 64 * 4 * 2, "4 channels of float16, 8 pixels to a side"
     assert largest["cells"] * 64 == largest["pixels"]
     text = run("plan", tmp_path / "cache", *options).out
-    assert f"at batch size {8192:,} pixels of all ranks on 2 ranks" in text
+    assert "per epoch with up to 8,192 pixels on 2 ranks" in text
     assert f"largest batches of a rank: {largest['samples']} samples" in text
 
 

@@ -83,8 +83,10 @@ def test_a_range_of_batch_sizes_shows_what_each_loses(run, images):
 
 def test_a_cache_is_compared_like_its_images(run, images, tmp_path):
     run("build", images, *SMALL, "--out", tmp_path / "cache")
-    of_cache = run("plan", tmp_path / "cache", "--compare", "--batch-size", 4, "--json")
+    of_cache = run("plan", tmp_path / "cache", *WORDS, 4, "--json")
     assert rows(of_cache) == rows(run("plan", images, *WORDS, 4, "--json"))
+    wide = rows(run("plan", tmp_path / "cache", *WORDS, 4, "--max-crop", 40, "--json"))
+    assert wide["planned"] == rows(run("plan", images, *WORDS, 4, "--max-crop", 40, "--json"))["planned"]
 
 
 def test_rows_that_cannot_be_compared_say_why(run, images):
@@ -104,6 +106,7 @@ def test_rows_that_cannot_be_compared_say_why(run, images):
         (("--batch-size", "1..999", "--compare"), "--batch-size=1..999"),
         (("--batch-size", "1..4"), "--batch-size=1..4: must be a whole number from 1"),
         (("--batch-size", "x"), "--batch-size=x"),
+        (("--batch-size", "4", "--epochs", "3"), "--epochs=3: only with --compare"),
         (("--batch-pixels", "100000", "--compare"), "--compare: trainers have one batch size"),
     ],
 )

@@ -67,13 +67,17 @@ def plan(
     trainer: str | None = option(None, "--for NAME", "Also show this trainer's buckets and steps."),
     suggest: bool = option(False, "--suggest", "With --for: name the settings that lose least."),
     compare: bool = option(False, "--compare", "Compare all trainers with our buckets, as given and planned."),
-    epochs: int = option(1, "--epochs N", "With --compare: epochs for the total steps. [default: 1]", min=1),
+    epochs: int | None = option(
+        None, "--epochs N", "With --compare: epochs for the total steps. [default: 1]", min=1
+    ),
     requested: flags.Requested,
     source: flags.Source,
 ) -> Result:
     """Count the steps of an epoch before training; recipe flags apply to DATA folders only."""
     from latentcache.plan.batching import BatchPlan, require_steps
 
+    if epochs is not None and not compare:
+        raise UsageError("only with --compare", argument="epochs", value=epochs, fix="add --compare, or leave it out")
     sizes = _batch_sizes(batch_size, compare=compare)
     if batch_size is None and batch_pixels is None and batch_tokens is None:
         sizes = [_batch_of(path, requested)]
@@ -93,7 +97,7 @@ def plan(
         remainder=remainder,  # type: ignore[arg-type]  # checked there
     )
     if _is_cache(path):
-        planned = _of_cache(path, batches, layout, (source or {}).get("repeats") is not False)
+        planned = _of_cache(path, batches, layout, requested, (source or {}).get("repeats") is not False)
     else:
         planned = _of_data(path, batches, requested, source, compare=compare)
         if layout:
@@ -103,7 +107,7 @@ def plan(
     if trainer is not None or suggest:
         payload |= of_trainer(planned, trainer or "", batches, grad_accum, suggest=suggest)
     if compare:
-        payload |= compared(planned, sizes, batches, grad_accum, epochs)
+        payload |= compared(planned, sizes, batches, grad_accum, epochs or 1)
     error: EmptyPlanError | None = None
     try:
         require_steps(planned.report)
@@ -149,7 +153,9 @@ def _is_cache(path: Path) -> bool:
         return False
 
 
-def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: bool) -> Planned:
+def _of_cache(
+    path: Path, batches: BatchPlan, rows: Mapping[str, Any], requested: flags.Requested, repeats: bool
+) -> Planned:
     """The plan of the loader of this cache."""
     from latentcache.loader.cache import open_cache
     from latentcache.pipeline.report import quarantined
@@ -171,7 +177,8 @@ def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: 
     report = source.plan(**{part.name: getattr(batches, part.name) for part in attributes(batches)})
     recipe = next((field.recipe for field in snapshot.fields.values()), None)
     sets = snapshot.source.get("sets", ())
-    return Planned(report, quarantined(snapshot.rejected), cache.repeats, snapshot.samples, recipe, sets)
+    settings = requested.fields.get(next(iter(snapshot.fields), ""))
+    return Planned(report, quarantined(snapshot.rejected), cache.repeats, snapshot.samples, recipe, sets, settings)
 
 
 def _no_documents(path: Path, rows: Mapping[str, Any]) -> UsageError:
@@ -313,13 +320,12 @@ def _lines(payload: dict[str, Any]) -> Iterator[str]:
         num_bytes = human_bytes(largest.pop("bytes", 0))
         counts = ", ".join(f"{number:,} {name}" for name, number in largest.items())
         yield f"largest batches of a rank: {counts}, {num_bytes}"
-    per_step = payload["batch_size"] or next(
-        f"{payload[name]:,} {name.removeprefix('batch_')} of all ranks"
-        for name in ("batch_pixels", "batch_tokens")
-        if payload[name]
+    unit = "pixels" if payload["batch_pixels"] else "tokens"
+    size = (
+        f"with up to {payload[f'batch_{unit}']:,} {unit}" if is_budget else f"at batch size {payload['batch_size']}"
     )
     yield (
-        f"{count_of(payload['steps_per_epoch'], 'steps')} per epoch at batch size {per_step}"
+        f"{count_of(payload['steps_per_epoch'], 'steps')} per epoch {size}"
         f" on {ranks}{accumulation}: {count_of(payload['samples_used'], 'samples')} used per epoch,"
         f" {payload['samples_repeated']} repeated, {payload['samples_dropped']} dropped"
     )
