@@ -98,6 +98,6 @@ def _torch(pixels: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
     from torch.nn.functional import interpolate
 
     frame = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).permute(2, 0, 1)[None]
-    scaled = interpolate(frame, size=(size.height, size.width), mode="lanczos", antialias=True)
-    result: NDArray[np.uint8] = scaled[0].permute(1, 2, 0).numpy()
+    planes = interpolate(frame, size=(size.height, size.width), mode="lanczos", antialias=True)[0]
+    result: NDArray[np.uint8] = np.stack(list(planes.numpy()), axis=-1)  # quicker than to copy permuted planes
     return result

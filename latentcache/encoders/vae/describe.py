@@ -89,6 +89,9 @@ def describe(settings: LatentsSettings, context: DescribeContext) -> Described:
         origin += f"; the model is trained at {description.resolution}"
     if not needs_torch and context.device.startswith(("cuda", "mps", "xpu")):
         notes += [f"--device={context.device} is not used: this encoder runs on the CPU"]
+    chosen_here = before is None and needs_torch and context.ask is not None and settings.resample in (None, "auto")
+    if chosen_here and profile.resample == "lanczos-pil":
+        notes += ["Pillow resizes the images; with torch 2.13 or newer a new cache takes a third of the CPU time"]
     if needs_torch and spec.normalization.kind == "none":
         notes += [
             f"the configuration of {spec.family} has no scaling factor: batches have latents as its encode gives them"

@@ -195,8 +195,9 @@ class WorkerProcess(_Watched):
         self._lock = threading.Lock()
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._connection, theirs = Pipe()
-        # Without the threshold glibc keeps the memory of large images: it raises the limit by itself.
-        environment = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)} | os.environ | dict(device.variables)
+        # Without the threshold glibc keeps the memory of large images: it raises the limit by itself. At 1 MiB every
+        # crop is mapped anew, which takes a quarter of the CPU time of 2 MP images.
+        environment = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20)} | os.environ | dict(device.variables)
         if again:
             environment.pop(failpoint.VARIABLE, None)
         options = ("-X", "utf8") if sys.flags.utf8_mode else ()

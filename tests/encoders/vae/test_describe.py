@@ -90,6 +90,18 @@ def test_a_new_cache_gets_the_demo_and_its_defaults():
     assert found.recipe.pixels.resample == "lanczos-pil"
 
 
+@pytest.mark.parametrize(
+    ("has_kernel", "resample", "noted"),
+    [(False, None, True), (True, None, False), (False, "lanczos-pil", False)],
+    ids=["old torch", "new torch", "as asked"],
+)
+def test_a_slow_resize_is_noted_for_a_new_cache(copied, has_kernel, resample, noted):
+    settings = {"model": str(copied().folder), "resolutions": (64,), "resample": resample}
+    found, _ = described(settings, ask=lambda target, **options: has_kernel)
+    assert [note for note in found.notes if "torch 2.13" in note] == list(found.notes) * noted
+    assert bool(found.notes) is noted
+
+
 def size_of(*given, **context):
     """Resolutions of a description, and where they are from."""
     found, _ = described(*given, **context)
