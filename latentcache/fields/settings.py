@@ -57,10 +57,10 @@ def followed(settings: S, **cached: Any) -> S:
     return cast("S", replace(cast("Any", settings), **values))
 
 
-def checked(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def checked(kind: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a settings class: texts are parsed, types and what :func:`setting` says are checked."""
     known = {option.name: option.metadata for option in fields(kind)}
-    return {name: _checked(kind, name, value, known.get(name, {})) for name, value in given.items()}
+    return {name: _checked(kind, name, value, known.get(name, {})) for name, value in arguments.items()}
 
 
 def _checked(kind: Any, name: str, value: Any, about: Mapping[str, Any]) -> Any:

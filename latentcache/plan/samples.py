@@ -92,8 +92,8 @@ class SampleIndex(Value, eq=False):
             return self
         sources = self.parts if mixture is None else [(source.name, source.entries) for source in mixture.sources]
         if len(sizes) != len(sources):
-            what = f"{len(sizes)} values for {count_of(len(sources), 'sources')}"
-            raise UsageError(what, argument="batch_size", value=list(sizes), fix="give one number for each source")
+            problem = f"{len(sizes)} values for {count_of(len(sources), 'sources')}"
+            raise UsageError(problem, argument="batch_size", value=list(sizes), fix="give one number for each source")
         buckets, owner = list[Bucket](), np.repeat(np.arange(len(sources)), [entries for _, entries in sources])
         for number, (name, _) in enumerate(sources):
             buckets += [replace(bucket, label=f"{bucket} of {name}", source=number) for bucket in self.buckets]

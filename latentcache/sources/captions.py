@@ -191,6 +191,6 @@ def caption_fault(text: str) -> str:
     return f"{problem} at character {match.start()}"
 
 
-def unusable_caption(cause: str, path: str, what: str) -> UnusableSampleError:
+def unusable_caption(cause: str, path: str, problem: str) -> UnusableSampleError:
     """The error of one caption file, with the hint of its reason."""
-    return fault(cause, f"caption file {path.rpartition('/')[2]}: {what}", path)
+    return fault(cause, f"caption file {path.rpartition('/')[2]}: {problem}", path)

@@ -193,8 +193,8 @@ def in_order(items: Sequence[Rejected]) -> tuple[Rejected, ...]:
 class Notes:
     """Notes, or rejections, by reason: the first ones one by one, the rest counted."""
 
-    def __init__(self, each: int = _NOTES_EACH) -> None:
-        self._each = each
+    def __init__(self, most: int = _NOTES_EACH) -> None:
+        self._most = most
         self._first: dict[str, list[Rejected]] = defaultdict(list)
         self._more: dict[str, tuple[Rejected, int]] = {}
         self._counts: dict[tuple[str, str], tuple[str, int]] = {}
@@ -202,7 +202,7 @@ class Notes:
     def add(self, *items: Rejected) -> None:
         """Further notes."""
         for item in items:
-            if len(kept := self._first[item.reason]) < self._each:
+            if len(kept := self._first[item.reason]) < self._most:
                 kept.append(item)
             else:
                 first, count = self._more.get(item.reason, (item, 0))
@@ -216,13 +216,13 @@ class Notes:
 
     def all(self) -> tuple[Rejected, ...]:
         """In the byte order of names; those that were only counted at the end."""
-        each = [item for kept in self._first.values() for item in kept]
-        each += [counted(first, cause, count, words) for (cause, words), (first, count) in self._counts.items()]
+        notes = [item for kept in self._first.values() for item in kept]
+        notes += [counted(first, cause, count, words) for (cause, words), (first, count) in self._counts.items()]
         more = [
             replace(first, detail=f"{count} more, such as {first.label}: {first.detail}", count=count)
             for first, count in self._more.values()
         ]
-        return (*in_order(each), *more)
+        return (*in_order(notes), *more)
 
 
 class Findings:

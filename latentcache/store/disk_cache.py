@@ -131,8 +131,8 @@ class DiskCache:
             try:
                 return action()
             except FileNotFoundError as error:
-                what = "a shard of this cache is gone"
-                raise MissingEntryError(what, where=self.url, why=str(error).splitlines()[0]) from None
+                problem = "a shard of this cache is gone"
+                raise MissingEntryError(problem, where=self.url, why=str(error).splitlines()[0]) from None
             except RemoteError as error:
                 if not error.is_transient or time.monotonic() > end or pool_threads._shutdown:
                     raise

@@ -195,8 +195,8 @@ class EntryReader:
                     offset[of_shard] = np.cumsum(lengths) - lengths
             except RemoteError as error:
                 name, _ = self._owner(columns, int(entries[np.argmax(position == place)]))
-                what = f"the {columns.rows.name} of {name} cannot be fetched: {error.what}"
-                raise RemoteError(what, where=error.where, why=error.why, fix=error.fix) from None
+                problem = f"the {columns.rows.name} of {name} cannot be fetched: {error.what}"
+                raise RemoteError(problem, where=error.where, why=error.why, fix=error.fix) from None
             files.append(file)
         return files, np.array([file.descriptor for file in files], dtype=np.int64)[position]
 

@@ -43,8 +43,8 @@ def gc(
 
     url = url_of(cache)
     if (keep if url else older_than) is not None:
-        what = "--keep: only for a folder" if url else "--older-than: only for a URL"
-        raise UsageError(what, fix="use --older-than 7d with a URL, and --keep N with a folder")
+        problem = "--keep: only for a folder" if url else "--older-than: only for a URL"
+        raise UsageError(problem, fix="use --older-than 7d with a URL, and --keep N with a folder")
     if url:
         report = collect_url(url, older_than_s=duration(older_than or "7d", "older_than"), apply=apply)
     else:
