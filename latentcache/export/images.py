@@ -72,8 +72,8 @@ class ImageExport:
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
         self._snapshot = opened(settings).snapshots[0]
-        made, kinds = TRAINER_FORMATS[settings.format], settings.fields or "latents"
-        names = [name for kind, fields in made.fields.items() if kinds in (kind, "all") for name in fields]
+        trainer, kinds = TRAINER_FORMATS[settings.format], settings.fields or "latents"
+        names = [name for kind, fields in trainer.fields.items() if kinds in (kind, "all") for name in fields]
         self._wanted = [name for name in names if name in self._snapshot.fields]
         self._recipe = self._checked_recipe()
         self._root = names_root(settings.data or Path(self._snapshot.source["root"]), self._snapshot.source)
@@ -82,11 +82,11 @@ class ImageExport:
             self._geometry = geometry_of(like, self._recipe, self._recipe.encoder.multiple)
             self._tables = self._geometry.like_tables()
         except RecipeError as error:  # it names options of a build
-            what = f"{settings.cache}: the trainer has no such sizes"
-            raise UsageError(what, why=str(error), fix=self._fitting_build()) from error
+            problem = f"{settings.cache}: the trainer has no such sizes"
+            raise UsageError(problem, why=str(error), fix=self._fitting_build()) from error
         fields = self._snapshot.fields
         self._check_config()
-        self._format = made(
+        self._format = trainer(
             Request(
                 recipes={name: field.recipe for name, field in fields.items() if field.recipe is not None},
                 wanted=self._wanted,
@@ -116,8 +116,8 @@ class ImageExport:
     @property
     def plan(self) -> str:
         """What will be written, as a sentence."""
-        what = f"{', '.join(self._wanted)}{' and copies of images' if self._settings.copy else ''}"
-        return f"{count_of(len(self._numbers), 'images')}, about {self.bytes / 1e6:.1f} MB of {what}"
+        content = f"{', '.join(self._wanted)}{' and copies of images' if self._settings.copy else ''}"
+        return f"{count_of(len(self._numbers), 'images')}, about {self.bytes / 1e6:.1f} MB of {content}"
 
     @property
     def bytes(self) -> int:
@@ -156,11 +156,11 @@ class ImageExport:
         settings, snapshot = self._settings, self._snapshot
         field, build = snapshot.fields.get(LATENTS), partial(build_command, settings, snapshot)
         if field is None or not isinstance(field.recipe, LatentsRecipe):
-            what = f"{settings.cache}: holds no latents, which --to {settings.format} needs"
-            raise UsageError(what, fix=build(f"--model MODEL --like {settings.format}"))
+            problem = f"{settings.cache}: holds no latents, which --to {settings.format} needs"
+            raise UsageError(problem, fix=build(f"--model MODEL --like {settings.format}"))
         if settings.fields in ("text", "all") and TEXT not in snapshot.fields:
-            what = f"{settings.cache}: holds no embeddings of captions"
-            raise UsageError(what, fix=f"{build('--text-encoder PIPELINE')}; or --fields latents")
+            problem = f"{settings.cache}: holds no embeddings of captions"
+            raise UsageError(problem, fix=f"{build('--text-encoder PIPELINE')}; or --fields latents")
         check_demo(settings, snapshot)
         has_clips = field.recipe.geometry.clips is not None and not TRAINER_FORMATS[settings.format].has_videos
         if has_clips or field.recipe.geometry.crops > 1:
@@ -169,8 +169,8 @@ class ImageExport:
                 fix=build(f"--like {settings.format}", f"-{settings.format}"),
             )
         if settings.draw is not None and field.recipe.encoder.posterior != "moments":
-            what = "--draw: the cache holds means, nothing to draw from"
-            raise UsageError(what, fix=f"leave it out, or {build('--latents moments')}")
+            problem = "--draw: the cache holds means, nothing to draw from"
+            raise UsageError(problem, fix=f"leave it out, or {build('--latents moments')}")
         return field.recipe
 
     def _check_config(self) -> None:
@@ -183,22 +183,22 @@ class ImageExport:
                 f"{config}: the trainer flips images, and the cache has no flips",
                 fix="run the same `latentcache build` with --flip: only flips are encoded; or turn it off",
             )
-        found = TRAINERS[self._settings.format].settings(config)
-        if found.needs_masks and LATENTS in self._wanted and MASK not in self._wanted:
+        limits = TRAINERS[self._settings.format].settings(config)
+        if limits.needs_masks and LATENTS in self._wanted and MASK not in self._wanted:
             raise UsageError(
                 f"{config}: masked_training or alpha_mask is on, and the cache has no masks",
                 why="without them the trainer encodes again, or fails at the first batch",
                 fix="run `latentcache build` with masks in files beside the images or --masks alpha, or turn it off",
             )
-        if found.needs_controls and LATENTS in self._wanted and CONTROL not in self._wanted:
+        if limits.needs_controls and LATENTS in self._wanted and CONTROL not in self._wanted:
             raise UsageError(
                 f"{config}: the model takes a conditioning image, and the cache has none",
                 fix="add NAME-condlabel.png beside each image, and run the same `latentcache build` again",
             )
-        if TEXT in self._wanted and found.no_text:
+        if TEXT in self._wanted and limits.no_text:
             raise UsageError(
                 f"{config}: the trainer takes no cached text",
-                why=", ".join(found.no_text),
+                why=", ".join(limits.no_text),
                 fix="turn it off in the trainer's settings, or export --fields latents",
             )
 

@@ -307,22 +307,22 @@ class OneTrainer(Format):
 
     def _users_concept(self, sample: Sample) -> tuple[str, Mapping[str, Any]]:
         """The folder of the export that is the concept of an image, and the concept of the user's file, if any."""
-        root, found = self.request.root, list[tuple[str, Mapping[str, Any]]]()
+        root, matches = self.request.root, list[tuple[str, Mapping[str, Any]]]()
         parents = (root / sample.name).parents
         for concept in self._config.concepts:
             path = Path(str(concept.get("path", ""))).expanduser().absolute()
             if path not in (parents if concept.get("include_subdirectories") else parents[:1]):
                 continue
             inside = path.relative_to(root).as_posix() if path.is_relative_to(root) else "."
-            found.append((self._images if inside == "." else f"{self._images}/{inside}", concept))
-        if len(found) > 1:
+            matches.append((self._images if inside == "." else f"{self._images}/{inside}", concept))
+        if len(matches) > 1:
             raise UsageError(
-                f"{sample.name}: is in {len(found)} concepts of {self.request.trainer_config}",
+                f"{sample.name}: is in {len(matches)} concepts of {self.request.trainer_config}",
                 where=sample.name,
                 why="a folder of the export is one concept",
                 fix="turn include_subdirectories off in the outer one, and build again",
             )
-        return found[0] if found else (sample.folder, {})
+        return matches[0] if matches else (sample.folder, {})
 
     def _bucket(self, sample: Sample, variation: int) -> Size:
         """The bucket that the trainer draws for an image."""
