@@ -34,6 +34,7 @@ from latentcache.export.samples import (
     item_sizes,
     item_values,
     opened,
+    set_of,
 )
 from latentcache.export.simpletuner import SimpleTuner
 from latentcache.fields.clips import CLIP
@@ -272,8 +273,7 @@ class ImageExport:
     def _sample(self, number: int) -> Sample:
         """A sample, without values."""
         samples, captions = self._snapshot.samples, captions_of(self._snapshot, number, self._wanted)
-        set_of, sets = samples.columns.get("image_set"), self._snapshot.source.get("sets") or [{}]
-        image_set = sets[0 if set_of is None else int(set_of[number])]
+        image_set = set_of(self._snapshot, number)
         mask, name, clip = samples.inputs.get("mask"), samples.names[number], samples.columns.get(CLIP)
         clips = self._recipe.geometry.clips if clip is not None and clip[number][0] else None
         sample = Sample(

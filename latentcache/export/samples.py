@@ -100,6 +100,8 @@ class WholeSamples:
                 about["target_size"] = [height, width]
             if name in self._crops:
                 about["crop_top_left"] = self._crops[name][number].tolist()
+        image_set = set_of(snapshot, row)
+        about |= {name: image_set[name] for name in ("class_words", "is_reg", "split") if image_set.get(name)}
         if table := {name: column for name, column in self._columns.items() if name.startswith(OF_TABLE)}:
             values = {name: table_values(column[row : row + 1])[0] for name, column in table.items()}
             about["table"] = {name.removeprefix(OF_TABLE): _plain(value) for name, value in values.items()}
@@ -163,6 +165,13 @@ def captions_of(snapshot: Snapshot, sample: int, fields: Iterable[str]) -> list[
             variants: CaptionVariants = getattr(field.recipe, "captions", CaptionVariants())
             return [field.recipe.text(text, variant) for variant in range(variants.count(text))]
     return text.split(BETWEEN)
+
+
+def set_of(snapshot: Snapshot, sample: int) -> Mapping[str, Any]:
+    """What the data set says of all images in the folder or table of a sample: see ``ImageSet``."""
+    sets, column = snapshot.source.get("sets") or [{}], snapshot.samples.columns.get("image_set")
+    image_set: Mapping[str, Any] = sets[0 if column is None else int(column[sample])]
+    return image_set
 
 
 def _loss_mask(field: FieldRows, row: int, length: int) -> torch.Tensor:

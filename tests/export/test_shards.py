@@ -7,7 +7,7 @@ import tarfile
 import pytest
 import small_tokens
 import torch
-from captioned_images import draw_captioned, files_below
+from captioned_images import draw_captioned, draw_sets, files_below
 from read_formats import read_mds_samples
 from safetensors.torch import load
 from small_cache import build, draw
@@ -187,6 +187,15 @@ def test_whole_documents(run, tmp_path, form, monkeypatch):
         learned = rows.batch([number])["labels"][0][: len(ids)] != -100
         assert torch.equal(mask.bool(), torch.as_tensor(learned))
         assert 0 < mask.sum() < len(mask)
+
+
+def test_what_a_data_set_says_of_its_images_is_there(run, tmp_path, monkeypatch):
+    build(draw_sets(tmp_path / "data"), tmp_path / "cache")
+    assert run("export", tmp_path / "cache", tmp_path / "out", "--to", "safetensors").status == 0
+    abouts = [about for _, about in read_safetensors(tmp_path / "out", monkeypatch)]
+    told = {about["name"].partition("/")[0]: (about["repeats"], about["class_words"]) for about in abouts}
+    assert told == {"2_cats": (2, "cats"), "1_dogs": (1, "dogs")}
+    assert len(abouts) == 10
 
 
 def test_bytes_of_a_name_that_is_not_utf8_survive(run, tmp_path, monkeypatch):
