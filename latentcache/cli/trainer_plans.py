@@ -80,11 +80,11 @@ def compared(
         try:
             run = _run(planned, name, batches, grad_accum)
             sizes = _sizes(planned, run.trainer)
-            assigned = run.assigned(sizes)
+            plan = run.plan(sizes)
             for size, by_name in zip(batch_sizes, lost, strict=True):
                 resized = replace(batches, batch_size=size)
                 run = _run(planned, name, resized, grad_accum) if name == PLANNED else replace(run, batch=size)
-                plan = run.plan(sizes) if name == PLANNED else run.counted(assigned)
+                plan = run.plan(sizes) if name == PLANNED else run.counted(plan)
                 row = {"name": name, **run.compared(plan, epochs), "worst": _names(planned, plan.worst)}
                 by_name[name] = row["lost"]
         except UsageError as error:

@@ -33,10 +33,10 @@ class TrainerBucket(Value):
     size: Size
     samples: int
     """Images, as often as they are repeated."""
-    batches: int
-    short: int
+    batches: int = 0
+    short: int = 0
     """Samples that the last batch lacks."""
-    dropped: int
+    dropped: int = 0
     """Samples that are in no batch."""
 
     def as_json(self) -> dict[str, int]:
@@ -49,14 +49,14 @@ class TrainerPlan(Value):
     """An epoch of the trainer."""
 
     buckets: tuple[TrainerBucket, ...]
-    batches: int
-    steps: int
+    batches: int = 0
+    steps: int = 0
     """Optimizer steps."""
-    short: int
+    short: int = 0
     """Places of batches that no sample fills, or a sample a second time if the trainer repeats."""
-    dropped: int
+    dropped: int = 0
     """Samples that are in no batch of this epoch."""
-    too_small: int
+    too_small: int = 0
     """Buckets at which the trainer stops at its start."""
     unused: int
     """Images that have no bucket, such as those smaller than each."""
@@ -79,16 +79,6 @@ class TrainerPlan(Value):
         }
 
 
-class Assigned(Value):
-    """Images in the buckets of a trainer, which no batch size changes."""
-
-    buckets: tuple[tuple[Size, int], ...]
-    """Sizes and samples of each, for every table and set."""
-    unused: int
-    cropped: float
-    worst: tuple[tuple[Size, float], ...]
-
-
 class OurLoader(Trainer):
     """The loader of this library, as one of the trainers."""
 
@@ -108,10 +98,6 @@ class OurLoader(Trainer):
         plan = bucket_plan(Bucket(label=""), 0, (samples, samples, samples), batch * ranks, batches)
         return plan.steps * ranks, plan.repeated + plan.padded, plan.dropped
 
-    def steps(self, batches: int, ranks: int, accum: int) -> int:
-        """See ``Trainer``."""
-        return -(-batches // (ranks * accum))
-
 
 class TrainerRun(Value):
     """A training with another trainer."""
@@ -130,11 +116,7 @@ class TrainerRun(Value):
 
         ``sets``: images that fill batches together.
         """
-        return self.counted(self.assigned(sets))
-
-    def assigned(self, sets: Sequence[Mapping[Size, int]]) -> Assigned:
-        """The bucket of each image; see :meth:`plan`."""
-        buckets, unused, total, lost = list[tuple[Size, int]](), 0, 0.0, dict[Size, float]()
+        buckets, unused, total, lost = list[TrainerBucket](), 0, 0.0, dict[Size, float]()
         for table, sizes in product(self.tables, sets):
             counts = Counter[Size]()
             for size, count in sizes.items():
@@ -146,34 +128,32 @@ class TrainerRun(Value):
                 part = cropped(size, bucket) / 100
                 total += count * part
                 lost[size] = max(lost.get(size, 0.0), part)
-            buckets += counts.most_common()
-        return Assigned(
+            buckets += [TrainerBucket(size=bucket, samples=count) for bucket, count in counts.most_common()]
+        worst = nlargest(_NAMED, lost, key=lambda size: lost[size])
+        plan = TrainerPlan(
             buckets=tuple(buckets),
             unused=unused,
-            cropped=total / max(sum(count for _, count in buckets), 1),
-            worst=tuple(
-                (size, lost[size]) for size in nlargest(_NAMED, lost, key=lambda size: lost[size]) if lost[size]
-            ),
+            cropped=total / max(sum(bucket.samples for bucket in buckets), 1),
+            worst=tuple((size, lost[size]) for size in worst if lost[size]),
         )
+        return self.counted(plan)
 
-    def counted(self, assigned: Assigned) -> TrainerPlan:
-        """Batches and steps for these buckets."""
+    def counted(self, plan: TrainerPlan) -> TrainerPlan:
+        """The same buckets with the batches and steps of this run."""
         buckets = list[TrainerBucket]()
-        for bucket, count in assigned.buckets:
-            batches, short, dropped = self.trainer.batches(count, self.batch, self.ranks)
-            buckets.append(TrainerBucket(size=bucket, samples=count, batches=batches, short=short, dropped=dropped))
+        for bucket in plan.buckets:
+            batches, short, dropped = self.trainer.batches(bucket.samples, self.batch, self.ranks)
+            buckets.append(replace(bucket, batches=batches, short=short, dropped=dropped))
         batches = sum(bucket.batches for bucket in buckets)
         least = self.trainer.least(self.batch, self.ranks, self.accum)
-        return TrainerPlan(
+        return replace(
+            plan,
             buckets=tuple(buckets),
             batches=batches,
             steps=self.trainer.steps(batches, self.ranks, self.accum),
             short=sum(bucket.short for bucket in buckets),
             dropped=sum(bucket.dropped for bucket in buckets),
             too_small=sum(bucket.samples < least for bucket in buckets),
-            unused=assigned.unused,
-            cropped=assigned.cropped,
-            worst=assigned.worst,
         )
 
     def compared(self, plan: TrainerPlan, epochs: int) -> dict[str, Any]:
@@ -201,15 +181,14 @@ class TrainerRun(Value):
 
         Lost are places of batches that no sample fills, samples that are dropped, and what buckets cut off.
         """
-        assigned, best = self.assigned(sets), None
-        now = self.counted(assigned)
+        now, best = self.plan(sets), None
         least = _lost(now, self)
         sizes = range(max(self.batch // 2, 2) if self.trainer.keeps_batch else 1, self.batch * 3 // 2 + 1)
         batches = [(f"{self.trainer.batch_setting} = {size}", self.tables, size) for size in sizes]
         changes = [(words, tables, self.batch) for words, tables in self.trainer.changes(self.tables)]
         for change, tables, batch in [*batches, *changes]:
             run = replace(self, tables=tables, batch=batch)
-            plan = run.counted(assigned) if tables is self.tables else run.plan(sets)
+            plan = run.counted(now) if tables is self.tables else run.plan(sets)
             if _lost(plan, run) < least and plan.unused <= now.unused:
                 least, best = _lost(plan, run), (change, plan)
         return best
