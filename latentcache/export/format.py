@@ -185,6 +185,7 @@ class Format:
     shared: Sequence[str] = ("repeats", "is_reg")
     """Attributes that all samples of a folder of the export share."""
     has_videos: bool = False
+    has_flips: bool = True
     no_caption: str = ""
     """What the trainer does with an image without a caption."""
     draws_captions: bool = False
@@ -198,6 +199,11 @@ class Format:
         self.request, self.geometry = request, request.geometry
         self.samples: Sequence[Sample] = ()
         self.groups: Mapping[str, Sequence[Sample]] = {}
+        if request.geometry.flip and not self.has_flips:
+            raise UsageError(
+                f"--to {self.name}: the cache has flips, and the trainer has no setting for them",
+                fix="build a cache without --flip",
+            )
 
     @property
     def facts(self) -> Mapping[str, str]:

@@ -105,7 +105,7 @@ class Musubi(Format):
     fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, CONTROL), "text": (TEXT, POOLED)}
     extensions = ("png", "jpg", "jpeg", "webp", "bmp", "avif", "mp4", "mov", "mkv", "webm", "m4v")
     shared = ()
-    has_videos = True
+    has_videos, has_flips = True, False
     no_caption = "leaves them out"
     several_lines = "all of them"
 
@@ -119,11 +119,6 @@ class Musubi(Format):
         wanted = [name for name in request.wanted if name != CONTROL or has_control]
         super().__init__(replace(request, wanted=wanted))
         self.is_scaled = self._architecture.is_scaled
-        if request.geometry.flip:
-            raise UsageError(
-                "--to musubi: the cache has flips, and musubi-tuner has no setting for them",
-                fix="build a cache without --flip",
-            )
         if has_control and LATENTS in wanted and CONTROL not in wanted:
             raise UsageError(
                 "--architecture=flux-kontext: the cache has no latents of control images",

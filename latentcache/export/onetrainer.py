@@ -134,7 +134,9 @@ class OneTrainer(Format):
         self._concepts: list[Concept] = []
         self._concept_of: dict[str, tuple[Concept, int]] = {}
         """Target -> its concept, and its number among the images of all concepts."""
-        self._has_flips = self._has_draws = False
+        self._has_flips = False
+        self._draws = ""
+        """Numbers on which its draws depend."""
         needed = (POOLED, IDS)
         rows = {SD: (SD, (IDS,)), SDXL: (SDXL, needed), SD3: (SD3, needed), FLUX: (FLUX, needed)}
         pipeline = self.text_of(rows, "OneTrainer encodes it in another way than diffusers, or has more values of it")
@@ -154,9 +156,8 @@ class OneTrainer(Format):
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the sidecar and the JSON output say; draws depend on the number of an image in all concepts."""
-        numbers = [self._shift(), *(concept.first for concept in self._concepts)]
-        return {"release": "23df383"} | ({"draws": str(numbers)} if self._has_draws else {})
+        """What the sidecar and the JSON output say."""
+        return {"release": "23df383"} | ({"draws": self._draws} if self._draws else {})
 
     def target(self, sample: Sample) -> str:
         """``images``, the data set, its folder and the name of the image, which must not be that of a mask."""
@@ -191,8 +192,8 @@ class OneTrainer(Format):
             first += len(ordered)
         images = [concept.settings["image"] for concept in self._concepts]
         self._has_flips = any(image["enable_random_flip"] or image["enable_fixed_flip"] for image in images)
-        has_several = len(self._tables) > 1 or any(sample.further for sample in samples)
-        self._has_draws = self._has_flips or has_several
+        if self._has_flips or len(self._tables) > 1 or any(sample.further for sample in samples):
+            self._draws = str([self._shift(), *(concept.first for concept in self._concepts)])
 
     def files(self, sample: Sample) -> Mapping[str, Make]:
         """See ``Format``."""

@@ -89,6 +89,7 @@ class SimpleTuner(Format):
     is_scaled = True
     extensions = ("bmp", "jpg", "jpeg", "png", "tif", "tiff", "webp")
     shared = ()
+    has_flips = False
     draws_captions = True
     several_lines = "all of them"
 
@@ -103,11 +104,6 @@ class SimpleTuner(Format):
                 "--to simpletuner: latents of this VAE cannot be exported",
                 why="SimpleTuner normalizes them in patches",
                 fix="let the trainer encode the images",
-            )
-        if request.geometry.flip:
-            raise UsageError(
-                "--to simpletuner: the cache has flips, and SimpleTuner has no setting for them",
-                fix="build a cache without --flip",
             )
         family = self.text_of(_FAMILIES, f"known are the texts of {', '.join(_FAMILIES)}") or ""
         is_sd2 = family == "sd1x" and getattr(request.recipes[TEXT], "width", 0) == _SD2_WIDTH

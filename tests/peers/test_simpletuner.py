@@ -101,7 +101,7 @@ def test_every_value_is_equal_and_its_trainer_trains_two_steps(run, ten, models,
     assert run("verify", out).status == 0  # the files that the trainer wrote to are not compared
 
 
-def test_resolutions_repeats_and_regularization_sets_are_backends(ten, models, tmp_path):
+def test_resolutions_repeats_and_regularization_sets_are_backends(run, ten, models, tmp_path):
     listed = [
         {"id": "cats", "type": "local", "instance_data_dir": str(tmp_path / "cats"), "repeats": 1},
         {"id": "reg", "type": "local", "instance_data_dir": str(tmp_path / "reg"), "is_regularisation_data": True},
@@ -121,6 +121,9 @@ def test_resolutions_repeats_and_regularization_sets_are_backends(ten, models, t
     names = {f"{start}-{side}": start == "reg-1x" for start in ("images-2x", "reg-1x") for side in (256, 320)}
     assert counts["is_reg"] == names
     assert counts["images"] == 20
+    sizes = ("--resolution", "256", "--resolution", "320", "--model", "stub")
+    plan = run("plan", config, *sizes, "--for", "simpletuner", "--batch-size", "2", "--json").json["trainer"]
+    assert counts["steps_per_epoch"] == plan["steps_per_epoch"] == sum(counts["batches"].values())
 
 
 def test_captions_that_are_several_or_empty_are_taken(models, tmp_path):
