@@ -145,11 +145,13 @@ class ImageExport:
             for name, data in self._format.settings().items():
                 folder.put(*of_bytes(name, data, is_changing=name in self._format.changing))
         about, samples = self._about(), self._samples.values()
+        captions = [captions_of(self._snapshot, number, self._wanted) for number in self._numbers]
         counts = {
             "redrawn": self._redrawn,
             "several_lines": sum(len(sample.caption.splitlines()) > 1 for sample in samples),
             "no_caption": sum(not sample.has_caption for sample in samples),
             "partners_left_out": self._partners_left_out,
+            "captions_left_out": 0 if self._format.draws_captions else sum(map(len, captions)) - len(captions),
         }
         return about, {**about, **counts, "advice": list(self._format.advice())}
 
@@ -283,7 +285,7 @@ class ImageExport:
             caption=captions[0],
             further=[(caption, {}) for caption in captions[1:] if self._format.draws_captions],
             frames=0 if clips is None else int(clips.chosen(np.asarray(clip)[[number]])[0]),
-            has_caption=bool(captions[0]) or TEXT in self._wanted or self._snapshot.empty_by_choice,
+            has_caption=any(captions) or TEXT in self._wanted or self._snapshot.empty_by_choice,
             repeats=image_set.get("repeats", 1),
             class_words=image_set.get("class_words", ""),
             is_reg=image_set.get("is_reg", False),

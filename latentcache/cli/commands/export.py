@@ -76,6 +76,7 @@ def _lines_of_images(payload: Mapping[str, Any]) -> Iterator[str]:
         "redrawn": "images are written as upright PNG: the trainer reads no EXIF data, or not this kind of file",
         "several_lines": f"captions have several lines: the trainer reads {form.several_lines} if it encodes text",
         "partners_left_out": "masks and control images are left out: the trainer reads no such files",
+        "captions_left_out": "further captions are left out: the trainer takes one for each sample",
         "no_caption": f"images have no caption: the trainer {form.no_caption}",
         "unused": "items are left out: each sample has its first crop, unflipped, and its first caption",
     }
