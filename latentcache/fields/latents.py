@@ -558,7 +558,7 @@ def pixels_of(settings: LatentsSettings, profile: PixelProfile) -> PixelProfile:
 
 
 def _crops(settings: LatentsSettings, base: GeometrySettings, crop: str) -> int:
-    """Stored crops of an image; raises UsageError for several places without random ones."""
+    """Stored crops of an image; raises UsageError for several crops that are not random."""
     number = settings.crop_variants
     if crop == "random":
         return number or (base.crops if base.crop == "random" else DEFAULT_CROPS)

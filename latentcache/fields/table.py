@@ -156,14 +156,14 @@ def join_tables(
     def joined_input(name: str) -> Input:
         inputs = [table.inputs[name] for table in tables]
         pairs = zip(inputs, numbers, strict=True)
-        places = [np.append(number, -1)[np.asarray(part.file)].astype(np.int32) for part, number in pairs]
+        files_now = [np.append(number, -1)[np.asarray(part.file)].astype(np.int32) for part, number in pairs]
         texts = [part.text for part in inputs if part.text is not None]
         lines = [
             np.zeros(len(part.file), np.uint32) if part.line is None else np.asarray(part.line) for part in inputs
         ]
         return Input(
             content=column([part.content for part in inputs]),
-            file=column(places),
+            file=column(files_now),
             line=column(lines) if any(part.line is not None for part in inputs) else None,
             text=strings(texts) if len(texts) == len(inputs) else None,
         )

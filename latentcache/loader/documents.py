@@ -90,7 +90,7 @@ class Documents:
         return self._reader.read(self.field, int(self._rows[document]))
 
     def gather(self, document: Ints, out: NDArray[Any], at: Ints) -> None:
-        """Read P documents to places in ``out`` (n,), which is of :attr:`dtype`."""
+        """Read P documents into ``out`` (n,), which is of :attr:`dtype`."""
         self._reader.gather(self.field, self._rows.take(document), out.view(np.uint8), at * self.dtype.itemsize)
 
     def located(self, document: Ints, start: Ints, length: Ints, at: Ints, room: int) -> Located:

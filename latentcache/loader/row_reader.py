@@ -1,7 +1,7 @@
-"""Rows of tokens as a loader reads them: documents, straight into their places in memory that is used again.
+"""Rows of tokens as a loader reads them: documents, straight into memory that is used again.
 
-Guarantee: every place of a row is written, and nothing else. A label follows from loss spans, never from an id, so
-padding with the id that ends a text is safe. Cost: ids are read into their places at the width they are stored with,
+Guarantee: every column of a row is written, and nothing else. A label follows from loss spans, never from an id, so
+padding with the id that ends a text is safe. Cost: ids are read into their columns at the width they are stored with,
 and widened to 64 bits for all rows at once.
 """
 
@@ -103,8 +103,8 @@ class RowReader:
             for part, before in zip(self.parts, self._documents.tolist(), strict=False)
         ]
         self.plan = plan = joined(plans, ("document", "start", "length"))
-        self.begins, places = begins(plan.ends), begins(np.cumsum(plan.length, dtype=np.int64))
-        self._columns = places - np.repeat(places[self.begins], plan.ends - self.begins)
+        self.begins, first = begins(plan.ends), begins(np.cumsum(plan.length, dtype=np.int64))
+        self._columns = first - np.repeat(first[self.begins], plan.ends - self.begins)
         """(P,) where each piece begins in its row."""
         learned = all(part.documents.corpus.all_learned for part in self.parts)
         spans = [loss_spans(part.documents.corpus, part.plan) for part in self.parts if not learned]
@@ -214,18 +214,18 @@ class RowBatch:
     def read(self) -> Batch:
         """The batch, (B, L) tensors."""
         reader, settings, width = self.reader, self.reader.settings, self.reader.settings.length
-        shape, places, isolated = (len(self.rows), width), len(self.rows) * width, settings.isolated
-        memory = self.pool.take(places * (28 if isolated else 24))
-        ids, labels, third = memory[: places * 24].view(np.int64).reshape(3, *shape)
+        shape, num_ids, isolated = (len(self.rows), width), len(self.rows) * width, settings.isolated
+        memory = self.pool.take(num_ids * (28 if isolated else 24))
+        ids, labels, third = memory[: num_ids * 24].view(np.int64).reshape(3, *shape)
         batch: dict[str, NDArray[Any]] = {settings.field: ids, "labels": labels}
         dtype = reader.parts[0].documents.dtype
-        narrow = self.pool.take(places * dtype.itemsize).view(dtype).reshape(shape)
+        narrow = self.pool.take(num_ids * dtype.itemsize).view(dtype).reshape(shape)
         for located in self.located:
             located.read(narrow.reshape(-1).view(np.uint8))
         ids[:] = narrow
         self._learn(ids.reshape(-1), labels.reshape(-1))
         if isolated:  # an attention mask would have models of transformers ignore where documents begin
-            batch |= {"position_ids": third, "seq_idx": memory[places * 24 :].view(np.int32).reshape(shape)}
+            batch |= {"position_ids": third, "seq_idx": memory[num_ids * 24 :].view(np.int32).reshape(shape)}
             self._number(batch["position_ids"].reshape(-1), batch["seq_idx"].reshape(-1))
         else:
             batch["attention_mask"] = third
@@ -241,7 +241,7 @@ class RowBatch:
         return tensors | {"names": list(map(reader.where, self.rows.tolist()))} if reader.named else tensors
 
     def _learn(self, ids: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
-        """Labels, of ids of all places."""
+        """Labels of all ids."""
         spans = self.reader.spans
         if spans is None:
             labels[:] = ids

@@ -95,7 +95,7 @@ class Rows(View, Dataset[Batch]):
 
     @property
     def packing_efficiency(self) -> float:
-        """Fraction of all places that hold a token of a document."""
+        """Fraction of all columns that hold a token of a document."""
         return self.tokens / (len(self) * self.length) if len(self) else 0.0
 
     @property

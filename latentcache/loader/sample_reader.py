@@ -425,7 +425,7 @@ class SampleBatch:
 
 
 def _merged(at: Sequence[Ints], parts: Sequence[Metadata]) -> Metadata:
-    """Columns of several parts as columns of all samples; ``at`` has the places of each part."""
+    """Columns of several parts as columns of all samples; ``at`` has the positions of each part."""
     if len(parts) == 1:
         return parts[0]
     order, merged = np.argsort(np.concatenate(at)), Metadata()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 Split = list[tuple[int, Ints, Ints]]
-"""Number of a part, places in the batch, numbers in the part (or rows of a field of it)."""
+"""Number of a part, positions in the batch, rows in the part (or rows of a field of it)."""
 #: Names of metadata in a batch, and the columns that they come from.
 CAPTION = "caption"
 METADATA = {"captions": CAPTION, "original_size": "original_size", "crop_top_left": "crop", "target_size": "dims"}
@@ -287,7 +287,7 @@ def join(part: CachePart, fields: Sequence[str], *, repeats: bool) -> Joined:
             count = np.bincount(lead.sample, minlength=len(part.snapshot.samples))
             lead_item = spread((np.cumsum(count) - count)[part.samples], count[part.samples])
         item_of = {
-            name: lead_item if other is lead else other.places(lead, lead_item) for name, other in items.items()
+            name: lead_item if other is lead else other.items_of(lead, lead_item) for name, other in items.items()
         }
         kept = np.logical_and.reduce([at >= 0 for at in item_of.values()])
         absent = len(part.chosen) - len(lead_item) if lead.largest < 2 else (~np.isin(part.chosen, lead.sample)).sum()
@@ -339,7 +339,7 @@ class _Items:
         largest = int(np.bincount(sample).max()) if several else min(len(sample), 1)
         return cls(sample, group, np.array(sizes, dtype=np.int64), rows, largest, field.spec.ragged)
 
-    def places(self, lead: _Items, lead_item: Ints) -> Ints:
+    def items_of(self, lead: _Items, lead_item: Ints) -> Ints:
         """(n,) the item of each sample (and size) of items of another field, -1 if there is none."""
         sample = lead.sample[lead_item]
         if not len(self.sample):

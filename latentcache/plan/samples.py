@@ -283,8 +283,8 @@ def _in_steps(
         rows = rows.reshape(len(sizes), -1)[order].reshape(-1)
         is_pad = is_pad.reshape(len(sizes), -1)[order].reshape(-1)
     else:
-        places = spread((np.cumsum(sizes) - sizes)[order], sizes[order])
-        rows, is_pad = rows[places], is_pad[places]
+        positions = spread((np.cumsum(sizes) - sizes)[order], sizes[order])
+        rows, is_pad = rows[positions], is_pad[positions]
     padded = is_pad if is_pad.any() else None
     return EpochPlan(rows=rows, starts=starts, world_size=batches.world_size, is_pad=padded, bucket=bucket[order],
                      seed=seed, epoch=epoch)  # fmt: skip

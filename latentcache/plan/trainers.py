@@ -179,7 +179,7 @@ class TrainerRun(Value):
     def suggestion(self, sets: Sequence[Mapping[Size, int]]) -> tuple[str, TrainerPlan] | None:
         """The one change of a setting that loses least, and its plan; None: no change loses less.
 
-        Lost are places of batches that no sample fills, samples that are dropped, and what buckets cut off.
+        Lost are rows of batches that no sample fills, samples that are dropped, and what buckets cut off.
         """
         now, best = self.plan(sets), None
         least = _lost(now, self)
@@ -195,7 +195,7 @@ class TrainerRun(Value):
 
 
 def _lost(plan: TrainerPlan, run: TrainerRun) -> tuple[int, float]:
-    """Buckets that stop the trainer; then the share of places without a sample, of samples dropped, of images cut."""
+    """Buckets that stop the trainer; then the share of rows without a sample, of samples dropped, of images cut."""
     samples = sum(bucket.samples for bucket in plan.buckets)
     unfilled = plan.short / max(plan.batches * run.batch, 1)
     return plan.too_small, unfilled + plan.dropped / max(samples, 1) + plan.cropped

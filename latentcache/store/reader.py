@@ -185,16 +185,16 @@ class EntryReader:
         """The files of n items, and (n,) their descriptors; ``offset`` becomes that in a file of ranges."""
         numbers, position = np.unique(shards, return_inverse=True)
         files = list[ShardFile]()
-        for place, number in enumerate(numbers.tolist()):
+        for shard_position, number in enumerate(numbers.tolist()):
             try:
                 file = self.file(number)
                 if file is None:
-                    of_shard = position == place
+                    of_shard = position == shard_position
                     shard, lengths = self.snapshot.shards[number], size[of_shard]
                     file = self.snapshot.disk_cache.ranges(shard, offset[of_shard], lengths)
                     offset[of_shard] = np.cumsum(lengths) - lengths
             except RemoteError as error:
-                name, _ = self._owner(columns, int(entries[np.argmax(position == place)]))
+                name, _ = self._owner(columns, int(entries[np.argmax(position == shard_position)]))
                 problem = f"the {columns.rows.name} of {name} cannot be fetched: {error.what}"
                 raise RemoteError(problem, where=error.where, why=error.why, fix=error.fix) from None
             files.append(file)
@@ -289,7 +289,7 @@ class Located:
         """Hold items that were just read against their checksums."""
         entries = self._field.entry[self._rows[items]]
         memory = out.data
-        places = zip(*self._pieces[2:, items].tolist(), entries.tolist(), strict=True)
-        for size, at, entry in places:
+        pieces = zip(*self._pieces[2:, items].tolist(), entries.tolist(), strict=True)
+        for size, at, entry in pieces:
             self._reader.check_hash(self._field, entry, checksum(memory[at : at + size]))
         self._field.proven[entries] = True

@@ -246,17 +246,17 @@ class Findings:
                 if category not in PROBLEMS:
                     wanted &= looked[batch.samples]
                 _, first = np.unique(batch.samples, return_index=True)
-                places = first[wanted[first]]
-                shown[batch.samples[places]] = True
-                kept.append((batch, places))
+                positions = first[wanted[first]]
+                shown[batch.samples[positions]] = True
+                kept.append((batch, positions))
             cause = Finding(category=category, reason=reason, field=field_name, file=file, hint=HINTS[category])
             findings += self._of_cause(cause, [pair for pair in kept if len(pair[1])])
         return tuple(sorted(findings, key=lambda finding: CATEGORIES.index(finding.category)))
 
     def _of_cause(self, cause: Finding, kept: list[tuple[_Batch, NDArray[np.intp]]]) -> list[Finding]:
-        total, findings = sum(len(places) for _, places in kept), list[Finding]()
+        total, findings = sum(len(chosen) for _, chosen in kept), list[Finding]()
         if total > EACH:
-            samples = np.concatenate([batch.samples[places] for batch, places in kept])
+            samples = np.concatenate([batch.samples[chosen] for batch, chosen in kept])
             only = kept[0][0] if len(kept) == 1 else _Batch(samples, None, "", "", "")
             names = tuple(self.table.names.take(samples[:NAMES]))
             expected, actual = (text if isinstance(text, str) else "" for text in (only.expected, only.found))

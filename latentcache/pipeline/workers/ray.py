@@ -72,7 +72,7 @@ class NodeCheck(NamedTuple):
     """Library -> version; of field plug-ins the hash of their source file."""
     task: Task | None = None
     contents: tuple[bytes, ...] = ()
-    """Content hash of each of ``Task.places``."""
+    """Content hash of each of ``Task.locations``."""
 
 
 def node_check(task: Task | None) -> NodeCheck:
