@@ -254,7 +254,9 @@ class Format:
 
     def path(self, name: str) -> str:
         """A file of the export as the trainer's machine writes it."""
-        return joined(self.request.folder, name)
+        folder = self.request.folder
+        separator = "\\" if "\\" in folder else "/"
+        return f"{folder.rstrip(separator)}{separator}{name.replace('/', separator)}"
 
     def text_of(self, rows: Mapping[str, tuple[T, Sequence[str]]], why: str) -> T | None:
         """The row of the pipeline that made the text; None: no text is exported.
@@ -329,9 +331,3 @@ def saved(value: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
-
-
-def joined(folder: str, name: str) -> str:
-    """A path as the trainer's machine writes it."""
-    separator = "\\" if "\\" in folder else "/"
-    return f"{folder.rstrip(separator)}{separator}{name.replace('/', separator)}"

@@ -8,7 +8,6 @@ are gone.
 from __future__ import annotations
 
 import io
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -243,7 +242,6 @@ class ImageExport:
     def _check_names(self) -> None:
         """No two images share a file, and images of one folder share the settings that it has in the trainer."""
         stems, folders = dict[str, str](), dict[str, Sample]()
-        is_windows = bool(re.match(r"[A-Za-z]:|\\", self._settings.as_path or ""))
         for sample in self._samples.values():
             if sample.name != sample.name.encode("utf-8", "replace").decode() and not self._settings.beside:
                 raise UsageError(
@@ -251,14 +249,12 @@ class ImageExport:
                     where=repr(sample.name),
                     fix="rename this image or its folder, and build again",
                 )
-            stem = sample.stem.casefold() if is_windows else sample.stem
-            other = stems.setdefault(stem, sample.name)
+            other = stems.setdefault(sample.stem, sample.name)
             if other != sample.name:
-                case = ", and Windows makes no difference between upper and lower case" if is_windows else ""
                 raise UsageError(
                     f"{other} and {sample.name} would share their files",
                     where=other,
-                    why=f"{self._format.name} names files by the name of the image without its extension{case}",
+                    why=f"{self._format.name} names files by the name of the image without its extension",
                     fix="rename one of the images, and build again",
                 )
             first = folders.setdefault(sample.folder, sample)

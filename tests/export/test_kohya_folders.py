@@ -314,15 +314,6 @@ def test_folders_that_would_meet_and_names_that_windows_takes_for_one_are_refuse
     assert "'x' and 'y'" in error["why"]
 
 
-def test_upper_and_lower_case_meet_on_windows(run, tmp_path):
-    for number, name in enumerate(["a", "A"]):
-        draw(tmp_path / f"cats/{name}.png", (300, 300), seed=number)
-    build(tmp_path / "cats", tmp_path / "cache", **LIKE)
-    options = ("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--release", "stable", "--json")
-    assert "upper and lower case" in run(*options, "--as", "C:\\sets").error["why"]
-    assert run(*options, "--as", "/sets").status == 0
-
-
 @pytest.mark.parametrize("path", ["sets/out", "~/out", "C:out"])
 def test_a_path_that_is_not_absolute_is_refused(run, kohya, path):
     _, cache, out = kohya

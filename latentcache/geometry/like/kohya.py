@@ -59,23 +59,15 @@ class KohyaTable(Table):
     max_side: int = MAX_SIDE
 
     def __post_init__(self) -> None:
-        low, high = self._limits
-        if self.buckets and not low:
-            raise RecipeError(
-                f"kohya takes no sides of {self.min_side} pixels: they are multiples of {self.step}",
-                argument="min_side",
-                value=self.min_side,
-                fix=f"--min-side {self.step} or more, as in the trainer's settings",
-                fix_python=f"min_side={self.step} or more, as in the trainer's settings",
-            )
-        if self.buckets and not low <= self.resolution.height <= high >= self.resolution.width >= low:
+        (low, high), (height, width) = self._limits, (self.resolution.height, self.resolution.width)
+        if self.buckets and not (0 < low <= min(height, width) and max(height, width) <= high):
             raise RecipeError(
                 f"kohya takes no resolution of {self.resolution}: sides are {low} to {high} pixels",
                 argument="resolutions",
-                value=max(self.resolution.height, self.resolution.width),
+                value=max(height, width),
                 why="min_bucket_reso and max_bucket_reso of its settings limit the resolution too",
-                fix="widen --min-side and --max-side, as in the trainer's settings",
-                fix_python="widen min_side and max_side, as in the trainer's settings",
+                fix=f"set --min-side ({self.step} or more) and --max-side around it",
+                fix_python=f"set min_side ({self.step} or more) and max_side around it",
             )
 
     @cached_property
