@@ -39,16 +39,10 @@ def plan(
         None, "--batch-size N", "Samples per rank and step; 1..N with --compare. [default: of --trainer-config]"
     ),
     batch_pixels: int | None = option(
-        None,
-        "--batch-pixels N",
-        "Fill batches up to N pixels per step, all ranks together, instead of --batch-size.",
-        min=1,
+        None, "--batch-pixels N", "Instead of --batch-size: pixels per step, all ranks together.", min=1
     ),
     batch_tokens: int | None = option(
-        None,
-        "--batch-tokens N",
-        "Fill batches up to N tokens per step, all ranks together, instead of --batch-size.",
-        min=1,
+        None, "--batch-tokens N", "Instead of --batch-size: tokens per step, all ranks together.", min=1
     ),
     multiple_of: int | None = option(
         None, "--multiple-of N", "With a budget: round samples per step down to a multiple. [default: ranks]", min=1
