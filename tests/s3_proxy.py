@@ -16,7 +16,7 @@ class Fault:
     """What happens to requests whose ``METHOD /path`` matches, after ``skip`` of them, ``times`` times."""
 
     kind: str
-    """cut, lost (done, but the answer is cut), half-request, half-answer, slow, etag, or a status and an S3 code."""
+    """cut, lost (done, but the answer is cut), half-request, half-answer, slow, trickle, etag, or status and code."""
     match: str = "."
     times: int = 1_000_000
     skip: int = 0
@@ -92,7 +92,12 @@ class S3Proxy:
         with self._lock:
             key = request.split(" ")[1].split("?")[0]
             self.answered[key] = self.answered.get(key, 0) + (len(answer) - start) * request.startswith("GET")
-        client.sendall(answer)
+        if kind == "trickle":
+            for place in range(0, len(answer), 1 << 15):
+                client.sendall(answer[place : place + (1 << 15)])
+                time.sleep(1)
+        else:
+            client.sendall(answer)
 
     def _ask(self, head, body):
         lines = [line for line in head.split(b"\r\n") if line and not line.lower().startswith(b"connection:")]

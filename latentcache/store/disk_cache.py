@@ -3,7 +3,7 @@
 Guarantee: a shard appears whole, by a rename; its entries are proven when they are read. One process fetches a shard
 and the others wait. A file that is in use has a lock, which ends with its process, so a crash leaves nothing behind
 but a part that the next process fetches again. With ``max_bytes`` the newest shard that nobody uses makes room for
-the next: what was fetched first is kept. A store that does not answer is asked again for five minutes.
+the next: what was fetched first is kept.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import thread as pool_threads
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from latentcache.errors import DiskFullError, MissingEntryError, RemoteError, UsageError
 from latentcache.store.atomic_io import as_store_error, make_folder, open_file, sync_folder
@@ -31,11 +30,8 @@ from latentcache.store.reader import ShardFile
 from latentcache.store.remote import Bucket, pull_snapshot
 from latentcache.store.snapshot import load_manifest
 
-Result = TypeVar("Result")
 #: Shards that are fetched side by side.
 _THREADS = 4
-#: Seconds for which a store that does not answer is asked again, of a try, and of the longest pause.
-_RETRY_S, _TRY_S, _PAUSE_S = 300.0, 5, 30.0
 #: Seconds between two looks at a shard that another process fetches.
 _POLL_S = 0.05
 
@@ -47,7 +43,7 @@ class DiskCache:
         self.url, self.max_bytes = url, max_bytes
         """None: everything that is read stays on the disk."""
         self._sizes, self._paths = sizes, CachePaths(folder)
-        self._process, self._mutex, self._has_warned = os.getpid(), threading.Lock(), set[str]()
+        self._process, self._mutex, self._has_warned = os.getpid(), threading.Lock(), False
         self._kept: list[Future[ShardFile]] = []
         self._fetched: weakref.WeakValueDictionary[str, Future[ShardFile]] = weakref.WeakValueDictionary()
 
@@ -76,22 +72,28 @@ class DiskCache:
         with self._mutex:
             fetched = self._fetched.get(shard)
             if fetched is None:
-                fetched = self._fetched[shard] = self._threads.submit(self._fetch_patiently, shard)
+                fetched = self._fetched[shard] = self._threads.submit(self._fetch, shard)
+                fetched.add_done_callback(partial(self._forget_failed, shard))
                 if self.max_bytes is None:
                     self._kept.append(fetched)
             return fetched
 
     def ranges(self, shard: str, first: Ints, length: Ints) -> ShardFile:
         """A file of ranges of a shard, one after the other. Raises RemoteError."""
-        parts = self._patiently(lambda: self._bucket.ranges(_key(shard), first.tolist(), length.tolist()))
+        parts = self._bucket.ranges(_key(shard), first.tolist(), length.tolist())
         with tempfile.TemporaryFile() as file:
             file.writelines(parts)
             file.flush()
             return ShardFile(os.dup(file.fileno()))
 
+    def _forget_failed(self, shard: str, fetched: Future[ShardFile]) -> None:
+        """Have the next one that wants a shard try again."""
+        if fetched.exception() is not None:
+            self._fetched.pop(shard, None)
+
     @cached_property
     def _bucket(self) -> Bucket:
-        return Bucket(self.url, retry_s=_TRY_S)
+        return Bucket(self.url)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -117,43 +119,22 @@ class DiskCache:
         fcntl.flock(file.descriptor, fcntl.LOCK_SH)
         return file
 
-    def _fetch_patiently(self, shard: str) -> ShardFile:
-        try:
-            return self._patiently(lambda: self._fetch(shard))
-        except BaseException:
-            self._fetched.pop(shard, None)  # the next one that wants it tries again
-            raise
-
-    def _patiently(self, action: Callable[[], Result]) -> Result:
-        """What an action gives, which is tried again if the store does not answer."""
-        end, pause = time.monotonic() + _RETRY_S, 0.5
-        while True:
-            try:
-                return action()
-            except FileNotFoundError as error:
-                problem = "a shard of this cache is gone"
-                raise MissingEntryError(problem, where=self.url, why=str(error).splitlines()[0]) from None
-            except RemoteError as error:
-                if not error.is_transient or time.monotonic() > end or pool_threads._shutdown:
-                    raise
-                self._warn_once("answer", f"{error.what} ({error.why}): trying again for {_RETRY_S:.0f} s")
-            time.sleep(pause)
-            pause = min(2 * pause, _PAUSE_S)
-
     def _fetch(self, shard: str) -> ShardFile:
         path = self._paths.data(shard)
-        while (held := self._opened(shard)) is None:
-            if pool_threads._shutdown:
-                raise RemoteError("the process ends", where=self.url)
-            make_folder(path.parent)
-            part = path.with_name("data.mdb.part")
-            with _locked(part) as is_mine:
-                if not is_mine:
-                    time.sleep(_POLL_S)
-                elif path.exists():
-                    part.unlink()
-                else:
-                    self._download(shard, part)
+        try:
+            while (held := self._opened(shard)) is None:
+                make_folder(path.parent)
+                part = path.with_name("data.mdb.part")
+                with _locked(part) as is_mine:
+                    if not is_mine:
+                        time.sleep(_POLL_S)
+                    elif path.exists():
+                        part.unlink()
+                    else:
+                        self._download(shard, part)
+        except FileNotFoundError as error:
+            why = str(error).splitlines()[0]
+            raise MissingEntryError("a shard of this cache is gone", where=self.url, why=why) from None
         return held
 
     def _download(self, shard: str, part: Path) -> None:
@@ -162,8 +143,8 @@ class DiskCache:
         self._bucket.fetch(f"shards/{shard}/index.safetensors", path.with_name("index.safetensors"))
         self._bucket.fetch(_key(shard), part)
         if part.stat().st_size != size:
-            why, fix = f"{part.stat().st_size} of {size} bytes", "run the same command again"
-            raise RemoteError(f"{self.url}: half of a shard came", why=why, fix=fix, is_transient=True)
+            why, fix = f"{part.stat().st_size} of {size} bytes", "open the cache again"
+            raise RemoteError(f"{self.url}: a shard has another size than before", why=why, fix=fix)
         part.rename(path)
         sync_folder(path.parent)
 
@@ -183,16 +164,16 @@ class DiskCache:
                     used -= files[path].st_size
             if used > self.max_bytes:
                 more = f"shards in use need {used} bytes, more than disk_cache_bytes={self.max_bytes}"
-                self._warn_once("room", f"{self._paths.root}: {more}; take a smaller shuffle_block or more bytes")
+                self._warn_once(f"{self._paths.root}: {more}; take a smaller shuffle_block or more bytes")
             os.truncate(part, size)
         except OSError as error:
             raise as_store_error(error, part) from error
         finally:
             os.close(descriptor)
 
-    def _warn_once(self, about: str, text: str) -> None:
-        if about not in self._has_warned:
-            self._has_warned.add(about)
+    def _warn_once(self, text: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             warnings.warn(text, stacklevel=2)
 
 

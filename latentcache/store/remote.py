@@ -5,7 +5,7 @@ Below a URL are ``shards/`` as in the cache's folder, a folder ``snapshots/NUMBE
 it since it was read, so a reader sees a whole snapshot or the one before. Other objects are written once, but for the
 index of a shard, which gets shorter when a repair removes entries. Shards have random names, so a file of the same
 name and size is the same file, and a transfer that was cut goes on.
-obstore moves the bytes and tries again for five minutes if a store does not answer.
+obstore moves the bytes. A store that does not answer is asked again for five minutes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import shlex
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import thread as pool_threads
 from dataclasses import field
 from datetime import datetime, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -57,7 +59,8 @@ _CURRENT = "CURRENT"
 _PART = 8 << 20
 #: Objects that are fetched at a time.
 _TOGETHER = 8
-_RETRY_S = 300
+#: Seconds for which a store that does not answer is asked again, of a try of the client, and of the longest pause.
+_RETRY_S, _TRY_S, _PAUSE_S = 300.0, 5.0, 30.0
 #: Seconds between two looks at a folder that another process fills.
 _WAIT_S = 1.0
 _DENIED = "access is denied", "give credentials that may list, read and write below this URL"
@@ -77,6 +80,7 @@ _REPORTED = "the store reports an error", "run the same command again"
 #: Problems that another try may solve.
 _TRANSIENT = ("the store does not answer", _REPORTED[0])
 
+Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
 """Called with bytes that are moved, and all bytes."""
 
@@ -123,14 +127,14 @@ class Bucket:
             raise UsageError(what, why=str(error), fix="pip install 'latentcache[s3]'") from error
         self._obstore: Any = obstore
         self._from_url: Any = from_url
-        self._retry_s = retry_s
+        self._retry_s, self._has_warned = retry_s, False
         self._store = self._open(self.url)
 
     def _open(self, url: str) -> Any:
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
         options: dict[str, Any] = {
             "client_options": {"allow_http": endpoint.startswith("http://")},
-            "retry_config": {"max_retries": 100, "retry_timeout": timedelta(seconds=self._retry_s)},
+            "retry_config": {"max_retries": 100, "retry_timeout": timedelta(seconds=min(self._retry_s, _TRY_S))},
         }
         if url.startswith("s3:") and "AWS_PROFILE" in os.environ and "AWS_ACCESS_KEY_ID" not in os.environ:
             options["credential_provider"] = _of_profile()
@@ -139,14 +143,16 @@ class Bucket:
 
     def read(self, key: str) -> tuple[bytes, str]:
         """An object and its etag; FileNotFoundError if there is none."""
-        with self._named():
+
+        def read() -> tuple[bytes, str]:
             result = self._obstore.get(self._store, key)
             return bytes(result.bytes()), str(result.meta["e_tag"])
 
+        return self._patiently(read)
+
     def read_range(self, key: str, first: int, size: int) -> bytes:
         """Bytes of an object; fewer than ``size`` only at its end."""
-        with self._named():
-            return bytes(self._obstore.get_range(self._store, key, start=first, length=size))
+        return self._patiently(lambda: bytes(self._obstore.get_range(self._store, key, start=first, length=size)))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Bytes of each object in a folder."""
@@ -154,17 +160,18 @@ class Bucket:
 
     def objects(self, folder: str = "") -> dict[str, tuple[int, datetime]]:
         """Bytes of each object in a folder, and when it was written by the store's clock."""
-        with self._named():
-            pages = self._obstore.list(self._store, folder or None)
-            items = [item for page in pages for item in page]
+
+        def listed() -> list[Any]:
+            return [item for page in self._obstore.list(self._store, folder or None) for item in page]
+
+        items = self._patiently(listed)
         return {str(item["path"]): (int(item["size"]), item["last_modified"]) for item in items}
 
     def now(self) -> datetime:
         """The time by the store's clock, by an object that is written for it."""
         key = f"probe-{secrets.token_hex(8)}"
         self.create(key, b"1")
-        with self._named():
-            written: datetime = self._obstore.head(self._store, key)["last_modified"]
+        written: datetime = self._patiently(lambda: self._obstore.head(self._store, key)["last_modified"])
         self.remove(key)
         return written
 
@@ -181,22 +188,25 @@ class Bucket:
         if is_stand_in(path):
             fix = f"run the same command again; `latentcache verify {self.url}` names what is missing"
             raise RemoteError(f"{self.url}/{key} was removed while it was in use", where=self.url, fix=fix)
-        with self._named():
-            self._obstore.put(self._store, key, path, chunk_size=_PART)
+        self._patiently(lambda: self._obstore.put(self._store, key, path, chunk_size=_PART))
 
     def fetch(self, key: str, path: Path) -> None:
         """Write an object to a file, durably; one that is there may have another size."""
-        with self._named():
+
+        def fetch() -> None:
             try:
                 with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644), "wb") as file:
                     for part in self._obstore.get(self._store, key).stream(min_chunk_size=_PART):
                         file.write(part)
+                        self._check_process_goes_on()
                     file.truncate()
                 sync_file(path)
-            except FileNotFoundError:
+            except (FileNotFoundError, RemoteError):
                 raise
             except OSError as error:
                 raise as_store_error(error, path) from error
+
+        self._patiently(fetch)
 
     def fetch_all(self, paths: Mapping[str, Path]) -> None:
         """Write each object to its file, several at a time."""
@@ -207,16 +217,18 @@ class Bucket:
 
     def ranges(self, key: str, first: Sequence[int], length: Sequence[int]) -> list[bytes]:
         """Ranges of an object; those that are near each other are one request."""
-        with self._named():
+
+        def ranges() -> list[bytes]:
             return list(map(bytes, self._obstore.get_ranges(self._store, key, starts=first, lengths=length)))
+
+        return self._patiently(ranges)
 
     def copy(self, source: str, key: str) -> None:
         """Write an object that is below another URL here too, inside the store if the bucket is the same."""
         theirs, ours = urlsplit(f"{source}/{key}"), urlsplit(f"{self.url}/{key}")
         if theirs[:2] == ours[:2]:
             bucket = self._open(f"{ours.scheme}://{ours.netloc}")
-            with self._named():
-                self._obstore.copy(bucket, theirs.path.lstrip("/"), ours.path.lstrip("/"))
+            self._patiently(lambda: self._obstore.copy(bucket, theirs.path.lstrip("/"), ours.path.lstrip("/")))
             return
         with tempfile.TemporaryDirectory(prefix="latentcache-") as folder:
             path = Path(folder, Path(key).name)
@@ -225,17 +237,42 @@ class Bucket:
 
     def remove(self, key: str) -> None:
         """Remove an object, if it is there."""
-        with self._named(), contextlib.suppress(FileNotFoundError):
-            self._obstore.delete(self._store, key)
+        with contextlib.suppress(FileNotFoundError):
+            self._patiently(lambda: self._obstore.delete(self._store, key))
 
     def _put_if(self, key: str, data: bytes, mode: Any) -> bool:
         exceptions = self._obstore.exceptions
-        with self._named():
+
+        def put() -> bool:
             try:
                 self._obstore.put(self._store, key, data, mode=mode, use_multipart=False)
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
                 return False
-        return True
+            return True
+
+        return self._patiently(put)
+
+    def _patiently(self, action: Callable[[], Result]) -> Result:
+        """What an action gives, which is tried again if the store does not answer. That is said once."""
+        end, pause = time.monotonic() + self._retry_s, 0.5
+        while True:
+            try:
+                with self._named():
+                    return action()
+            except RemoteError as error:
+                left = end - time.monotonic()
+                self._check_process_goes_on()
+                if not error.is_transient or left <= 0:
+                    raise
+                if not self._has_warned:
+                    self._has_warned = True
+                    warnings.warn(f"{error.what}: trying again for {self._retry_s:.0f} s", stacklevel=2)
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _PAUSE_S)
+
+    def _check_process_goes_on(self) -> None:
+        if pool_threads._shutdown:  # the interpreter waits for the threads that fetch
+            raise RemoteError("the process ends", where=self.url)
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:

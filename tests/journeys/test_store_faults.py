@@ -1,7 +1,6 @@
 """Faults between a client and a real S3 server: nothing lost, nothing half published, the same command finishes."""
 
 import shutil
-import warnings
 
 import pytest
 from s3_proxy import Fault, S3Proxy
@@ -10,10 +9,11 @@ from small_cache import cache, data, draw, run, shared
 
 from latentcache.errors import RemoteError, StoreError
 from latentcache.loader.cache import open_cache
-from latentcache.store import disk_cache
+from latentcache.store import remote
 from latentcache.store.remote import Bucket, pull, push
 
 __all__ = ["cache", "data", "run", "shared"]
+pytestmark = pytest.mark.filterwarnings("ignore:.*trying again for")
 
 #: Faults that pass, and that a command survives.
 PASSING = {
@@ -66,8 +66,7 @@ def proxy(server, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr(Bucket.__init__, "__kwdefaults__", {"retry_s": 3})
-    monkeypatch.setattr(disk_cache, "_RETRY_S", 5)
-    monkeypatch.setattr(disk_cache, "_TRY_S", 1)
+    monkeypatch.setattr(remote, "_TRY_S", 1)
     yield proxy
     proxy.close()
 
@@ -122,9 +121,7 @@ def test_a_fault_that_passes_is_survived(name, url, cache, run, proxy, tmp_path)
         >= {key: value for key, value in contents(cache).items() if "000001" not in key}.items()
     )
     proxy.faults = [Fault(**vars(PASSING[name]))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert names_at(url, tmp_path / "disk") == with_new(OLD)
+    assert names_at(url, tmp_path / "disk") == with_new(OLD)
 
 
 @pytest.mark.parametrize(
@@ -161,14 +158,12 @@ def test_a_fault_that_lasts_leaves_the_snapshot_before_and_the_command_goes_on(
 def test_a_reader_that_fails_reads_everything_later(name, url, proxy, tmp_path):
     fault, words = LASTING[name]
     proxy.faults = [Fault(**vars(fault) | {"match": "data.mdb", "skip": 0})]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cache = open_cache(url, disk_cache=tmp_path / "disk")
-        with pytest.raises(RemoteError) as error:
-            names_in(cache.read())
-        proxy.faults = []
-        assert any(word in error.value.what for word in words.split("|")), error.value
-        assert names_in(cache.read()) == OLD
+    cache = open_cache(url, disk_cache=tmp_path / "disk")
+    with pytest.raises(RemoteError) as error:
+        names_in(cache.read())
+    proxy.faults = []
+    assert any(word in error.value.what for word in words.split("|")), error.value
+    assert names_in(cache.read()) == OLD
 
 
 def test_a_push_whose_last_answer_is_lost_is_not_taken_for_somebody_elses(url, cache, run, proxy, tmp_path):

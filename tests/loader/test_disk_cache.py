@@ -16,7 +16,7 @@ from s3_server import S3Server
 from torch.utils.data import DataLoader
 
 from latentcache.errors import CorruptEntryError, DiskFullError, MissingEntryError, RemoteError, UsageError
-from latentcache.store import disk_cache
+from latentcache.store import remote
 from latentcache.store.paths import CachePaths
 from latentcache.store.remote import pull, push
 
@@ -58,7 +58,7 @@ def proxy(server, monkeypatch):
     for name, value in (server.environment() | {"AWS_ENDPOINT_URL": proxy.endpoint}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
-    monkeypatch.setattr(disk_cache, "_TRY_S", 1)
+    monkeypatch.setattr(remote, "_TRY_S", 1)
     yield proxy
     proxy.close()
 
@@ -116,6 +116,7 @@ def test_a_resume_and_ranks_serve_each_sample_once(url, local, tmp_path):
         batches = iter(loader)
         names += [name for _ in range(7) for name in next(batches)["names"]]
         state = loader.state_dict()
+        batches.close()  # it has shards that nothing else may take the room of
         resumed = cache.loader(batch_size=4, seed=1, rank=rank, world_size=2, shuffle_block=40)
         resumed.load_state_dict(state)
         names += [name for batch in resumed for name in batch["names"]]
@@ -171,6 +172,20 @@ def test_a_process_that_is_killed_leaves_no_half_shard(url, proxy, local, tmp_pa
     assert data_files(tmp_path / "disk") == data_files(local)
 
 
+def test_a_process_ends_soon_while_shards_are_fetched(url, proxy, tmp_path):
+    proxy.faults = [Fault("trickle", "data.mdb", skip=6)]
+    code = "from latentcache.store import remote; remote._PART = 1 << 15\n" + READ.replace(
+        "print(sum(len(batch['names']) for batch in loader))",
+        "batches = iter(loader); print(len(next(batches)['names']))",
+    )
+    started = time.monotonic()
+    command = [sys.executable, "-W", "ignore", "-c", code, url, str(tmp_path / "disk"), "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "4\n"
+    assert time.monotonic() - started < 20, "a shard takes 24 s"
+    assert "Traceback" not in done.stderr
+
+
 def test_a_store_that_does_not_answer_is_asked_again_and_that_is_said_once(url, proxy, tmp_path):
     cache = opened(url, disk_cache=tmp_path / "disk")
     proxy.faults = [Fault("cut", "data.mdb", times=60)]
@@ -180,7 +195,7 @@ def test_a_store_that_does_not_answer_is_asked_again_and_that_is_said_once(url, 
 
 
 def test_a_store_that_never_answers_is_an_error_that_names_the_sample(url, proxy, tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_cache, "_RETRY_S", 2)
+    monkeypatch.setattr(remote.Bucket.__init__, "__kwdefaults__", {"retry_s": 2})
     cache = opened(url, disk_cache=tmp_path / "disk")
     proxy.faults = [Fault("cut", "data.mdb")]
     with (
