@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
@@ -331,3 +332,8 @@ def saved(value: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
+
+
+def toml(values: Mapping[str, Any]) -> list[str]:
+    """Lines of TOML; strings, numbers, truth values and lists of them are as in JSON."""
+    return [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]

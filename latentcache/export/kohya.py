@@ -16,12 +16,11 @@ give the mask of our cache back.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -43,6 +42,7 @@ from latentcache.export.format import (
     architecture_of,
     npz,
     text_parts,
+    toml,
 )
 from latentcache.geometry.like.kohya import KohyaTable, letterbox
 from latentcache.geometry.sizes import square
@@ -167,24 +167,25 @@ class Kohya(Format):
     def settings(self) -> Mapping[str, bytes]:
         """See ``Format``."""
         geometry, table = self.geometry, cast("KohyaTable", self.geometry.like_tables()[0])
+        has_several, subsets = any(sample.further for sample in self.samples), self._subsets()
         lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
-        lines += ["caption_extension = '.txt'", f"flip_aug = {str(geometry.flip).lower()}"]
-        lines += ["enable_wildcard = true"] if any(sample.further for sample in self.samples) else []
-        lines, subsets = [*lines, ""], self._subsets()
+        lines += ["caption_extension = '.txt'", *toml({"flip_aug": geometry.flip})]
+        lines += [*(toml({"enable_wildcard": True}) if has_several else []), ""]
         for resolution in geometry.resolutions or geometry.buckets:
             size = square(resolution)
+            buckets = {
+                "enable_bucket": True,
+                "min_bucket_reso": table.min_side,
+                "max_bucket_reso": table.max_side,
+                "bucket_reso_steps": geometry.multiple,
+                "bucket_no_upscale": not geometry.upscale,
+            }
             for is_conditioned in sorted({bool(subset.conditioning) for subset in subsets}):
-                lines += ["[[datasets]]", f"resolution = [{size.width}, {size.height}]"]
-                if geometry.resolutions:
-                    lines += [
-                        "enable_bucket = true",
-                        f"min_bucket_reso = {table.min_side}",
-                        f"max_bucket_reso = {table.max_side}",
-                        f"bucket_reso_steps = {geometry.multiple}",
-                        f"bucket_no_upscale = {str(not geometry.upscale).lower()}",
-                    ]
+                lines += ["[[datasets]]", *toml({"resolution": [size.width, size.height]})]
+                lines += toml(buckets) if geometry.resolutions else []
                 for subset in subsets:
-                    lines += self._lines(subset) if bool(subset.conditioning) == is_conditioned else []
+                    if bool(subset.conditioning) == is_conditioned:
+                        lines += ["[[datasets.subsets]]", *toml(self._subset_settings(subset))]
                 lines.append("")
         return {"dataset.toml": "\n".join(lines).encode()}
 
@@ -249,16 +250,14 @@ class Kohya(Format):
             subsets.append(_Subset(name, samples[0], _PARTNERS.get(role, ""), is_left_out))
         return subsets
 
-    def _lines(self, subset: _Subset) -> list[str]:
+    def _subset_settings(self, subset: _Subset) -> dict[str, Any]:
         """Settings of a subset; with a ``conditioning_data_dir`` it has no class words and no regularization."""
-        lines = ["[[datasets.subsets]]", f"image_dir = {_quoted(self.path(subset.name))}"]
-        lines.append(f"num_repeats = {subset.first.repeats}")
+        settings: dict[str, Any] = {"image_dir": self.path(subset.name), "num_repeats": subset.first.repeats}
         if subset.conditioning:
-            folder = self.path(f"{subset.conditioning}/{subset.name}")
-            return [*lines, f"conditioning_data_dir = {_quoted(folder)}"]
-        lines += ["alpha_mask = true"] if self._has_alpha else []
-        words = subset.first.class_words or subset.name.rpartition("/")[2].partition("_")[2]
-        return [*lines, f"class_tokens = {_quoted(words)}", *(["is_reg = true"] if subset.first.is_reg else [])]
+            return settings | {"conditioning_data_dir": self.path(f"{subset.conditioning}/{subset.name}")}
+        settings |= {"alpha_mask": True} if self._has_alpha else {}
+        settings["class_tokens"] = subset.first.class_words or subset.name.rpartition("/")[2].partition("_")[2]
+        return settings | ({"is_reg": True} if subset.first.is_reg else {})
 
 
 class _Subset(NamedTuple):
@@ -348,8 +347,3 @@ def _form(architecture: Architecture, release: str | None) -> str:
         value=release,
         fix=f"--release {'|'.join(RELEASES)}, or the folder that holds library/train_util.py",
     )
-
-
-def _quoted(value: str) -> str:
-    """A string of TOML."""
-    return json.dumps(value, ensure_ascii=False)

@@ -8,11 +8,10 @@ image; that of a video has the size of its bucket, and the frames of the clip.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save
@@ -34,6 +33,7 @@ from latentcache.export.format import (
     Sample,
     architecture_of,
     tensor_of,
+    toml,
 )
 from latentcache.geometry.like.trainer import Table
 from latentcache.geometry.like.trainers import TRAINERS
@@ -182,17 +182,21 @@ class Musubi(Format):
         config = self.request.trainer_config
         geometry, batch = self.geometry, TRAINERS[self.name].settings(config).batch if config else 1
         lines = ["# Made by latentcache. Give it to musubi-tuner with --dataset_config.", "[general]"]
-        lines += ['caption_extension = ".txt"', f"batch_size = {batch}"]
-        lines += [f"enable_bucket = {_flag(not geometry.buckets)}"]
-        lines += [f"bucket_no_upscale = {_flag(not geometry.upscale)}"]
+        general = {"caption_extension": ".txt", "batch_size": batch}
+        general |= {"enable_bucket": not geometry.buckets, "bucket_no_upscale": not geometry.upscale}
+        lines += toml(general)
         for dataset in (each for datasets in self._datasets.values() for each in datasets):
             frames, side = dataset.first.frames, dataset.resolution
-            lines += ["", "[[datasets]]", f"resolution = [{side.width}, {side.height}]"]
-            lines += [f"{'video' if frames else 'image'}_directory = {self._quoted(dataset.folder)}"]
-            lines += [f"cache_directory = {self._quoted(dataset.cache)}", f"num_repeats = {dataset.first.repeats}"]
-            lines += [f'target_frames = [{frames}]\nframe_extraction = "head"'] if frames else []
+            settings: dict[str, Any] = {
+                "resolution": [side.width, side.height],
+                f"{'video' if frames else 'image'}_directory": self.path(dataset.folder),
+                "cache_directory": self.path(dataset.cache),
+                "num_repeats": dataset.first.repeats,
+            }
+            settings |= {"target_frames": [frames], "frame_extraction": "head"} if frames else {}
             if CONTROL in self.request.wanted:
-                lines.append(f"control_directory = {self._quoted(f'controls-{dataset.folder}')}")
+                settings["control_directory"] = self.path(f"controls-{dataset.folder}")
+            lines += ["", "[[datasets]]", *toml(settings)]
         return {"dataset.toml": "\n".join([*lines, ""]).encode()}
 
     def advice(self) -> Sequence[str]:
@@ -238,11 +242,3 @@ class Musubi(Format):
     def _saved(self, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> bytes:
         metadata = {"architecture": self._architecture.metadata, **about, "format_version": "1.0.1"}
         return bytes(save(dict(tensors), metadata))
-
-    def _quoted(self, name: str) -> str:
-        """A path as a string of TOML."""
-        return json.dumps(self.path(name), ensure_ascii=False)
-
-
-def _flag(value: bool) -> str:
-    return str(value).lower()
