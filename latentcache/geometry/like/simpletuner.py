@@ -174,20 +174,14 @@ class SimpleTuner(Trainer):
         if not backends:
             problem, fix = f"{path}: has no backend of images", "add a backend with dataset_type = image"
             raise UsageError(problem, where=str(path), fix=fix)
-        if (rounding := int(general.get("aspect_bucket_rounding") or 2)) != 2:
-            raise UsageError(
-                f"{path}: aspect_bucket_rounding = {rounding}",
-                where=str(path),
-                why="sizes are known for ratios of two decimals",
-                fix="set it to 2, or leave it out",
-            )
         words, options = _sizes(path, backends, general)
-        batch = general.get("train_batch_size")
+        batch, rounding = general.get("train_batch_size"), int(general.get("aspect_bucket_rounding") or 2)
         return TrainerSettings(
             words=", ".join(words),
             options=options,
             source={"config": str(backend_path.resolve()), "layout": ""},
-            no_latents=_set(backends, _NO_LATENTS),
+            no_latents=_set(backends, _NO_LATENTS)
+            + ((f"aspect_bucket_rounding = {rounding}",) if rounding != 2 else ()),
             no_text=tuple(
                 f"{backend.get('id')}: caption_shuffle.enable = true"
                 for backend in backends
