@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from latentcache.errors import UsageError, count_of
 from latentcache.fields.captions import BETWEEN, CaptionVariants
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import ReadSpec
+from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, table_values
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import Batch, check_embeddings, check_sample_format, sample_format
@@ -56,6 +58,8 @@ Variants = Mapping[str, Ints]
 #: Variant of a sample whose texts are left out.
 DROPPED = -1
 _ANY = CaptionVariants()
+#: Columns up to this size are kept in memory; larger ones are read by position.
+_RESIDENT_BYTES = 8 << 20
 #: Bits of an occurrence that number the repeats of a sample; the others count how often weights serve each.
 _REPEAT_BITS = 16
 
@@ -68,6 +72,39 @@ class _Source:
         self.entries = EntryReader(part.snapshot.paths, part.snapshot, checksum=checksum)
         self.empty: dict[str, int] = {}
         """Row of the empty prompt of fields."""
+        self._kept: dict[tuple[str, str], Any] = {}
+
+    def keys(self, field: str, rows: Ints) -> NDArray[np.uint8]:
+        """(n, 32) item keys."""
+        items = self.snapshot.fields[field]
+        if len(items) * 32 > _RESIDENT_BYTES:
+            return items.row_keys(rows)
+        if (field, "key") not in self._kept:
+            self._kept[field, "key"] = items.row_keys()
+        keys: NDArray[np.uint8] = self._kept[field, "key"][rows]
+        return keys
+
+    def column(self, field: str, name: str) -> Any:
+        """A column of a field, or of the samples."""
+        if (field, name) not in self._kept:
+            rows = self.snapshot.fields[field] if field else None
+            column = self.snapshot.samples.columns[name] if rows is None else rows.columns.get(name)
+            column = getattr(rows, name) if column is None else column
+            small = math.prod(column.shape) * column.dtype.itemsize <= _RESIDENT_BYTES
+            self._kept[field, name] = np.asarray(column) if small else column
+        return self._kept[field, name]
+
+    def strings(self, source: str) -> Any:
+        """Names or texts of the samples."""
+        if (SAMPLES, source) not in self._kept:
+            samples = self.snapshot.samples
+            texts = samples.names if source == "names" else samples.inputs[source].text
+            assert texts is not None
+            ends = texts.ends
+            if len(ends) and int(ends[-1]) + 8 * len(ends) <= _RESIDENT_BYTES:
+                texts = Strings(np.asarray(texts.data), np.asarray(ends))
+            self._kept[SAMPLES, source] = texts
+        return self._kept[SAMPLES, source]
 
 
 class SampleReader:
@@ -201,7 +238,7 @@ class SampleReader:
 
         ``times`` (n,): how often the epoch served each before.
         """
-        joined, fields, samples = source.joined, source.snapshot.fields, source.snapshot.samples
+        joined = source.joined
         sample, again = joined.sample[local], None if joined.occurrence is None else joined.occurrence[local]
         if times is not None:  # of a sample that is repeated too, each of its rows has numbers of its own
             again = (times << np.uint32(_REPEAT_BITS)) | (0 if again is None else again)
@@ -210,21 +247,19 @@ class SampleReader:
         metadata: Metadata = {}
         for name in self.fields:
             if self._draws[name] or "keys" in self.metadata:
-                metadata[name, "key"] = fields[name].row_keys(rows[name])
+                metadata[name, "key"] = source.keys(name, rows[name])
             if self._specs[name].ragged:
-                metadata[name, "length"] = fields[name].length[rows[name]]
+                metadata[name, "length"] = source.column(name, "length")[rows[name]]
         if any(self._draws.values()):
             metadata[SAMPLES, "again"] = np.zeros(len(local), dtype=np.uint32) if again is None else again
         for name, holder in self.metadata.items():
             column = METADATA.get(name, name)
             if holder == TEXTS:
                 metadata[SAMPLES, name] = self._texts(source, column, sample, variants, again, epoch)
-            elif holder == SAMPLES:
-                metadata[SAMPLES, name] = samples.columns[column][sample].astype(np.int64)
-            elif holder in rows:
-                metadata[SAMPLES, name] = fields[holder].columns[column][rows[holder]].astype(np.int64)
+            elif holder == SAMPLES or holder in rows:
+                metadata[SAMPLES, name] = source.column(holder, column)[rows.get(holder, sample)].astype(np.int64)
             elif holder == TABLE:
-                metadata[SAMPLES, name] = table_values(samples.columns[OF_TABLE + name][sample])
+                metadata[SAMPLES, name] = table_values(source.column(SAMPLES, OF_TABLE + name)[sample])
         return rows, metadata
 
     def _items(self, source: _Source, name: str, local: Ints, variants: Variants) -> Ints:
@@ -259,10 +294,7 @@ class SampleReader:
 
         Without an embedding in the batch one of them is drawn.
         """
-        samples = source.snapshot.samples
-        strings = samples.names if name == "names" else samples.inputs[name].text
-        assert strings is not None
-        texts = strings.take(sample)
+        texts: list[str] = source.strings(name).take(sample)
         if name == "names":
             return texts
         several, drawn = BETWEEN in "".join(texts), variants.get(name)
@@ -301,7 +333,7 @@ class SampleReader:
                 continue
             described: Metadata = {}
             if self._specs[name].ragged:
-                described[name, "length"] = fields[name].length[row]
+                described[name, "length"] = source.column(name, "length")[row]
             located = self._located(name, [(source, none, row)], 1, fields[name].groups[0].shape, described)
             batch |= SampleBatch(self, [located], described, (0, 0), BufferPool(1), False).read()
         if not batch:

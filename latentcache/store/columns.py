@@ -41,8 +41,6 @@ _MOST_HEADER_BYTES = 100 << 20
 _ROOM = 300
 #: A span of rows is read whole for more than one row in ``_DENSE``.
 _DENSE = 16
-#: Columns up to this size are kept in memory once some of their rows were asked for.
-_RESIDENT_BYTES = 8 << 20
 _CHUNK = 1 << 17
 
 
@@ -65,13 +63,12 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
     Everything else that numpy does with it is right too, but reads the column whole.
     """
 
-    __slots__ = ("__weakref__", "_checked", "_file", "_name", "_values", "dtype", "form", "shape")
+    __slots__ = ("__weakref__", "_checked", "_file", "_name", "dtype", "form", "shape")
 
     def __init__(self, file: ColumnFile, name: str, form: _Form) -> None:
         self._file, self._name, self.form = file, name, form
         self.dtype, self.shape = form.dtype, form.shape
         self._checked = False
-        self._values: NDArray[Any] | None = None
 
     @property
     def ndim(self) -> int:
@@ -120,9 +117,6 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         """The bytes of ranges of rows, one after the other; of a column of bytes."""
         if self.form.stored_rows < len(self):
             return self._slice(0, int(size.sum())).tobytes()
-        if (values := self._resident()) is not None:
-            spans = zip(first.tolist(), size.tolist(), strict=True)
-            return b"".join(values[start : start + count].tobytes() for start, count in spans)
         return self._file.read_pieces(self.form.start + first, size)
 
     def _compare(self, computed: int) -> None:
@@ -131,12 +125,6 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
                 f"checksum of {self._name}: expected {self.form.checksum:016x}, found {computed:016x}"
             )
         self._checked = True
-
-    def _resident(self) -> NDArray[Any] | None:
-        """All values of a small column, for reading only; None for a large one."""
-        if self._values is None and self.form.num_bytes <= _RESIDENT_BYTES:
-            self._values = self._slice(0, len(self))
-        return self._values
 
     def _slice(self, first: int, count: int) -> NDArray[Any]:
         form, width = self.form, self.dtype.itemsize * math.prod(self.shape[1:])
@@ -163,8 +151,6 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
             raise IndexError(f"a position is not below {len(self)}")
         if self.form.stored_rows < len(self):
             return self._slice(0, len(positions))
-        if (values := self._resident()) is not None:
-            return values[positions]
         if span == len(positions) and bool((positions[1:] - positions[:-1] == 1).all()):
             return self._slice(low, span)
         wide: NDArray[np.int64] = positions.astype(np.int64, copy=False)

@@ -245,7 +245,7 @@ def test_pickled_loaders_are_small(tmp_path):
 
 def test_large_columns_are_read_by_position(many, monkeypatch):
     expected = list(many.loader(batch_size=2))
-    monkeypatch.setattr("latentcache.store.columns._RESIDENT_BYTES", 0)
+    monkeypatch.setattr("latentcache.loader.sample_reader._RESIDENT_BYTES", 0)
     for one, other in zip(expected, many.loader(batch_size=2), strict=True):
         assert (one["names"], one["captions"]) == (other["names"], other["captions"])
         assert torch.equal(one["keys"]["latents"], other["keys"]["latents"])

@@ -81,23 +81,10 @@ def test_one_letter_strings_round_trip(tmp_path):
 
 
 def test_few_positions_read_few_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("latentcache.store.columns._RESIDENT_BYTES", 0)
     values = np.random.default_rng(0).integers(0, 1 << 60, 100_000).astype("<u8")
     column = written(tmp_path / "one", one=values)["one"]
     monkeypatch.setattr(ColumnFile, "read", lambda *_: pytest.fail("it is read whole"))
     np.testing.assert_array_equal(column[np.array([99_999, 5, 6, 50_000])], values[[99_999, 5, 6, 50_000]])
-
-
-def test_a_small_column_is_read_once(tmp_path, monkeypatch):
-    values = np.random.default_rng(0).integers(0, 1 << 60, 1000).astype("<u8")
-    file = written(tmp_path / "one", one=values, names=Strings.of(map(str, range(1000))))
-    column, names = file["one"], file.strings("names")
-    assert (column[[3, 1]].tolist(), names.take([1, 900])) == (values[[3, 1]].tolist(), ["1", "900"])
-    monkeypatch.setattr(ColumnFile, "read_pieces", lambda *_: pytest.fail("it is read again"))
-    chosen = column[[999, 5]]
-    chosen[:] = 0
-    np.testing.assert_array_equal(column[[999, 5]], values[[999, 5]])
-    assert names.take([5, 999]) == ["5", "999"]
 
 
 def test_equal_columns_are_known_without_writing_them(tmp_path):
