@@ -43,7 +43,7 @@ class DiskCache:
         self.url, self.max_bytes = url, max_bytes
         """None: everything that is read stays on the disk."""
         self._sizes, self._paths = sizes, CachePaths(folder)
-        self._process, self._mutex, self._has_warned = os.getpid(), threading.Lock(), False
+        self._process, self._mutex, self._first_warning = os.getpid(), threading.Lock(), threading.Lock()
         self._kept: list[Future[ShardFile]] = []
         self._fetched: weakref.WeakValueDictionary[str, Future[ShardFile]] = weakref.WeakValueDictionary()
 
@@ -162,19 +162,15 @@ class DiskCache:
             ):
                 if used > self.max_bytes and _remove_unused(path):
                     used -= files[path].st_size
-            if used > self.max_bytes:
+            if used > self.max_bytes and self._first_warning.acquire(blocking=False):  # once
                 more = f"shards in use need {used} bytes, more than disk_cache_bytes={self.max_bytes}"
-                self._warn_once(f"{self._paths.root}: {more}; take a smaller shuffle_block or more bytes")
+                text = f"{self._paths.root}: {more}; take a smaller shuffle_block or more bytes"
+                warnings.warn(text, stacklevel=2)
             os.truncate(part, size)
         except OSError as error:
             raise as_store_error(error, part) from error
         finally:
             os.close(descriptor)
-
-    def _warn_once(self, text: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(text, stacklevel=2)
 
 
 def open_disk_cache(url: str, folder: Path, max_bytes: int | None) -> DiskCache:

@@ -18,6 +18,7 @@ import secrets
 import shlex
 import shutil
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,7 +61,7 @@ _PART = 8 << 20
 #: Objects that are fetched at a time.
 _TOGETHER = 8
 #: Seconds for which a store that does not answer is asked again, of a try of the client, and of the longest pause.
-_RETRY_S, _TRY_S, _PAUSE_S = 300.0, 5.0, 30.0
+_RETRY_S, _TRY_S, _PAUSE_S = 300.0, 5.0, 8.0
 #: Seconds between two looks at a folder that another process fills.
 _WAIT_S = 1.0
 _DENIED = "access is denied", "give credentials that may list, read and write below this URL"
@@ -127,7 +128,7 @@ class Bucket:
             raise UsageError(what, why=str(error), fix="pip install 'latentcache[s3]'") from error
         self._obstore: Any = obstore
         self._from_url: Any = from_url
-        self._retry_s, self._has_warned = retry_s, False
+        self._retry_s, self._first_warning = retry_s, threading.Lock()
         self._store = self._open(self.url)
 
     def _open(self, url: str) -> Any:
@@ -264,8 +265,7 @@ class Bucket:
                 self._check_process_goes_on()
                 if not error.is_transient or left <= 0:
                     raise
-                if not self._has_warned:
-                    self._has_warned = True
+                if self._first_warning.acquire(blocking=False):  # of all threads, and never again
                     warnings.warn(f"{error.what}: trying again for {self._retry_s:.0f} s", stacklevel=2)
             time.sleep(min(pause, left))
             pause = min(2 * pause, _PAUSE_S)
