@@ -40,6 +40,8 @@ PROMPT_RULE = 1
 _FOLLOWED = "latentcache.encoders.prompt.describe:text_settings"
 #: Cost of a caption beside its characters: every pipeline adds some tokens.
 _FIXED_COST = 32
+#: Characters of a token, of captions that are padded to one length.
+_PER_TOKEN = 4
 #: Variant numbers of the prompts of a field.
 EMPTY_VARIANT, NEGATIVE_VARIANT = 255, 254
 _BLOCK = 1 << 14
@@ -165,7 +167,7 @@ class PromptEmbeds(FieldKind):
     recipe = PromptRecipe
     packing = "block"
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"cut": ("<u4", ())}
-    work = WorkSize(unit_cost=1 << 18, unit_jobs=512, batch_cost=1 << 16, batch_items=128)
+    work = WorkSize(unit_cost=1 << 18, unit_jobs=512, batch_cost=1 << 18, batch_items=512)
     encoder = "text encoder"
     describer = "latentcache.encoders.prompt.describe:describe_sequence"
     producer = "latentcache.encoders.prompt.producer:PromptProducer"
@@ -202,12 +204,13 @@ class PromptEmbeds(FieldKind):
         hint = "write one beside the image, or give --default-caption TEXT; an empty .txt or TEXT is the empty prompt"
         lacking = np.flatnonzero(~there).tolist()
         without = [(row, samples.note([row], self.name, "no-caption", detail=detail, hint=hint)) for row in lacking]
-        size = np.diff(np.asarray(caption.text.ends), prepend=0)
+        size = np.diff(np.asarray(caption.text.ends), prepend=0)[sample].astype(np.int64)
+        cost = size if -1 in recipe.shape else np.full_like(size, _PER_TOKEN * recipe.length)
         return FieldPlan(
             sample=sample,
             group=np.zeros(len(sample), dtype=np.int32),
             variant=variant,
-            cost=size[sample].astype(np.int64) + _FIXED_COST,
+            cost=cost + _FIXED_COST,
             groups=(Group(label="", shape=recipe.shape),),
             rejected=tuple(without),
             notes=notes,

@@ -284,7 +284,8 @@ class Batches:
         group, job = self._groups[item.group], item.owner.job
         waiting = self.waiting.setdefault(item.group, [])
         waiting.append(item)
-        cost = math.prod(group.dims) if -1 not in group.shape else job.cost // len(job.outputs)
+        pixels = math.prod(group.dims)
+        cost = pixels if pixels > 1 else job.cost // len(job.outputs)
         self._costs[item.group] += cost
         large = self._costs[item.group] + cost > self._most_cost
         return self.take(item.group) if large or len(waiting) >= self._limits[item.group] else []

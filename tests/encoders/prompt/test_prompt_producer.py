@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from latentcache.encoders.prompt.describe import describe_sequence, describe_vector
 from latentcache.encoders.prompt.pipelines import PIPELINES
-from latentcache.encoders.prompt.producer import PromptProducer, call_default
+from latentcache.encoders.prompt.producer import PromptProducer, _PipelineEncoder, call_default
 from latentcache.errors import EncoderError
 from latentcache.fields.dtypes import as_floats
 from latentcache.fields.prompt_embeds import PromptSettings
@@ -107,3 +107,24 @@ def test_weights_that_lack_a_tensor_are_an_error(pipelines, tmp_path):
     with pytest.raises(EncoderError, match="text encoders") as error:
         encoded(described(folder, "prompt_embeds"), ["a"])
     assert "lacks 1 tensors" in error.value.why
+
+
+def test_one_call_is_fetched_while_the_next_one_runs(pipelines, monkeypatch):
+    """A device is never idle for a copy, and holds two calls at most."""
+    events = []
+    monkeypatch.setattr("latentcache.encoders.prompt.producer._CPU_TOKENS", 128)
+    run, stored = _PipelineEncoder._run, _PipelineEncoder._stored
+
+    def noted_run(self, texts, length):
+        events.append("run")
+        return run(self, texts, length)
+
+    def noted_stored(self, values):
+        events.append("fetch")
+        return stored(self, values)
+
+    monkeypatch.setattr(_PipelineEncoder, "_run", noted_run)
+    monkeypatch.setattr(_PipelineEncoder, "_stored", noted_stored)
+    encoded(described(pipelines("WanPipeline")[1], "prompt_embeds"), ["word " * count for count in (20, 30, 25)])
+    order = "".join(event[0] for event in events)
+    assert order.endswith("rrrfrff")  # the lengths, then three calls
