@@ -1,10 +1,10 @@
-"""What one GPU does with encoders, and how much of it a build reaches: seven parts in under ten minutes.
+"""What one GPU does with encoders, and how much of it a build reaches: eleven parts in eight minutes.
 
-1. calibrate: matrix product, convolution, copies. 2. encoders: images a second of full-size autoencoders at 1024
-and 512 pixels, by batch and by variant, with percent of the matrix product's rate. 3. attention of the middle block
-alone. 4. precision: how far bf16, fp16 and TF32 lie from float32. 5. builds: drawn JPEGs of 2 and 12 megapixels
-against the encoder alone and a DataLoader loop. 6. memory: batches that do not fit, calls that fail. 7. text
-encoders.
+1. calibrate: matrix product, convolution, copies. 2. profile: where a batch of 8 spends its time. 3. kernels: each
+encoder with torch and with the Triton kernels. 4. builds: drawn JPEGs of 2 and 12 megapixels against the encoder
+alone and a DataLoader loop. 5. text encoders, alone and in builds. 6. tests: ``pytest -m gpu``. 7. encoders: images
+a second by size, batch and variant. 8. attention of the middle block alone. 9. precision: how far bf16, fp16 and
+TF32 lie from float32. 10. memory: batches that do not fit, calls that fail. 11. the loader beside training steps.
 
 Weights are random and made from configurations: nothing is downloaded. Each part has its own time. A part that fails
 or takes too long is reported with the rows it had so far, and the others run. JSON and Markdown say percent of
@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from gpu_builds import memory_drill, whole_builds
 from gpu_encoders import attention, precision, rates
+from gpu_kernels import before_after, gpu_tests, profiles
 from gpu_loader import loader_beside_steps
 from gpu_models import Scene
 from gpu_text import text_encoders
@@ -38,16 +39,21 @@ from gpu_timing import Row, calibrate, ceiling, limited
 
 #: Time of each part in seconds; a part is stopped after 1.5 times as long.
 BUDGETS = {
-    "calibrate": 20,
-    "encoders": 150,
-    "attention": 20,
-    "precision": 30,
-    "builds": 130,
-    "memory": 60,
-    "text": 40,
-    "loader": 40,
+    "calibrate": 10,
+    "profile": 20,
+    "kernels": 60,
+    "builds": 90,
+    "text": 50,
+    "tests": 90,
+    "encoders": 50,
+    "attention": 10,
+    "precision": 10,
+    "memory": 30,
+    "loader": 20,
 }
 _GRACE = 1.5
+#: Seconds after which no further part begins, so that the whole ends within eight minutes.
+_TOTAL_S = 440
 
 Part = Callable[[Callable[[], float]], Iterable[Row]]
 """Called with a function that says how many seconds are left."""
@@ -57,12 +63,15 @@ def parts(scene: Scene, folder: Path, found: Mapping[str, Any]) -> dict[str, Par
     """Map the name of each part to its function, in order."""
     return {
         "calibrate": lambda left: calibrate(scene),
+        "profile": lambda left: profiles(scene),
+        "kernels": lambda left: before_after(scene, left),
+        "builds": lambda left: whole_builds(scene, folder, left),
+        "text": lambda left: text_encoders(scene, folder),
+        "tests": lambda left: gpu_tests(scene, left),
         "encoders": lambda left: rates(scene, ceiling(found["calibrate"]["rows"]), left),
         "attention": lambda left: attention(scene),
         "precision": lambda left: precision(scene),
-        "builds": lambda left: whole_builds(scene, folder, left),
         "memory": lambda left: memory_drill(scene, folder),
-        "text": lambda left: text_encoders(scene),
         "loader": lambda left: loader_beside_steps(scene, folder),
     }
 
@@ -101,6 +110,13 @@ def bars(found: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     folded, flat = qwen.get("bf16, folded"), qwen.get("bf16, contiguous")
     peer = ours["2 MP"]["img/s"] / loop["2 MP"]["img/s"] if "2 MP" in ours and "2 MP" in loop else None
     return [
+        _bar("SDXL with kernels / with torch", 1.6, _gain(found, "SDXL KL")),
+        _bar("Flux with kernels / with torch", 1.6, _gain(found, "Flux 16ch")),
+        *(
+            _bar(f"{row['pipeline']}, build / encoder alone", 0.9, row["build / alone"])
+            for row in found["text"]["rows"]
+            if "build / alone" in row
+        ),
         _bar("SDXL at 1024, bf16, img/s", 80, max((row["img/s"] for row in plain), default=None)),
         _bar("SDXL at 1024, bf16, % of ceiling", 50, max((row["% of ceiling"] for row in plain), default=None)),
         _bar("Qwen-Image at 1024, folded / unfolded", 2, folded / flat if folded and flat else None),
@@ -110,6 +126,12 @@ def bars(found: Mapping[str, Mapping[str, Any]]) -> list[Row]:
         {"bar": "images lost in the drill", "wanted": 0, "found": sum(lost) if lost else None}
         | {"reached": not any(lost) if lost else None},
     ]
+
+
+def _gain(found: Mapping[str, Mapping[str, Any]], model: str) -> float | None:
+    """Return the rate with kernels at batch 8 in multiples of torch's."""
+    rows = [row for row in found["kernels"]["rows"] if row["model"] == model and row["batch"] == 8]
+    return next((row["x before"] for row in rows if row.get("way") == "kernels" and "x before" in row), None)
 
 
 def _bar(name: str, wanted: float, found: float | None) -> Row:
@@ -142,9 +164,13 @@ def _cell(value: object) -> str:
 def bench(scene: Scene, chosen: Sequence[str]) -> dict[str, Any]:
     """Run the chosen parts."""
     found: dict[str, Any] = {name: {"rows": [], "error": "not chosen", "seconds": 0.0} for name in BUDGETS}
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         for part, run in parts(scene, Path(name), found).items():
-            if part in chosen:
+            if part in chosen and not scene.tiny and time.monotonic() - started + BUDGETS[part] > _TOTAL_S:
+                found[part]["error"] = "no time left"
+            elif part in chosen:
+                print(f"{part}:", flush=True)
                 found[part] = run_part(run, BUDGETS[part])
                 print(f"{part}: {found[part]['seconds']:.0f} s {found[part]['error'] or ''}", flush=True)
     device = torch.cuda.get_device_name() if scene.cuda else platform.processor() or platform.machine()
@@ -158,7 +184,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--parts", default=",".join(BUDGETS), help=f"default: {','.join(BUDGETS)}")
     parser.add_argument("--device", help="default: cuda where there is one, else the CPU with --tiny")
-    parser.add_argument("--tiny", action="store_true", help="small models and few images: does it run?")
+    parser.add_argument("--tiny", "--smoke", action="store_true", help="small models and few images: does it run?")
     options = parser.parse_args(words)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cpu" and not options.tiny:

@@ -92,6 +92,15 @@ MODELS = (
         causal=True,
     ),
     Model(
+        name="Wan 2.1",
+        class_name="AutoencoderKLWan",
+        config={"base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2},
+        tiny={"base_dim": 8, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+        | {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4},
+        clips=True,
+        causal=True,
+    ),
+    Model(
         name="Tiny",
         class_name="AutoencoderTiny",
         config={},

@@ -1,9 +1,14 @@
-"""The part of ``bench_gpu`` that looks at text encoders: T5-XXL padded and sorted by length, CLIP-L."""
+"""The part of ``bench_gpu`` that looks at text encoders: T5-XXL padded and sorted by length, CLIP-L, and builds.
+
+A build of captions uses a pipeline with a T5 of one billion parameters: T5-XXL takes longer to save than to measure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import bench_text
 import numpy as np
 import torch
 from gpu_models import Scene
@@ -16,14 +21,51 @@ from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 TOKENS = 16384
 LONGEST = 512
 _T5_XXL = {"d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64}
+_LARGE = {"width": 2048, "inner": 8192, "layers": 24, "heads": 32}
 _T5_TINY = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 
 
-def text_encoders(scene: Scene) -> Iterator[Row]:
-    """Measure captions per second."""
+def text_encoders(scene: Scene, folder: Path) -> Iterator[Row]:
+    """Measure captions per second, of encoders alone and of builds."""
     with torch.inference_mode():
         yield from _t5(scene)
         yield from _clip(scene)
+    for name in ("PixArtSigmaPipeline", "FluxPipeline"):
+        try:
+            yield _built(scene, folder, name)
+        except Exception as error:  # noqa: BLE001 - such as a library that cleans captions and is not there
+            yield {"pipeline": name, "failed": f"{type(error).__name__}: {error}".splitlines()[0][:120]}
+
+
+def _built(scene: Scene, folder: Path, name: str) -> Row:
+    """Compare a build of captions with its text encoder alone: sorted by length with a mask, else at full length."""
+    masked, size = name == "PixArtSigmaPipeline", scene.pick(_LARGE, bench_text.TINY)
+    texts = bench_text.captions(scene.pick(4096 if masked else 1024, 12))
+    data, pipeline = folder / f"texts {name}", folder / name
+    bench_text.make_data(data, texts)
+    with torch.device(scene.device):
+        pipe = bench_text.make_pipeline(name, pipeline, size)
+    dtype = torch.bfloat16 if scene.cuda else torch.float32
+    model = (pipe.text_encoder if masked else pipe.text_encoder_2).to(scene.device, dtype)
+    tokens = np.array([len(text.split()) + 1 for text in texts])
+    longest = 300 if masked else LONGEST
+    plan = (
+        list(sorted_batches(np.minimum(tokens, longest), TOKENS))
+        if masked
+        else [(32, longest)] * max(len(texts) // 32, 1)
+    )
+
+    def alone() -> None:
+        for count, length in plan:
+            ids = torch.ones(count, length, dtype=torch.int64, device=scene.device)
+            model(input_ids=ids, **({"attention_mask": torch.ones_like(ids)} if masked else {}))
+
+    with torch.inference_mode():
+        taken = seconds_per_call(scene, alone, least_s=0.0)
+    rate = sum(count for count, _ in plan) / taken
+    pipe.to("cpu")
+    built, _ = bench_text.built(data, pipeline, folder / "text cache", device=scene.device)
+    return {"pipeline": name, "alone, captions/s": rate, "build, captions/s": built, "build / alone": built / rate}
 
 
 def lengths(count: int) -> NDArray[np.int64]:
