@@ -103,8 +103,11 @@ class WholeSamples:
         image_set = set_of(snapshot, row)
         about |= {name: image_set[name] for name in ("class_words", "is_reg", "split") if image_set.get(name)}
         if table := {name: column for name, column in self._columns.items() if name.startswith(OF_TABLE)}:
-            values = {name: table_values(column[row : row + 1])[0] for name, column in table.items()}
-            about["table"] = {name.removeprefix(OF_TABLE): _plain(value) for name, value in values.items()}
+            values = {
+                name: np.array(table_values(column[row : row + 1])).tolist()[0] for name, column in table.items()
+            }
+            known = {name: value for name, value in values.items() if value == value}  # no NaN
+            about["table"] = {name.removeprefix(OF_TABLE): value for name, value in known.items()}
         about["keys"] = {name: keys[number].tobytes().hex() for name, keys in self._keys.items()}
         return about
 
@@ -181,12 +184,6 @@ def _loss_mask(field: FieldRows, row: int, length: int) -> torch.Tensor:
     for first, count in spans[int(ends[row - 1]) if row else 0 : int(ends[row])].tolist():
         mask[first : first + count] = True
     return mask
-
-
-def _plain(value: Any) -> Any:
-    """A value of a table as one of JSON; NaN is null."""
-    plain = value if isinstance(value, str) else value.item()
-    return None if plain != plain else plain
 
 
 def opened(settings: ExportSettings) -> Cache:

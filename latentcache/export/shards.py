@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,16 @@ from latentcache.export.mds import SHARD_BYTES, Columns, array, sample
 from latentcache.export.samples import WholeSample, WholeSamples, check_demo, facts_of, opened
 from latentcache.identity.content import content_hash
 from latentcache.loader.values import Affine
+from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.export.folder import Folder
     from latentcache.export.settings import Advanced, ExportSettings
 
+#: Types that MDS lacks -> a type that holds each of their values.
+_WIDER = {torch.bfloat16: torch.float32, torch.bool: torch.uint8}
+#: File of MDS that lists the shards; name of what describes a sample.
+_INDEX, ABOUT = "index.json", "about"
 #: Bytes of a sample beside its values: names, types, ``about``.
 _AROUND = 1024
 _README = """\
@@ -53,38 +59,54 @@ Values are those that a model trains on. These were scaled and shifted:
 """
 
 
-class Container:
-    """How samples become files. ``types``: type of each tensor in the cache."""
+class Container(Value):
+    """How samples become files."""
 
     name: str
     """Of a file, with the place of its number."""
-    shard_bytes = SHARD_BYTES
-    """Bytes of a file, about; 1: each sample has its own."""
+    write: Callable[[Path, Iterable[WholeSample], Columns], None]
     code: str
-    """Python that reads the folder, where it runs."""
-    wider: Mapping[torch.dtype, torch.dtype] = {}
+    """Python that reads the folder, run in it."""
+    shard_bytes: int = SHARD_BYTES
+    """Of a file, about; 1: each sample has its own."""
+    wider: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
     """Types that it lacks -> a type that holds each of their values."""
-    note = ""
+    note: str = ""
     """Sentence on these types, if the cache has one of them."""
-
-    def __init__(self, types: Mapping[str, torch.dtype]) -> None:
-        self.types = {name: self.wider.get(dtype, dtype) for name, dtype in types.items()}
-        self.notes = [self.note] if self.types != types else []
-
-    def write(self, path: Path, samples: Iterable[WholeSample]) -> None:
-        """Write one file."""
-        raise NotImplementedError
-
-    def index(self, shards: Iterable[tuple[str, int, int]]) -> Mapping[str, bytes]:
-        """Further files, for the name, the number of samples and the bytes of each file."""
-        return {}
+    index: str = ""
+    """File that lists the others; empty: it has none."""
 
 
-class SafetensorsFiles(Container):
+def write_safetensors(path: Path, samples: Iterable[WholeSample], columns: Columns) -> None:
     """A file for each sample, with ``about`` in its metadata."""
+    for _, tensors, about in samples:
+        path.write_bytes(save(dict(tensors), {ABOUT: json.dumps(about)}))
 
-    name, shard_bytes = "samples/{:08d}.safetensors", 1
-    code = """\
+
+def write_tar(path: Path, samples: Iterable[WholeSample], columns: Columns) -> None:
+    """Two members for each sample: its tensors, and ``about``."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for number, tensors, about in samples:
+            members = {"safetensors": save(dict(tensors)), "json": json.dumps(about).encode()}
+            for ending, data in members.items():
+                member = tarfile.TarInfo(f"{number:08d}.{ending}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+
+
+def write_mds(path: Path, samples: Iterable[WholeSample], columns: Columns) -> None:
+    """A column for each tensor, and ``about`` as JSON."""
+    encoded = []
+    for _, tensors, about in samples:
+        values = {ABOUT: json.dumps(about).encode()}
+        for name, tensor in tensors.items():
+            values[name] = array(tensor.to(_WIDER.get(tensor.dtype, tensor.dtype)).numpy())
+        encoded.append(sample([values[name] for name in columns.names]))
+    path.with_name(_INDEX).unlink(missing_ok=True)  # an old one beside new shards gives other samples
+    columns.write_shard(path, encoded)
+
+
+_SAFETENSORS = """\
 import json
 from pathlib import Path
 from safetensors import safe_open
@@ -94,18 +116,7 @@ for path in sorted(Path("samples").iterdir()):
         sample = {name: file.get_tensor(name) for name in file.keys()}
         about = json.loads(file.metadata()["about"])
 """
-
-    def write(self, path: Path, samples: Iterable[WholeSample]) -> None:
-        """See ``Container``."""
-        for _, tensors, about in samples:
-            path.write_bytes(save(dict(tensors), {"about": json.dumps(about)}))
-
-
-class WebDatasetShards(Container):
-    """Tar files of two members for each sample: its tensors, and ``about``."""
-
-    name = "shard-{:06d}.tar"
-    code = """\
+_WEBDATASET = """\
 from glob import glob
 from safetensors.torch import load
 from webdataset import WebDataset
@@ -114,56 +125,26 @@ for members in WebDataset(sorted(glob("*.tar")), shardshuffle=False).decode():
     sample = load(members["safetensors"])
     about = members["json"]
 """
-
-    def write(self, path: Path, samples: Iterable[WholeSample]) -> None:
-        """See ``Container``."""
-        with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
-            for number, tensors, about in samples:
-                members = {"safetensors": save(dict(tensors)), "json": json.dumps(about).encode()}
-                for ending, data in members.items():
-                    member = tarfile.TarInfo(f"{number:08d}.{ending}")
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
-
-
-class MdsShards(Container):
-    """Shards with a column for each tensor, and ``about`` as JSON."""
-
-    name = "shard.{:05d}.mds"
-    wider = {torch.bfloat16: torch.float32, torch.bool: torch.uint8}  # noqa: RUF012
-    note = "MDS has no bfloat16 and no bool: these are float32 and uint8 here, with equal values."
-    code = """\
+_STREAMING = """\
 from streaming import StreamingDataset
 
 for sample in StreamingDataset(local=".", shuffle=False, batch_size=1):
     about = sample.pop("about")
 """
-
-    def __init__(self, types: Mapping[str, torch.dtype]) -> None:
-        super().__init__(types)
-        encodings = {name: f"ndarray:{str(dtype).removeprefix('torch.')}" for name, dtype in self.types.items()}
-        self._columns = Columns({**encodings, "about": "json"})
-
-    def write(self, path: Path, samples: Iterable[WholeSample]) -> None:
-        """See ``Container``."""
-        encoded = []
-        for _, tensors, about in samples:
-            values = {name: array(tensors[name].to(dtype).numpy()) for name, dtype in self.types.items()}
-            values["about"] = json.dumps(about).encode()
-            encoded.append(sample([values[name] for name in self._columns.names]))
-        path.with_name("index.json").unlink(missing_ok=True)  # an old one beside new shards gives other samples
-        self._columns.write_shard(path, encoded)
-
-    def index(self, shards: Iterable[tuple[str, int, int]]) -> Mapping[str, bytes]:
-        """See ``Container``."""
-        return {"index.json": self._columns.index(shards)}
-
-
 #: By ``--to``.
-CONTAINERS: Mapping[str, type[Container]] = {
-    "safetensors": SafetensorsFiles,
-    "webdataset": WebDatasetShards,
-    "mds": MdsShards,
+CONTAINERS: dict[str, Container] = {
+    "safetensors": Container(
+        name="samples/{:08d}.safetensors", write=write_safetensors, code=_SAFETENSORS, shard_bytes=1
+    ),
+    "webdataset": Container(name="shard-{:06d}.tar", write=write_tar, code=_WEBDATASET),
+    "mds": Container(
+        name="shard.{:05d}.mds",
+        write=write_mds,
+        code=_STREAMING,
+        wider=_WIDER,
+        note="MDS has no bfloat16 and no bool: these are float32 and uint8 here, with equal values.",
+        index=_INDEX,
+    ),
 }
 
 
@@ -181,8 +162,12 @@ class SampleExport:
             problem, fix = f"{settings.cache}: no sample has all fields", "run `latentcache verify`, which names them"
             raise UsageError(problem, fix=fix)
         self._sizes = self._samples.sizes
-        types = {name: values.dtype for name, values in self._samples[0].tensors.items()}
-        self._container = CONTAINERS[settings.format](types)
+        self._container, first = CONTAINERS[settings.format], self._samples[0].tensors
+        wider = self._container.wider
+        types = {name: wider.get(tensor.dtype, tensor.dtype) for name, tensor in first.items()}
+        self._types = {name: str(dtype).removeprefix("torch.") for name, dtype in types.items()}
+        self._columns = Columns({**{name: f"ndarray:{kind}" for name, kind in self._types.items()}, ABOUT: "json"})
+        self._notes = [self._container.note] if any(tensor.dtype in wider for tensor in first.values()) else []
 
     @property
     def plan(self) -> str:
@@ -193,31 +178,31 @@ class SampleExport:
     @property
     def bytes(self) -> int:
         """Bytes of the files, about."""
-        return int(self._sizes.sum()) * (2 if self._container.notes else 1) + _AROUND * len(self._sizes)
+        return int(self._sizes.sum()) * (2 if self._notes else 1) + _AROUND * len(self._sizes)
 
     def write(self, folder: Folder, on_progress: Advanced) -> tuple[dict[str, Any], dict[str, Any]]:
         """Write all files; returns what the sidecar says, and what the JSON output says of it."""
-        shards, done = dict[str, int](), 0
+        shards = dict[str, int]()
         for number, samples in enumerate(self._shards()):
             name = self._container.name.format(number)
             folder.put(File(name=name, origin=self._origin(samples)), partial(self._write_file, samples))
             shards[name] = len(samples)
-            done += len(samples)
-            on_progress(done, len(self._samples))
-        index = self._container.index((name, count, folder.files[name].size) for name, count in shards.items())
-        for name, data in {**index, "README.md": self._readme().encode()}.items():
-            folder.put(*of_bytes(name, data))
+            on_progress(samples.stop, len(self._samples))
+        if self._container.index:
+            listed = [(name, count, folder.files[name].size) for name, count in shards.items()]
+            folder.put(*of_bytes(self._container.index, self._columns.index(listed)))
+        folder.put(*of_bytes("README.md", self._readme().encode()))
         about = {
             **facts_of(self._settings, self._snapshot, self._snapshot.fields),
             "samples": len(self._samples),
             "left_out": self._samples.excluded,
             "unused": self._samples.unused,
         }
-        advice = ["README.md in the folder shows how to read it", *self._container.notes]
+        advice = ["README.md in the folder shows how to read it", *self._notes]
         return about, {**about, "advice": advice}
 
     def _write_file(self, samples: range, path: Path) -> str:
-        self._container.write(path, (self._samples[number] for number in samples))
+        self._container.write(path, (self._samples[number] for number in samples), self._columns)
         return ""  # its hash is not known
 
     def _shards(self) -> Iterator[range]:
@@ -232,12 +217,8 @@ class SampleExport:
 
     def _origin(self, samples: Iterable[int]) -> str:
         """Hex digits of everything that decides the bytes of a file."""
-        facts = [
-            str(self._container.types),
-            str(self._scalings()),
-            *(json.dumps(self._samples.about(n)) for n in samples),
-        ]
-        return content_hash("\0".join(facts).encode()).hex()
+        facts = [self._types, self._scalings(), *map(self._samples.about, samples)]
+        return content_hash(json.dumps(facts).encode()).hex()
 
     def _scalings(self) -> dict[str, Any]:
         """Scale and shift of values, by field."""
@@ -248,8 +229,8 @@ class SampleExport:
     def _readme(self) -> str:
         """``README.md``."""
         rows = [
-            f"| `{name}` | {str(self._container.types[name]).removeprefix('torch.')} | {tuple(values.shape)} |"
-            for name, values in self._samples[0].tensors.items()
+            f"| `{name}` | {self._types[name]} | {tuple(tensor.shape)} |"
+            for name, tensor in self._samples[0].tensors.items()
         ]
         return _README.format(
             count=count_of(len(self._samples), "samples"),
@@ -257,6 +238,6 @@ class SampleExport:
             rows="\n".join(rows),
             about="`, `".join(self._samples.about(0)),
             scalings="".join(f"- `{name}`: `{json.dumps(affine)}`\n" for name, affine in self._scalings().items()),
-            note="".join(f"{note}\n\n" for note in self._container.notes),
+            note="".join(f"{note}\n\n" for note in self._notes),
             code=self._container.code,
         )

@@ -15,9 +15,8 @@ from made_documents import export
 from test_mds import Rows
 from test_mds import export as export_mds
 from test_shards import READERS as OWN_READERS
-from test_shards import code_of, images
+from test_shards import change, code_of, images
 
-from latentcache.export import shards
 from latentcache.export.tokens.documents import FILES
 
 __all__ = ["images"]
@@ -118,7 +117,7 @@ if READERS:  # without them there is nothing to skip
     @pytest.mark.slow
     @pytest.mark.parametrize("form", ["webdataset", "mds"])
     def test_the_readme_reads_whole_samples(run, images, form, monkeypatch):
-        monkeypatch.setattr(shards.Container, "shard_bytes", 14_000)
+        change(monkeypatch, form, shard_bytes=14_000)
         _, cache, out = images
         assert run("export", cache, out, "--to", form).status == 0
         expected = [

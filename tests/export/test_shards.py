@@ -3,6 +3,7 @@
 import json
 import re
 import tarfile
+from dataclasses import replace
 
 import pytest
 import small_tokens
@@ -54,6 +55,11 @@ def read_mds(folder, monkeypatch):
 READERS = dict(zip(FORMATS, (read_safetensors, read_webdataset, read_mds), strict=True))
 
 
+def change(monkeypatch, form, **changes):
+    """Change the container of a format."""
+    monkeypatch.setitem(shards.CONTAINERS, form, replace(shards.CONTAINERS[form], **changes))
+
+
 RECIPE = (
     "--model", "stub", "--resolution", 128, "--bucket-step", 32, "--flip", "--latents", "moments",
     "--storage-dtype", "bfloat16", "--text-encoder", "stub", "--fields", "latents,mask,prompt_embeds",
@@ -75,7 +81,7 @@ def images(run, tmp_path):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_value_is_that_of_a_loader(run, images, form, monkeypatch):
-    monkeypatch.setattr(shards.Container, "shard_bytes", 14_000)
+    change(monkeypatch, form, shard_bytes=1 if form == "safetensors" else 14_000)
     _, cache, out = images
     done = run("export", cache, out, "--to", form, "--json")
     assert (done.status, done.json["samples"], done.json["unused"]) == (0, 4, 8)
@@ -136,19 +142,19 @@ def test_a_later_export_writes_what_changed(run, images, form):
 @pytest.mark.parametrize("form", FORMATS)
 def test_an_interrupted_export_goes_on(run, images, form, monkeypatch):
     _, cache, out = images
-    monkeypatch.setattr(shards.Container, "shard_bytes", 1)
+    change(monkeypatch, form, shard_bytes=1)
     words, write = ("export", cache, out, "--to", form, "--json"), shards.CONTAINERS[form].write
 
-    def failing(self, path, samples):
+    def failing(path, samples, columns):
         samples = list(samples)
         if samples[0].number == 2:
             raise KeyboardInterrupt
-        write(self, path, samples)
+        write(path, samples, columns)
 
-    monkeypatch.setattr(shards.CONTAINERS[form], "write", failing)
+    change(monkeypatch, form, write=failing)
     assert run(*words).status == 130
     assert not out.exists()
-    monkeypatch.setattr(shards.CONTAINERS[form], "write", write)
+    change(monkeypatch, form, write=write)
     done = run(*words).json
     assert (done["samples"], done["kept"]) == (4, 2)
     assert run("verify", out).status == 0
@@ -161,7 +167,7 @@ def test_new_mds_shards_have_no_old_index(run, images, monkeypatch):
     (data / "p0.png").unlink()
     assert run("build", data, "--out", cache, *RECIPE, "--allow-failed", 1).status == 0
     with monkeypatch.context() as patch:
-        patch.setattr(shards.MdsShards, "index", lambda self, shards: {}[None])
+        patch.setattr(shards.Columns, "index", lambda self, shards: {}[None])
         assert run(*words).status != 0
     assert not (out / "index.json").exists()
     assert run(*words).json["samples"] == 3
