@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
@@ -94,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run() -> None:
     """Entry point of the console script."""
     _in_utf8()
+    warnings.showwarning = lambda message, *about: console.say(f"warning: {message}")
     status = _run(sys.argv[1:])
     console.ignore_signals()
     gc.freeze()  # the interpreter would look through all modules for cycles before it ends, for 20 ms

@@ -1,6 +1,10 @@
 """Commands that read a cache at a URL say what they say of its folder."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from damaged import damage_payload
@@ -150,3 +154,19 @@ def test_a_command_that_needs_a_folder_says_how_to_get_it(url, cache, run, words
     push(cache, url)
     done = run(*[url if word == "URL" else word for word in words], "--json")
     assert (done.status, done.error["fix"]) == (3, f"copy it first: latentcache pull {url} CACHE")
+
+
+def test_a_store_that_does_not_answer_is_said_once_and_a_signal_ends_the_wait(tmp_path):
+    around = os.environ | {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+    }
+    command = [Path(sys.executable).parent / "latentcache", "info", "s3://bucket/x"]
+    with subprocess.Popen(command, env=around, stderr=subprocess.PIPE, text=True) as process:
+        said = process.stderr.readline()
+        process.terminate()
+        more = process.stderr.read()
+    assert said == "warning: s3://bucket/x: the store does not answer: trying again for 300 s\n"
+    assert "warning" not in more
+    assert process.returncode == 143

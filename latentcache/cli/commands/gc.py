@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 HELP = "Delete unreferenced data (dry run unless --apply)."
 EXAMPLES = """\
 latentcache gc images.latentcache
-latentcache gc images.latentcache --apply
 latentcache gc images.latentcache --keep 1 --apply
 latentcache gc s3://bucket/images --older-than 7d --apply
 """
