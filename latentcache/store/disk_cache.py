@@ -155,11 +155,14 @@ class DiskCache:
         descriptor = os.open(self._paths.shards, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            files = {path: path.stat() for path in self._paths.shards.glob("*/data.mdb*") if path != part}
+            files = dict[Path, os.stat_result]()
+            for path in self._paths.shards.glob("*/data.mdb*"):
+                with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
+                    files[path] = path.stat()
+            files.pop(part)
             used = size + sum(status.st_size for status in files.values())
-            for path in sorted(
-                files, key=lambda path: (_key(path.parent.name) in self._sizes, -files[path].st_mtime)
-            ):
+            newest = sorted(files, key=lambda path: files[path].st_mtime, reverse=True)
+            for path in sorted(newest, key=lambda path: _key(path.parent.name) in self._sizes):
                 if used > self.max_bytes and _remove_unused(path):
                     used -= files[path].st_size
             if used > self.max_bytes and self._first_warning.acquire(blocking=False):  # once
