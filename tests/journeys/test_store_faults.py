@@ -5,7 +5,7 @@ import shutil
 import pytest
 from s3_proxy import Fault, S3Proxy
 from s3_server import S3Server
-from small_cache import cache, data, draw, run, shared
+from small_cache import SMALL, cache, data, draw, run, shared
 
 from latentcache.errors import RemoteError, StoreError
 from latentcache.loader.cache import open_cache
@@ -188,3 +188,36 @@ def _with_a_wrong_byte(ask):
         return answer
 
     return changed
+
+
+@pytest.fixture
+def built_url(proxy, request, monkeypatch, tmp_path):
+    """A URL with nothing below it, for a build on a machine of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return f"s3://bucket/{abs(hash(request.node.name))}"
+
+
+def counts(run, url):
+    return run("verify", url, "--full", "--json").json["counts"]
+
+
+@pytest.mark.parametrize("name", rows([(name,) for name in PASSING]))
+def test_a_build_and_a_check_at_a_url_survive_a_fault_that_passes(name, built_url, data, run, proxy):
+    for command in (("build", data, "--out", built_url, *SMALL), ("verify", built_url, "--full")):
+        proxy.faults = [Fault(**vars(PASSING[name]))]
+        assert run(*command).status == 0
+    proxy.faults = []
+    assert counts(run, built_url)["ok"] == 4
+
+
+@pytest.mark.parametrize("name", rows([(name,) for name in LASTING]))
+def test_a_build_at_a_url_goes_on_after_a_fault_that_lasts(name, built_url, data, run, proxy):
+    fault, words = LASTING[name]
+    proxy.faults = [Fault(**vars(fault))]
+    done = run("build", data, "--out", built_url, *SMALL, "--json")
+    proxy.faults = []
+    assert done.status == 3
+    assert any(word in done.error["what"] for word in words.split("|")), done.error
+    assert run("pull", built_url, data.parent / "copy", "--json").error["slug"] == "cache-not-found"
+    assert run("build", data, "--out", built_url, *SMALL).status == 0
+    assert counts(run, built_url)["ok"] == 4
