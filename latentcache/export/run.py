@@ -93,11 +93,6 @@ def write_export(
     return counts | (written if export.resumes else {})
 
 
-def export_cache(settings: ExportSettings) -> dict[str, Any]:
-    """Check and write an export; returns the JSON output."""
-    return write_export(settings, opened(settings))
-
-
 def _require_free(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         undo = f"latentcache export --undo {shlex.quote(str(out))}, or " if is_export(out) else ""

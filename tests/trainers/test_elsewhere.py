@@ -18,7 +18,7 @@ from page_blocks import DOCS, blocks
 from tiny_tokens import LENGTH, a_tokenizer, build_fifty, tiny_llama
 
 from latentcache import open_cache
-from latentcache.export.run import export_cache
+from latentcache.export.run import opened, write_export
 from latentcache.export.settings import ExportSettings
 
 SECTIONS = {"llama-factory": "LLaMA-Factory", "axolotl": "axolotl"}
@@ -85,7 +85,8 @@ def test_trainers_use_the_exported_rows(model_and_cache, tmp_path, system, kind,
     (tmp_path / "model").symlink_to(model_and_cache / "model")
     cache, name = model_and_cache / "texts.latentcache", "packed" if block else "rows"
     view = open_cache(cache).rows(**{kind: LENGTH})
-    export_cache(ExportSettings(cache=cache, out=tmp_path / name, trainer=system, **{kind: LENGTH}))
+    settings = ExportSettings(cache=cache, out=tmp_path / name, trainer=system, **{kind: LENGTH})
+    write_export(settings, opened(settings))
     seen = train(system, tmp_path, page_settings(system, block) | COMMON | MORE[system])
 
     steps, batches = STEPS[system](len(view)), view.loader(batch_size=4).steps(1)

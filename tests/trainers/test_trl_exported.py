@@ -9,7 +9,7 @@ from datasets import load_from_disk
 from tiny_tokens import LENGTH, Account, a_tokenizer, seen_llama, sft_config
 from trl import SFTConfig, SFTTrainer
 
-from latentcache.export.run import export_cache
+from latentcache.export.run import opened, write_export
 from latentcache.export.settings import ExportSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 def a_trainer(fifty, kind, folder, **more):
     view = fifty.rows(**{kind: LENGTH})
     cache, out = fifty.snapshots[0].paths.root, folder / kind
-    export_cache(ExportSettings(cache=cache, out=out, trainer="trl", **{kind: LENGTH}))
+    settings = ExportSettings(cache=cache, out=out, trainer="trl", **{kind: LENGTH})
+    write_export(settings, opened(settings))
     config = sft_config(folder / "out", padding_free=kind == "pack", max_length=None, **more)
     account = Account()
     rows = load_from_disk(str(out))["train"]

@@ -30,11 +30,11 @@ _NEXT = {
 _PREPARED = "dataset_kwargs={'skip_prepare_dataset': True}, max_length=None"
 _TRL = {"pad": _PREPARED, "chunk": _PREPARED, "pack": f"{_PREPARED}, padding_free=True"}
 
-HELP = "Write a cache as the files that another trainer reads."
+HELP = "Write a cache as files that trainers and other programs read."
 EXAMPLES = """\
 latentcache export images.latentcache train/ --to kohya --release lora-scripts
 latentcache export chats.latentcache rows --pad 4096 --for trl
-latentcache export texts.latentcache tokens --to megatron
+latentcache export images.latentcache shards/ --to webdataset
 """
 
 
@@ -46,7 +46,7 @@ def export(
     run: flags.Run,
     quiet: flags.Quiet = False,
 ) -> Result:
-    """Write tokens as rows or documents, or images with their latents for a trainer."""
+    """Write tokens, images with their latents for a trainer, or whole samples."""
     from latentcache.export.run import opened, write_export
     from latentcache.export.settings import ExportSettings
 
@@ -60,8 +60,7 @@ def export(
         say(f"to write: {writer.plan}")
     with closing(ProgressDisplay(quiet=quiet)) as display:
         about = write_export(settings, writer, lambda done, total: display.counted_up(done, total, writer.noun))
-    payload = {"cache": str(cache), "out": str(target)}
-    payload = payload | about if writer.resumes else about | payload
+    payload = about | {"cache": str(cache), "out": str(target)}
     return Result(payload, _lines_of_images(payload) if "advice" in payload else _lines(payload))
 
 
