@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,19 +9,12 @@ from typing import Any
 
 from latentcache.cli import console
 from latentcache.errors import UsageError
+from latentcache.store.paths import url_of
 
 #: Commands that take URLs; `pull` brings a cache to the others.
-_COMMANDS = ("build", "info", "merge", "plan", "report", "show", "verify")
+_COMMANDS = ("build", "info", "inspect", "merge", "plan", "report", "show", "verify")
 #: Parameters of commands that name caches, or a cache to be written.
 _CACHES, _OUT = ("cache", "other", "path", "parts"), "out_folder"
-#: A URL after it was a path, which has one slash for several.
-_URL = re.compile(r"([a-z][a-z0-9+.-]*):/+(.*)")
-
-
-def url_of(path: Path) -> str:
-    """The URL that a path was; empty: it was none."""
-    match = _URL.fullmatch(str(path))
-    return f"{match[1]}://{match[2]}" if match and not path.exists() else ""
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from latentcache.pipeline.settings import BuildSettings, beside
 from latentcache.sources.options import Part, SourceOptions
 from latentcache.store.atomic_io import make_folder, read_json, remove_durably, write_atomically, write_json, writing
 from latentcache.store.lock import builder_lock
-from latentcache.store.paths import CachePaths
+from latentcache.store.paths import CachePaths, url_of
 from latentcache.store.snapshot import FieldRows, Snapshot, load_manifest, open_snapshot, own_checksum
 from latentcache.value import Value
 
@@ -231,7 +231,15 @@ def check_paths(data: Path, cache: Path) -> None:
 
 
 def check_out(cache: Path) -> None:
-    """Reject a folder with files that are not of a cache."""
+    """Reject a folder with files that are not of a cache, and a URL, which a command makes a folder of."""
+    if url := url_of(cache):
+        raise UsageError(
+            "a URL is no folder",
+            argument="out",
+            value=url,
+            fix=f"latentcache build DATA --out {url}",
+            fix_python=f"with latentcache.store.view.local_view({url!r}, scratch=Path('/tmp')) as out: build there",
+        )
     if cache.exists() and not cache.is_dir():
         raise UsageError("a file is there", argument="out", value=cache, where=str(cache), fix="give a folder")
     if cache.is_dir() and not CachePaths(cache).is_ours() and any(cache.iterdir()):

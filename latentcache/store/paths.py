@@ -14,7 +14,15 @@ from latentcache.store.atomic_io import read_file, unreadable
 #: The only version that this release reads and writes.
 FORMAT_VERSION = 2
 OPEN_SUFFIX = ".open"
+#: A URL after it was a path, which has one slash for several.
+_URL = re.compile(r"([a-z][a-z0-9+.-]*):/+(.*)")
 _CURRENT = re.compile(rb"[0-9]{6,}\n")
+
+
+def url_of(path: Path) -> str:
+    """The URL that a path was made of; empty: it was none."""
+    match = _URL.fullmatch(str(path))
+    return f"{match[1]}://{match[2]}" if match and not path.exists() else ""
 
 
 class CachePaths:
@@ -60,8 +68,8 @@ class CachePaths:
     def _instead(self) -> str:
         """Return the advice for a path without a cache: people often give DATA, whose cache is beside it."""
         path = shlex.quote(str(self.root))
-        if match := re.match(r"(s3|gs|az):/+(.*)", str(self.root)):
-            return f"copy it first: latentcache pull {shlex.quote(f'{match[1]}://{match[2]}')} CACHE"
+        if url := url_of(self.root):
+            return f"copy it first: latentcache pull {shlex.quote(url)} CACHE"
         if (beside := self.root.with_name(f"{self.root.name}.latentcache")).is_dir():
             return f"give the cache of this data: {shlex.quote(str(beside))}"
         if self.root.is_dir() and any(_listed(self.root)):

@@ -9,12 +9,13 @@ import time
 
 import pytest
 from s3_server import server, url
-from small_cache import SMALL, cache, data, draw, run, shared
+from small_cache import SMALL, build, cache, data, draw, run, shared
 
-from latentcache.errors import RemoteError
+from latentcache.errors import RemoteError, UsageError
 from latentcache.loader.cache import open_cache
 from latentcache.pipeline.workers import writer
 from latentcache.store.remote import Bucket, pull
+from latentcache.store.view import local_view
 
 __all__ = ["cache", "data", "run", "server", "shared", "url"]
 
@@ -210,3 +211,14 @@ def test_a_build_of_another_recipe_keeps_the_cache(url, data, run):
     before = entries(run, url)
     assert run("build", data, "--out", url, "--model", "stub", "--resolution", "nonsense").status == 2
     assert entries(run, url) == before
+
+
+def test_python_says_how_a_url_becomes_a_folder(url, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="local_view"):
+        build(data, url)
+    assert not (tmp_path / "s3:").exists()
+    with local_view(url, scratch=tmp_path / "scratch") as out:
+        assert build(data, out).encoded == 4
+    with local_view(url) as folder:
+        assert len(open_cache(folder).loader(batch_size=1, seed=0)) == 4

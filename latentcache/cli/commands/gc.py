@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from latentcache.cli import flags
 from latentcache.cli.console import Result
 from latentcache.cli.flags import option
-from latentcache.cli.urls import url_of
 from latentcache.errors import UsageError
 from latentcache.plan.numbers import human_bytes
+from latentcache.store.paths import url_of
 
 if TYPE_CHECKING:
     from latentcache.verify.collect import CollectReport
