@@ -61,7 +61,7 @@ class Result(NamedTuple):
 
     payload: Mapping[str, Any] = {}
     """Content of the JSON object."""
-    lines: Iterable[str] = ()
+    lines: Iterable[str | Table] = ()
     """The same as text."""
     exit_code: int = 0
     error: LatentcacheError | None = None
@@ -76,7 +76,10 @@ class Result(NamedTuple):
 def finish(command: str, result: Result, *, as_json: bool) -> int:
     """Write what a command gives, as text or as JSON; errors on stderr. Returns the exit status."""
     for line in () if as_json else result.lines:
-        out(line)
+        if isinstance(line, Table):
+            line.show()
+        else:
+            out(line)
     for line in error_lines(result.error):
         say(line)
     if as_json:
@@ -232,13 +235,47 @@ def repeats_lines(repeats: Sequence[Mapping[str, int]]) -> Iterator[str]:
         yield f"repeats: {some} per epoch"
 
 
-def aligned(rows: Sequence[Sequence[object]], indent: str = "") -> Iterator[str]:
-    """Rows of a table as text; all columns but the first are right-aligned."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for first, *rest in cells:
-        numbers = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-        yield indent + "  ".join([first.ljust(widths[0]), *numbers]).rstrip()
+class Table(NamedTuple):
+    """Rows of a result; the first row is the head, all columns but the first are right-aligned."""
+
+    rows: Sequence[Sequence[object]]
+    indent: str = ""
+    """Before each row in plain text."""
+
+    def plain(self) -> Iterator[str]:
+        """The rows as aligned text."""
+        cells = [[str(cell) for cell in row] for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for first, *rest in cells:
+            numbers = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+            yield self.indent + "  ".join([first.ljust(widths[0]), *numbers]).rstrip()
+
+    def show(self) -> None:
+        """Write the rows to stdout: on a terminal with a bar for the first column of numbers, else as plain text."""
+        if not sys.stdout.isatty():
+            for line in self.plain():
+                out(line)
+            return
+        import rich.box
+        import rich.console
+        import rich.progress_bar
+        import rich.table
+        import rich.text
+
+        (label, *names), *rows = self.rows
+        drawn = rich.table.Table(str(label), box=rich.box.SIMPLE_HEAD)
+        drawn.add_column("", width=16)
+        for name in names:
+            drawn.add_column(str(name), justify="right")
+        most = max((float(str(row[1])) for row in rows), default=0.0)
+        for name, *numbers in rows:
+            length = float(str(numbers[0]))
+            bar = rich.progress_bar.ProgressBar(
+                total=max(most, 1.0), completed=length, complete_style="cyan", finished_style="cyan"
+            )
+            drawn.add_row(rich.text.Text(printable(str(name))), bar, *map(str, numbers))
+        with contextlib.suppress(OSError):
+            rich.console.Console().print(drawn)
 
 
 def findings(rejected: Iterable[Rejected], notes: Iterable[Rejected]) -> list[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from latentcache.cli.console import aligned
+from latentcache.cli.console import Table
 from latentcache.errors import UsageError, count_of
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _sizes(planned: Planned, trainer: Trainer) -> list[Counter[Size]]:
     return list(counts.values())
 
 
-def lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str]:
+def lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str | Table]:
     """The same images in the trainer: its buckets, its steps, and the suggestion."""
     plan = payload.get("trainer")
     if plan is None:
@@ -196,7 +196,7 @@ def lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str]:
     for bucket in plan["buckets"]:
         size = f"{bucket['height']}x{bucket['width']}"
         rows.append((size, bucket["samples"], bucket["batches"], bucket["short"], bucket["dropped"]))
-    yield from aligned(rows)
+    yield Table(rows)
     yield (
         f"{plan['name']}: {count_of(plan['steps_per_epoch'], 'steps')} per epoch; small batches lack"
         f" {count_of(plan['samples_short'], 'samples')}, {plan['samples_dropped']} are dropped,"
@@ -220,7 +220,7 @@ def lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str]:
         yield "suggestion: none, no single setting loses less"
 
 
-def lines_of_comparison(payload: Mapping[str, Any]) -> Iterator[str]:
+def lines_of_comparison(payload: Mapping[str, Any]) -> Iterator[str | Table]:
     """The rows of a comparison, and the lost samples by batch size."""
     rows = payload.get("compare", ())
     if not rows:
@@ -234,7 +234,7 @@ def lines_of_comparison(payload: Mapping[str, Any]) -> Iterator[str]:
         if "why" not in row:
             crops = f"{row['cropped']:.1%}", f"{row['cropped_most']:.1%}", ", ".join(row["worst"][:1]) or "-"
             table.append((row["name"], *(row[name] for name in names), *crops))
-    yield from aligned(table)
+    yield Table(table)
     for row in rows:
         if "why" in row:
             yield f"{row['name']}: not compared: {row['why']}"
@@ -251,4 +251,4 @@ def lines_of_comparison(payload: Mapping[str, Any]) -> Iterator[str]:
         columns = [row["name"] for row in rows if "why" not in row]
         lines: list[tuple[object, ...]] = [("batch size", *columns)]
         lines += [(size["batch_size"], *(f"{size['lost'][name]:.1%}" for name in columns)) for size in sizes]
-        yield from aligned(lines)
+        yield Table(lines)

@@ -96,12 +96,14 @@ def on_a_terminal(command, stream="stderr", **environment):
     return process.returncode, seen.decode(), out.decode()
 
 
-def test_tables_on_a_terminal_are_plain_text(data):
-    command = [sys.executable, "-m", "latentcache", "plan", data, *SMALL, "--compare", "--batch-size", "1..3"]
-    status, seen, _ = on_a_terminal(command, "stdout")
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}])
+def test_tables_have_bars_on_a_terminal(cache, environment):
+    command = [sys.executable, "-m", "latentcache", "plan", cache, "--batch-size", "2"]
+    status, seen, _ = on_a_terminal(command, "stdout", **environment)
     assert status == 0
-    assert "\x1b" not in seen
-    assert re.search(r"batch size +as given .*\r\n1 +0\.0%", seen)
+    assert "━━" in seen
+    assert bool(re.search(r"\x1b\[3\d", seen)) == (not environment)  # colors
+    assert "steps per epoch at batch size 2" in seen
 
 
 def test_the_bar_is_erased_on_a_terminal(data, tmp_path):

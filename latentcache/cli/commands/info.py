@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from latentcache.cli import flags
-from latentcache.cli.console import Result, aligned, repeats_lines
+from latentcache.cli.console import Result, Table, repeats_lines
 from latentcache.cli.flags import option
 from latentcache.errors import count_of
 from latentcache.plan.numbers import human_bytes
@@ -35,7 +35,7 @@ def info(
 # text
 
 
-def _lines(payload: Mapping[str, Any]) -> Iterator[str]:
+def _lines(payload: Mapping[str, Any]) -> Iterator[str | Table]:
     counts = payload["counts"]
     state = "complete" if payload["complete"] else "not complete: run the same `latentcache build` again to continue"
     state = f"a build is running: {payload['builder']}" if payload["builder"] else state
@@ -58,7 +58,7 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[str]:
     for name, field in payload["fields"].items():
         yield from _field_lines(name, field, demo=bool(payload.get("demo")))
         if groups := [(group["label"], group["items"]) for group in field.get("groups", ()) if group["label"]]:
-            yield from aligned([("bucket", "items"), *groups], indent="  ")
+            yield Table([("bucket", "items"), *groups], indent="  ")
     for entry in payload.get("entries", ()):
         shape = "x".join(map(str, entry["shape"]))
         about = f"{entry['field']} {entry['dtype']} {shape}  {entry['checksum'] or 'DAMAGED'}"
