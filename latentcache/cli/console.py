@@ -251,7 +251,7 @@ class Table(NamedTuple):
             yield self.indent + "  ".join([first.ljust(widths[0]), *numbers]).rstrip()
 
     def show(self) -> None:
-        """Write the rows to stdout: on a terminal with a bar for the first column of numbers, else as plain text."""
+        """Write the rows to stdout: on a terminal with a bar for a first column of counts, else as plain text."""
         if not sys.stdout.isatty():
             for line in self.plain():
                 out(line)
@@ -263,17 +263,22 @@ class Table(NamedTuple):
         import rich.text
 
         (label, *names), *rows = self.rows
+        has_bars = all(isinstance(row[1], int) for row in rows)
+        counts = [int(str(row[1])) if has_bars else 0 for row in rows]
         drawn = rich.table.Table(str(label), box=rich.box.SIMPLE_HEAD)
-        drawn.add_column("", width=16)
+        if has_bars:
+            drawn.add_column("", width=16)
         for name in names:
             drawn.add_column(str(name), justify="right")
-        most = max((float(str(row[1])) for row in rows), default=0.0)
-        for name, *numbers in rows:
-            length = float(str(numbers[0]))
-            bar = rich.progress_bar.ProgressBar(
-                total=max(most, 1.0), completed=length, complete_style="cyan", finished_style="cyan"
-            )
-            drawn.add_row(rich.text.Text(printable(str(name))), bar, *map(str, numbers))
+        for row, count in zip(rows, counts, strict=True):
+            cells = [rich.text.Text(printable(str(cell))) for cell in row]
+            if has_bars:
+                bar = rich.progress_bar.ProgressBar(
+                    total=max(1, *counts), completed=count, complete_style="cyan", finished_style="cyan"
+                )
+                drawn.add_row(cells[0], bar, *cells[1:])
+            else:
+                drawn.add_row(*cells)
         with contextlib.suppress(OSError):
             rich.console.Console().print(drawn)
 

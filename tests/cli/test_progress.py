@@ -106,6 +106,13 @@ def test_tables_have_bars_on_a_terminal(cache, environment):
     assert "steps per epoch at batch size 2" in seen
 
 
+def test_tables_without_counts_have_no_bars(data):
+    command = [sys.executable, "-m", "latentcache", "plan", data, *SMALL, "--compare", "--batch-size", "1..3"]
+    status, seen, _ = on_a_terminal(command, "stdout", NO_COLOR="1")
+    assert status == 0
+    assert re.search(r"^ +1 +0\.0%", seen, re.MULTILINE)
+
+
 def test_the_bar_is_erased_on_a_terminal(data, tmp_path):
     for number in range(4, 12):
         draw(data / f"p{number:02}.png", seed=number)
