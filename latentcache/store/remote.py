@@ -97,6 +97,8 @@ class Transfer(Value):
     num_bytes: int
     kept: int
     """Files that are there already."""
+    requests: int
+    """Requests that move the files; about ten more look at the store, and at least one for each 1,000 objects."""
 
 
 class Head(Value):
@@ -357,6 +359,7 @@ def push(
         files=len(missing),
         num_bytes=total,
         kept=len(keys) - len(missing),
+        requests=sum(_requests(path.stat().st_size) for path in missing),
     )
     if dry_run or (head == new and not missing):
         return transfer
@@ -487,7 +490,13 @@ def _pulled(
         files=len(missing),
         num_bytes=total,
         kept=len(sizes) - len(missing),
+        requests=len(missing),
     )
+
+
+def _requests(size: int) -> int:
+    """Requests that send a file: one, or one for each part with one before and one behind."""
+    return 1 if size < _PART else -(-size // _PART) + 2
 
 
 def fetch_snapshot(bucket: Bucket, head: Head, folder: Path) -> None:

@@ -181,6 +181,7 @@ def test_a_bucket_that_is_not_there(url, cache):
 def test_the_commands(url, cache, run, tmp_path):
     plan = run("push", cache, url, "--dry-run")
     assert "to send" in plan.out
+    assert " in 5 requests, 0 there already" in plan.out
     sent = run("push", cache, url, "--json").json
     assert (sent["snapshot"], sent["kept"]) == (1, 0)
     copy = tmp_path / "copy"

@@ -221,3 +221,20 @@ def test_a_build_at_a_url_goes_on_after_a_fault_that_lasts(name, built_url, data
     assert run("pull", built_url, data.parent / "copy", "--json").error["slug"] == "cache-not-found"
     assert run("build", data, "--out", built_url, *SMALL).status == 0
     assert counts(run, built_url)["ok"] == 4
+
+
+def test_a_plan_of_a_push_counts_the_requests_that_move_files(built_url, cache, proxy, monkeypatch):
+    """Of a file in three parts: one request for each, one before and one behind."""
+    (data,) = cache.glob("shards/*/data.mdb")
+    data.chmod(0o644)
+    with data.open("ab") as file:
+        file.write(bytes((12 << 20) - data.stat().st_size))
+    monkeypatch.setattr(remote, "_PART", 5 << 20)
+    asked, ask = [], proxy._ask
+    monkeypatch.setattr(proxy, "_ask", lambda head, body: (asked.append(head), ask(head, body))[1])
+    plan = push(cache, built_url, dry_run=True)
+    assert (plan.files, plan.requests) == (5, 9)
+    asked.clear()
+    push(cache, built_url)
+    moving = [head for head in asked if b"/shards/" in head.split()[1] or b"/snapshots/" in head.split()[1]]
+    assert len([head for head in moving if not head.startswith(b"GET")]) == 9

@@ -54,6 +54,7 @@ def _lines(transfer: Transfer, dry_run: bool) -> Iterator[str]:
 def transfer_text(transfer: Transfer) -> str:
     """Files and bytes of a transfer."""
     files = f"{count_of(transfer.files, 'files')}, {human_bytes(transfer.num_bytes)}"
+    files += f" in {count_of(transfer.requests, 'requests')}"
     return f"{files}, {transfer.kept} there already;"
 
 
@@ -66,4 +67,5 @@ def transfer_json(transfer: Transfer) -> dict[str, object]:
         "files": transfer.files,
         "bytes": transfer.num_bytes,
         "kept": transfer.kept,
+        "requests": transfer.requests,
     }
