@@ -201,6 +201,22 @@ def counts(run, url):
     return run("verify", url, "--full", "--json").json["counts"]
 
 
+def test_a_shard_that_changes_on_its_way_is_sent_again(cache, url, proxy, run, tmp_path):
+    ask, changed = proxy._ask, []
+
+    def change_a_byte(head, body):
+        if head.startswith(b"PUT") and b"data.mdb" in head.split(b"\r\n", 1)[0] and not changed:
+            changed.append(head)
+            body = body[:1000] + bytes([body[1000] ^ 1]) + body[1001:]
+        return ask(head, body)
+
+    proxy._ask = change_a_byte
+    assert push_or_pull(run, "push", cache, url, tmp_path).status == 0
+    assert changed
+    assert names_at(url, tmp_path / "disk") == with_new(OLD)
+    assert run("verify", url, "--full").status == 0
+
+
 @pytest.mark.parametrize("name", rows([(name,) for name in PASSING]))
 def test_a_build_and_a_check_at_a_url_survive_a_fault_that_passes(name, built_url, data, run, proxy):
     for command in (("build", data, "--out", built_url, *SMALL), ("verify", built_url, "--full")):
