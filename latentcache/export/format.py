@@ -111,6 +111,8 @@ class Request(Value):
     folder: str
     """The export as the trainer sees it; empty: the files are beside the images."""
     trainer_config: Path | None = None
+    prompts: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    """The empty and the negative prompt, if they are held: text -> field of text -> its item."""
     architecture: str | None = None
     release: str | None = None
 
@@ -252,6 +254,15 @@ class Format:
         """The name of an image, as PNG if the trainer does not read its kind."""
         stem, _, extension = name.rpartition(".")
         return name if extension.lower() in self.extensions else f"{stem or name}.png"
+
+    def flat(self, name: str) -> str:
+        """The name of an image without folders: those in its path become a part of it."""
+        stem, _, extension = self.readable(name.replace("/", "_")).rpartition(".")
+        return f"{stem}.{extension.lower()}"
+
+    def caption_text(self, text: str) -> str:
+        """What the file of a caption has to hold, so that the trainer reads this text."""
+        return text
 
     def path(self, name: str) -> str:
         """A file of the export as the trainer's machine writes it."""

@@ -20,6 +20,7 @@ import torch
 from PIL import ImageOps
 
 from latentcache.errors import RecipeError, UsageError, count_of
+from latentcache.export.aitoolkit import AiToolkit
 from latentcache.export.folder import File, link, of_bytes, written
 from latentcache.export.format import CONTROL, LATENTS, MASK, TEXT, Format, Latent, Request, Sample
 from latentcache.export.kohya import Kohya
@@ -43,7 +44,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.images.clips import is_clip
 from latentcache.images.headers import header
-from latentcache.loader.samples import CachePart, join
+from latentcache.loader.samples import CachePart, join, prompt_row
 from latentcache.sources.locations import locations, open_image, read_image
 from latentcache.sources.scan import names_root
 from latentcache.store.reader import EntryReader
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 #: By ``--to``.
 TRAINER_FORMATS: Mapping[str, type[Format]] = {
-    format.name: format for format in (Kohya, OneTrainer, SimpleTuner, Musubi)
+    format.name: format for format in (Kohya, OneTrainer, SimpleTuner, Musubi, AiToolkit)
 }
 #: Bytes of a file of arrays beside the values: headers of its members and of the zip.
 _AROUND = 2048
@@ -86,6 +87,7 @@ class ImageExport:
             raise UsageError(problem, why=str(error), fix=self._fitting_build()) from error
         fields = self._snapshot.fields
         self._check_config()
+        self._entries = EntryReader(self._snapshot.paths, self._snapshot)
         self._format = trainer(
             Request(
                 recipes={name: field.recipe for name, field in fields.items() if field.recipe is not None},
@@ -94,12 +96,12 @@ class ImageExport:
                 root=self._root,
                 folder="" if settings.beside else settings.as_path or str(settings.out.absolute()),
                 trainer_config=settings.trainer_config,
+                prompts=self._prompts(),
                 architecture=settings.architecture,
                 release=settings.release,
             )
         )
         self._wanted = list(self._format.request.wanted)
-        self._entries = EntryReader(self._snapshot.paths, self._snapshot)
         joined = {name: join(CachePart(self._snapshot), (name,), repeats=False) for name in self._wanted}
         self._rows = {name: _by_sample(part.sample, part.rows[name]) for name, part in joined.items()}
         needed = [set(rows) for name, rows in self._rows.items() if name not in self._format.optional]
@@ -310,6 +312,18 @@ class ImageExport:
         )
         return replace(sample, latents=latents, masks=masks, controls=controls, text=texts[0], further=further)
 
+    def _prompts(self) -> dict[str, dict[str, Any]]:
+        """Texts beside the captions, each with its item in every field of text."""
+        names = [name for name in self._wanted if name not in (LATENTS, MASK, CONTROL)]
+        recipe = self._snapshot.fields[TEXT].recipe if TEXT in names else None
+        return {
+            text: {
+                name: item_values(self._entries, field, prompt_row(field, text), dtype=torch.float32).numpy()
+                for name, field in ((name, self._snapshot.fields[name]) for name in names)
+            }
+            for text in (recipe.read_time.prompts if recipe else ())
+        }
+
     def _partners(self, number: int) -> dict[str, Mapping[str, Any]]:
         """Places of the masks and control images of a sample that are files of their own."""
         samples = self._snapshot.samples
@@ -365,7 +379,7 @@ class ImageExport:
             file = File(name=target, origin=f"{content}-{how}", **more)
             yield file, partial(self._write_image, location, content, is_other)
         if sample.has_caption:
-            lines = "\n".join(each.caption for each in sample.captioned)
+            lines = "\n".join(self._format.caption_text(each.caption) for each in sample.captioned)
             yield of_bytes(f"{sample.stem}.txt", (lines or self._format.empty_caption).encode(), **more)
 
     def _write_values(self, number: int, sample: Sample, name: str, path: Path) -> str:

@@ -137,8 +137,7 @@ class Musubi(Format):
     def target(self, sample: Sample) -> str:
         """``images-2x`` or ``videos-81f-2x``, and the path of the image as one name: folders in it are not read."""
         kind = f"videos-{sample.frames}f" if sample.frames else "images"
-        stem, _, extension = self.readable(sample.target.replace("/", "_")).rpartition(".")
-        return f"{kind}-{sample.repeats}x/{stem}.{extension.lower()}"
+        return f"{kind}-{sample.repeats}x/{self.flat(sample.target)}"
 
     def partner(self, sample: Sample, role: str, extension: str) -> str:
         """See ``Format``: a ``control_directory`` for each folder of images."""

@@ -29,9 +29,10 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "onetrainer": (*_OF_IMAGES, "trainer-config"),
     "simpletuner": (*_OF_IMAGES, "trainer-config"),
     "musubi": (*_OF_IMAGES, "architecture", "trainer-config"),
+    "ai-toolkit": (*_OF_IMAGES, "architecture", "trainer-config"),
 }
 #: Formats of images; the others are formats of tokens.
-IMAGE_FORMATS = ("kohya", "onetrainer", "simpletuner", "musubi")
+IMAGE_FORMATS = ("kohya", "onetrainer", "simpletuner", "musubi", "ai-toolkit")
 #: Layouts of rows, as ``cache.rows()`` names them.
 LAYOUTS = ("pad", "pack", "chunk")
 #: Settings that a format takes -> what its files hold.
@@ -52,8 +53,8 @@ class ExportSettings(Value):
     """The folder to create."""
     format: str = setting(
         "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry); for images kohya"
-        " (sd-scripts, lora-scripts), onetrainer, simpletuner or musubi; for all fields safetensors, webdataset or"
-        " mds. [default: hf-disk]",
+        " (sd-scripts, lora-scripts), onetrainer, simpletuner, musubi or ai-toolkit; for all fields safetensors,"
+        " webdataset or mds. [default: hf-disk]",
         flag="--to",
         metavar="FORMAT",
         default="hf-disk",

@@ -46,11 +46,6 @@ class Job(NamedTuple):
     train: Mapping[str, Any]
     arch: str
 
-    @property
-    def step(self) -> int:
-        """Pixels that every side is a multiple of."""
-        return _STEPS.get(self.arch, 16)
-
 
 class AiToolkitTable(Table):
     """The buckets of one resolution, a square, whose area no bucket exceeds; the step is that of the model."""
@@ -106,13 +101,13 @@ class AiToolkit(Trainer):
         """See ``Trainer``."""
         job = read_job(value)
         check_alike(path, job.datasets, {"resolution": 512, "square_crop": False})
-        first = job.datasets[0]
+        first, step = job.datasets[0], step_of(job.arch)
         resolution = first.get("resolution", 512)
         sides = tuple(resolution) if isinstance(resolution, list) else (int(resolution),)
         is_square = bool(first.get("square_crop"))
         sizes = {"buckets": tuple(Size(side, side) for side in sides)} if is_square else {"resolutions": sides}
         words = [shown("resolution", first, 512), shown("square_crop", first, False)]
-        words += [f"sides are multiples of {job.step} ({job.arch})"]
+        words += [f"sides are multiples of {step} ({job.arch})"]
         words += [f"trigger_word {word!r}" for word in sorted({*map(trigger_of, job.datasets)} - {""})]
         other = [f"scale = {dataset['scale']}" for dataset in job.datasets if dataset.get("scale", 1) != 1]
         other += ["num_frames: videos" for dataset in job.datasets if dataset.get("num_frames", 1) != 1]
@@ -120,7 +115,7 @@ class AiToolkit(Trainer):
             words=", ".join(words),
             options={
                 **sizes,
-                "bucket_step": job.step,
+                "bucket_step": step,
                 "flip": any(dataset.get("flip_x") for dataset in job.datasets) or None,
             },
             source={"config": str(path.resolve()), "config_folder": str(Path.cwd()), "layout": ""},
@@ -144,6 +139,11 @@ def is_job(value: Any) -> bool:
     config = value.get("config") if isinstance(value, dict) else None
     processes = config.get("process") if isinstance(config, dict) else None
     return isinstance(processes, list) and any("datasets" in process for process in processes)
+
+
+def step_of(arch: str) -> int:
+    """Pixels that every side is a multiple of: ``get_bucket_divisibility`` of a model."""
+    return _STEPS.get(arch, 16)
 
 
 def trigger_of(dataset: Mapping[str, Any]) -> str:
