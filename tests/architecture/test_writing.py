@@ -21,7 +21,7 @@ OTHER_PROGRAMS = {
     "--concat_tokens", "--count", "--data-path", "--dataset_config", "--edge-threshold", "--eod-mask-loss", "--head",
     "--help", "--include", "--local-dir", "--masked_loss", "--megabytes", "--nproc-per-node", "--only", "--parts",
     "--reset-attention-mask", "--reset-position-ids", "--rounds", "--side", "--train-data-path", "--valid-data-path",
-    "--version", "--install-completion", "--block", "--disable-usage-stats", "--port",
+    "--version", "--install-completion", "--block", "--disable-usage-stats", "--port", "--skip_existing",
     "--array", "--cpus-per-task", "--dependency", "--gres", "--nnodes", "--parsable", "--rdzv-backend",
     "--rdzv-endpoint", "--time", "--wrap",
 }  # fmt: skip

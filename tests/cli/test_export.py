@@ -50,7 +50,8 @@ def test_the_text_ends_with_the_next_step(run, tokens, tmp_path, words, summary,
     [
         (
             ("--to", "csv"),
-            "--to hf-disk|megatron|datatrove|mds|safetensors|webdataset|kohya|onetrainer|simpletuner|musubi",
+            "--to hf-disk|megatron|datatrove|mds|safetensors|webdataset|kohya|onetrainer|simpletuner|musubi"
+            "|ai-toolkit",
         ),
         (("--pad", "60"), "rows of 56 or 64 tokens"),
         (("--pad", "64", "--pack", "64"), "--pad N or --pack N or --chunk N"),

@@ -18,6 +18,7 @@ from safetensors.torch import load
 from small_cache import build, draw
 
 from latentcache.cli.app import main
+from latentcache.export.aitoolkit import _ROWS as AI_TOOLKIT
 from latentcache.export.format import (
     CONTROL,
     FLUX,
@@ -43,6 +44,7 @@ from latentcache.export.musubi import _ROWS as MUSUBI
 from latentcache.fields.latents import EncoderSpec, GeometrySettings, LatentsRecipe, Normalization, PixelProfile
 from latentcache.fields.prompt_embeds import PromptRecipe
 from latentcache.fields.prompt_ids import PromptIdsRecipe
+from latentcache.geometry.like.aitoolkit import step_of
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 
@@ -58,10 +60,11 @@ TEXTS = {
     WAN: ({TEXT: (9, 4096)}, (512,)),
     Z_IMAGE: ({TEXT: (9, 2560)}, (512,)),
 }
-MODELS = ARCHITECTURES | {row.name: row for row in MUSUBI}
+ROWS = {"musubi": {row.name: row for row in MUSUBI}, "ai-toolkit": {row.name: row for row in AI_TOOLKIT}}
 #: Steps of sides that are not 64, and options of an export of the stub's latents.
-STEPS = {"musubi": 16}
+STEPS = {"musubi": 16, "ai-toolkit": 16}
 WORDS = {"kohya": ["--architecture", "sdxl", "--release", "stable"], "musubi": ["--architecture", "z-image"]}
+WORDS["ai-toolkit"] = ["--architecture", "sdxl"]
 #: Trainer, architecture and release of kohya, pipeline of the text.
 CASES = [
     *(("kohya", name, form, SDXL if name == "sdxl" else "") for name in ("sd", "sdxl")
@@ -71,12 +74,13 @@ CASES = [
     *((trainer, None, None, pipeline) for trainer in ("onetrainer", "simpletuner")
       for pipeline in (SD, SDXL, SD3, FLUX)),
     *(("musubi", row.name, None, next(iter(row.text), "")) for row in MUSUBI),
+    *(("ai-toolkit", row.name, None, row.pipeline) for row in AI_TOOLKIT),
 ]  # fmt: skip
 
 
 def files_of(trainer, architecture, release, pipeline):
     """File -> hash, of two images: one of them is for regularization, and has two repeats."""
-    about, is_plain = MODELS[architecture or "sdxl"], trainer in ("simpletuner", "musubi")
+    about, is_plain = ROWS.get(trainer, ARCHITECTURES)[architecture or "sdxl"], trainer in ("simpletuner", "musubi")
     scaling = Normalization(kind="scale-shift", scale=about.scale, shift=about.shift)
     encoder = EncoderSpec(
         family=about.family,
@@ -88,7 +92,7 @@ def files_of(trainer, architecture, release, pipeline):
         normalization=scaling,
     )
     sides = {"min_side": 128, "max_side": 512} if trainer == "kohya" else {}
-    sides |= {"multiple": STEPS[trainer]} if trainer in STEPS else {}
+    sides |= {"multiple": step_of(architecture) if trainer == "ai-toolkit" else 16} if trainer in STEPS else {}
     geometry = GeometrySettings(resolutions=(256,), flip=not is_plain, like=trainer, **sides)
     shapes, lengths = TEXTS.get(pipeline, ({}, ()))
     text = {"pipeline": pipeline, "fingerprint": "", "config": "", "tokenizer": "", "length": 1}
@@ -144,7 +148,7 @@ def hashed(name, data):
         return "image"
     if name.endswith(".safetensors"):
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        data = repr((sorted(header["__metadata__"].items()), sorted(described(load(data)).items()))).encode()
+        data = repr((sorted(header.get("__metadata__", {}).items()), sorted(described(load(data)).items()))).encode()
     if name.endswith(".pt"):
         data = repr(described(torch.load(io.BytesIO(data), weights_only=True))).encode()
     return content_hash(data).hex()[:16]

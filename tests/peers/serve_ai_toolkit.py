@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 from standins import install
 
-_STANDINS = ("torchaudio", "lycoris", "optimum", "oyaml", "toolkit.control_generator", "toolkit.models",
+_STANDINS = ("torchaudio", "lycoris", "optimum", "oyaml", "torchao", "toolkit.control_generator", "toolkit.models",
              "toolkit.train_tools", "toolkit.audio", "toolkit.metadata")  # fmt: skip
 _MODULES = ("transformers.image_utils", "transformers.models.siglip", "diffusers.models")
 BATCH = 2
@@ -46,9 +46,13 @@ class Model:
 def main():
     checkout, export, served_path, arch, step, *rest = sys.argv[1:]
     install(checkout, _STANDINS, _MODULES)
+    import torch
+    from toolkit import dataloader_mixins
     from toolkit.config_modules import DatasetConfig, preprocess_dataset_raw_config
     from toolkit.data_loader import AiToolkitDataset, dto_collation
 
+    # Of torchvision, which is a stand-in; it makes tensors of masks.
+    dataloader_mixins.transforms.Compose = lambda _: lambda image: torch.from_numpy(np.array(image))[None] / 255
     export, served, batches = Path(export), {}, 0
     random.seed(0)
     before = len(list(export.rglob("*.safetensors")))
