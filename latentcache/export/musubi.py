@@ -8,6 +8,7 @@ image; that of a video has the size of its bucket, and the frames of the clip.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -240,4 +241,14 @@ class Musubi(Format):
 
     def _saved(self, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> bytes:
         metadata = {"architecture": self._architecture.metadata, **about, "format_version": "1.0.1"}
-        return bytes(save(dict(tensors), metadata))
+        return _with_ordered_metadata(bytes(save(dict(tensors), metadata)))
+
+
+def _with_ordered_metadata(data: bytes) -> bytes:
+    """The same safetensors file with sorted metadata: ``save`` draws their order, so equal exports would differ."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[start:]

@@ -54,6 +54,9 @@ def test_every_file_holds_what_the_cache_holds(run, musubi):
     assert run("verify", out, "--data", data).status == 0
     again = run("export", cache, out, *EXPORT, "--as", "/sets/run", "--json").json
     assert (again["written"], again["deleted"]) == (0, 0)
+    run("export", cache, out.parent / "second", *EXPORT, "--as", "/sets/run")
+    for path in (out / "cache").rglob("*.safetensors"):
+        assert (out.parent / "second" / path.relative_to(out)).read_bytes() == path.read_bytes()
 
 
 def test_folders_repeats_and_resolutions_of_a_configuration(run, tmp_path):
