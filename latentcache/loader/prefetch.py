@@ -154,20 +154,23 @@ class ShardFeed:
         with self._mutex:
             if not self._is_active or window <= self._window:
                 return
-            self._held = {number: shards for number, shards in self._held.items() if number >= window}
             needed = self._needed(window)
+            used_again = [disk.fetched(shard) for disk, shard in needed]  # not to be removed for a new shard
+            self._held = {number: shards for number, shards in self._held.items() if number >= window}
             if self._window < 0:
                 self._check_room(needed)
             self._window = window
             self._hold(window, needed)
+            del used_again
             following = self._needed(window + 1)
             together = {disk: _bytes([*needed, *following], disk) for disk, _ in following}
             if all(total <= (disk.max_bytes or total) for disk, total in together.items()):
                 self._hold(window + 1, following)
 
     def _hold(self, window: int, shards: Sequence[tuple[DiskCache, str]]) -> None:
-        if window not in self._held:
-            self._held[window] = [disk.want(shard) for disk, shard in shards]
+        if window not in self._held:  # those on the disk first, so that no new one takes their room
+            ordered = sorted(shards, key=lambda use: not use[0].has(use[1]))
+            self._held[window] = [disk.want(shard) for disk, shard in ordered]
 
     def _needed(self, window: int) -> list[tuple[DiskCache, str]]:
         """The shards to have on the disk for a window, in the order of their first use."""

