@@ -1,5 +1,6 @@
 """A cache that is read from a URL: shards on a local disk, whole or a part of them, shared and safe."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -64,7 +65,11 @@ def proxy(server, monkeypatch):
 
 
 def data_files(folder):
-    return {path.parent.name: path.stat().st_size for path in Path(folder).glob("shards/*/data.mdb*")}
+    sizes = {}
+    for path in Path(folder).glob("shards/*/data.mdb*"):
+        with contextlib.suppress(FileNotFoundError):  # a thread has just renamed it
+            sizes[path.parent.name] = path.stat().st_size
+    return sizes
 
 
 def served(loader):
