@@ -47,9 +47,8 @@ latentcache wrote this folder. Each sample has these tensors, with shapes as in 
 
 `about` describes a sample: `{about}`.
 
-Values are those that a model trains on. These were scaled and shifted:
+Values are those that a model trains on. {scalings}
 
-{scalings}
 {note}You can read all samples with this Python, run in this folder:
 
 ```python
@@ -232,12 +231,13 @@ class SampleExport:
             f"| `{name}` | {self._types[name]} | {tuple(tensor.shape)} |"
             for name, tensor in self._samples[0].tensors.items()
         ]
+        scalings = "".join(f"\n- `{name}`: `{json.dumps(affine)}`" for name, affine in self._scalings().items())
         return _README.format(
             count=count_of(len(self._samples), "samples"),
             cache=self._settings.cache.resolve().name,
             rows="\n".join(rows),
             about="`, `".join(self._samples.about(0)),
-            scalings="".join(f"- `{name}`: `{json.dumps(affine)}`\n" for name, affine in self._scalings().items()),
+            scalings=f"These were scaled and shifted:\n{scalings}" if scalings else "None was scaled or shifted.",
             note="".join(f"{note}\n\n" for note in self._notes),
             code=self._container.code,
         )
