@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from s3_proxy import Fault, S3Proxy
-from s3_server import S3Server
+from s3_server import server
 from small_cache import SMALL, cache, data, draw, run, shared
 
 from latentcache.errors import RemoteError, StoreError
@@ -12,7 +12,7 @@ from latentcache.loader.cache import open_cache
 from latentcache.store import remote
 from latentcache.store.remote import Bucket, pull, push
 
-__all__ = ["cache", "data", "run", "shared"]
+__all__ = ["cache", "data", "run", "server", "shared"]
 pytestmark = pytest.mark.filterwarnings("ignore:.*trying again for")
 
 #: Faults that pass, and that a command survives.
@@ -49,14 +49,6 @@ def rows(faults, quick=QUICK):
 
 def is_of_writing(name):
     return LASTING[name][0].match.startswith("PUT")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = S3Server(tmp_path_factory.mktemp("s3") / "data")
-    server.make_bucket("bucket")
-    yield server
-    server.close()
 
 
 @pytest.fixture

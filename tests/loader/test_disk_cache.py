@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from made_caches import documents, images, opened, texts
 from s3_proxy import Fault, S3Proxy
-from s3_server import S3Server
+from s3_server import server
 from torch.utils.data import DataLoader
 
 from latentcache.errors import CorruptEntryError, DiskFullError, MissingEntryError, RemoteError, UsageError
@@ -21,15 +21,9 @@ from latentcache.store import remote
 from latentcache.store.paths import CachePaths
 from latentcache.store.remote import pull, push
 
+__all__ = ["server"]
+
 SAMPLES, PER_SHARD = 240, 20
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = S3Server(tmp_path_factory.mktemp("s3") / "data")
-    server.make_bucket("bucket")
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")
