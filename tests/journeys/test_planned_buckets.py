@@ -85,6 +85,7 @@ def test_masks_have_the_buckets_of_their_images(run, images, tmp_path):
         (("--plan-buckets", "8", "--like", "kohya"), "--like"),
         (("--plan-buckets", "8", "--bucket", "64x64"), "--bucket"),
         (("--plan-buckets", "8", "--no-upscale"), "--upscale"),
+        (("--plan-buckets", "8", "--frames", "9"), "--frames"),
         (("--max-crop", "8"), "--max-crop"),
         (("--replan",), "--replan"),
     ],
