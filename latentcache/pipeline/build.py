@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -351,6 +352,9 @@ class _Build:
 
     def make(self, plan: BuildPlan, works: list[FieldWork], catalog: Catalog) -> BuildReport:
         """Encode what is to do, field by field, and publish."""
+        with writing(self.paths.root):  # a build that publishes nothing would leave them for good
+            for path in self.paths.leftovers():
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         if any(len(work.todo) for work in works):
             self.claim(plan)
             with writing(self.paths.building):

@@ -115,6 +115,14 @@ class CachePaths:
         folders = [path for path in _listed(self.snapshots_folder) if path.name.isdecimal()]
         return sorted(int(path.name) for path in folders if (path / "manifest.json").exists())
 
+    def leftovers(self) -> list[Path]:
+        """Files of killed commands that were never put in place, and folders of snapshots never written whole."""
+        files = [
+            path for path in (*self.root.glob("*.tmp"), *self.snapshots_folder.glob("*/*.tmp")) if path.is_file()
+        ]
+        folders = [path for path in _listed(self.snapshots_folder, only_folders=True) if path.name.isdecimal()]
+        return [*sorted(files), *(path for path in folders if not (path / "manifest.json").exists())]
+
 
 def other_format(
     version: int, where: Path | str, cache: Path | str = "CACHE", data: str = "DATA"

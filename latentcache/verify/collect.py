@@ -216,14 +216,13 @@ class _Collector:
 
     def _leftovers(self) -> None:
         """Remove files never put in place and snapshots never published."""
-        paths, leftovers = self.paths, list[Path]()
+        paths = self.paths
         for folder in paths.open_shards():
             self._add("held", "unfinished-build", folder, until="until the next `latentcache build` has sealed it")
-        for pattern in ("*.tmp", "shards/*.tmp", "shards/*/*.tmp", "snapshots/*/*.tmp"):
-            leftovers += sorted(path for path in paths.root.glob(pattern) if path.is_file())
-        snapshots = sorted(path for path in paths.snapshots_folder.glob("*") if path.is_dir())
-        leftovers += [path for path in snapshots if not (path / "manifest.json").exists()]
-        for path in (*sorted(paths.scratch.glob("*")), *leftovers):
+        of_shards = sorted(
+            path for name in ("*.tmp", "*/*.tmp") for path in paths.shards.glob(name) if path.is_file()
+        )
+        for path in (*sorted(paths.scratch.glob("*")), *of_shards, *paths.leftovers()):
             self._remove(path, "left-over")
         if self.apply:
             shutil.rmtree(paths.scratch, ignore_errors=True)

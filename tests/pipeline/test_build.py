@@ -25,6 +25,16 @@ def test_renamed_files_and_moved_folders_encode_nothing(case, data, tmp_path):
     assert moved == str(tmp_path / "moved") or moved == tmp_path / "moved"
 
 
+def test_a_build_that_publishes_nothing_removes_what_a_killed_one_left(case, data, trusted):
+    cache = built(case, data).cache
+    unfinished = cache / "snapshots" / "000002"
+    unfinished.mkdir()
+    for path in (unfinished / "columns.safetensors", unfinished / "manifest.json.tmp", cache / "CURRENT.tmp"):
+        path.write_bytes(b"partial")
+    assert not built(case, data).published
+    assert not [*cache.glob("*.tmp"), *cache.glob("snapshots/000002")]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_number_of_workers_changes_no_row_and_no_item(case, tmp_path, workers):
     data = case.data(tmp_path / "data", 12)
