@@ -132,7 +132,7 @@ class InputIds(FieldKind):
     encoder = "tokenizer"
     describer = "latentcache.encoders.text.describe:describe"
     producer = "latentcache.encoders.text.producer:TokenProducer"
-    decoder = "latentcache.encoders.text.decode:decoder"
+    decoder = "latentcache.encoders.text.describe:decoder"
 
     def check(self, array: Array, recipe: InputIdsRecipe) -> Failure | None:
         """Ids outside the vocabulary."""

@@ -6,26 +6,33 @@ a turn begins behind the prompt for an answer and ends with the special token th
 loss. Some templates write a turn otherwise once others follow: they remove the reasoning, or end the last turn with
 another token. Such a turn is found by rendering the whole conversation with another text in its place. A record whose
 spans are not exact is rejected. Content that the template leaves out is counted by its kind.
+
+Special tokens get names that no text has: ``<|im_end|>`` with id 7 becomes U+FDD0 ``7`` U+FDD1, in the tokenizer and
+in the output of a template. Content goes through a template with its special-token text between marks (U+FDD2), which
+are removed then. U+FDD0 to U+FDD2 are noncharacters, which texts never have (Unicode 16, chapter 23.7). A template is
+rendered by transformers, which costs a second to import: plain texts never need it.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
 
-from latentcache.encoders.text.special import CLOSE, Rendered, SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.fields.input_ids import NOT_RENDERED
 from latentcache.sources.causes import fault
 from latentcache.sources.records import Message, Record
 from latentcache.value import Value
 
+OPEN, CLOSE, MARK = "\ufdd0", "\ufdd1", "\ufdd2"
+Spans = Sequence[tuple[int, int]]
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 #: A text that no template searches for; it replaces the content of a turn to find the turn's place.
 _PROBE = f"{CLOSE}probe{CLOSE}"
@@ -47,6 +54,94 @@ _FAILURES = (
     ArithmeticError,
     RecursionError,
 )
+
+
+class Rendered(NamedTuple):
+    """A record as one text."""
+
+    text: str
+    spans: Spans | None
+    """(begin, end) of the parts with loss, in characters; rising, not overlapping. None: everything."""
+    not_rendered: int = 0
+    """Bits of ``fields.input_ids.NOT_RENDERED``."""
+    is_chat: bool = True
+    controls: int = 0
+    """Occurrences of special-token text in the content."""
+
+
+class SpecialTokens:
+    """The special tokens of a tokenizer: its added tokens that are special."""
+
+    def __init__(self, tokenizer: Mapping[str, Any]) -> None:
+        special = [token for token in tokenizer.get("added_tokens") or () if token["special"] and token["content"]]
+        self.ids = {str(token["content"]): int(token["id"]) for token in special}
+        # The longest first, as the tokenizer matches them. Without any, a pattern that never matches.
+        names = "|".join(re.escape(name) for name in sorted(self.ids, key=len, reverse=True)) or r"(?!)"
+        self._names = re.compile(names)
+        self._rendered = re.compile(f"{MARK}(?:{names}){MARK}|{MARK}|{names}")
+
+    def count(self, text: str) -> int:
+        """Occurrences of special-token text."""
+        return len(self._names.findall(text))
+
+    def mark(self, text: str) -> str:
+        """Content for a template, its special-token text between marks."""
+        return self._names.sub(f"{MARK}\\g<0>{MARK}", text)
+
+    def first(self, rendered: str) -> tuple[str, int] | None:
+        """The special token at the start of a template's output, blanks aside, and its end; or None."""
+        match = self._rendered.match(rendered, len(rendered) - len(rendered.lstrip()))
+        return None if match is None or match.group()[0] == MARK else (match.group(), match.end())
+
+    def last_end(self, rendered: str, begin: int, end: int) -> int:
+        """End of the last special token in a part of a template's output; 0 if there is none."""
+        matches = self._rendered.finditer(rendered, begin, end)
+        return max((match.end() for match in matches if match.group()[0] != MARK), default=0)
+
+    def rewrite(self, rendered: str, positions: Sequence[int]) -> tuple[str, list[int]]:
+        """A template's output with its special tokens under their other names, and the same positions in it.
+
+        A position inside a special token moves to its end.
+        """
+        starts, ends, shifts = [-1], [0], [0]
+
+        def renamed(match: re.Match[str]) -> str:
+            token = match.group()
+            name = token.strip(MARK) if token[0] == MARK else f"{OPEN}{self.ids[token]}{CLOSE}"
+            starts.append(match.start())
+            ends.append(match.end())
+            shifts.append(shifts[-1] + len(name) - len(token))
+            return name
+
+        text = self._rendered.sub(renamed, rendered)
+        before = [bisect_left(starts, position) - 1 for position in positions]
+        return text, [
+            max(position, ends[match]) + shifts[match] for position, match in zip(positions, before, strict=True)
+        ]
+
+
+def guarded(tokenizer: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
+    """``tokenizer.json`` with its special tokens renamed, and without its post-processor."""
+    names = {content: f"{OPEN}{number}{CLOSE}" for content, number in ids.items()}
+    model = dict(tokenizer["model"])
+    vocab = model.get("vocab")
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(token, token): number for token, number in vocab.items()}
+    elif isinstance(vocab, list):
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    added = [
+        {**token, "content": names.get(token["content"], token["content"])} for token in tokenizer["added_tokens"]
+    ]
+    # Matched before normalization, which could remove the noncharacters.
+    added = [{**token, "normalized": False} if token["special"] else token for token in added]
+    return {**unguarded(tokenizer), "model": model, "added_tokens": added}
+
+
+def unguarded(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """``tokenizer.json`` without the post-processor: ends of texts are settings of the recipe."""
+    return {**tokenizer, "post_processor": None, "truncation": None, "padding": None}
 
 
 class _Style(Value):
@@ -91,7 +186,7 @@ class ChatRenderer:
         split_control: bool,
     ) -> None:
         self._template, self._control, self._split = template, control, split_control
-        self._given = {**dict(special), **{name: json.loads(value) for name, value in options}}
+        self._values = {**dict(special), **{name: json.loads(value) for name, value in options}}
         self.has_generation = bool(_GENERATION.search(template))
         self._as_parts = self._calls_as_text = False
         self._as_parts = not self._writes(_PROBE, _USER_TURN)  # as templates of vision models
@@ -113,7 +208,7 @@ class ChatRenderer:
             spans = self._tagged(conversation, chat, tagged)
         else:
             learned = [number for number, message in enumerate(conversation) if message.learned]
-            spans = [self._ended(text, *self._place(chat, text, number)) for number in learned]
+            spans = [self._ended(text, *self._turn_span(chat, text, number)) for number in learned]
         kept = [(begin, end) for begin, end in spans if begin < end]
         return Rendered(text, kept, not_rendered(record, text, self._marked))
 
@@ -137,15 +232,17 @@ class ChatRenderer:
             if conversation[number].learned
         ]
 
-    def _place(self, chat: _Conversation, text: str, number: int) -> tuple[int, int]:
+    def _turn_span(self, chat: _Conversation, text: str, number: int) -> tuple[int, int]:
+        """Begin and end of a turn with all that the template writes after it; raises UnusableSampleError."""
         prompt, _ = self._run(chat.until(number), prompt=True)
         prompt += self._style.header
-        last = number + 1 == len(chat.turns)
-        with_turn = text if last else self._run(chat.until(number + 1))[0]
-        begin, end = (len(one) if text.startswith(one) else -1 for one in (prompt, with_turn))
+        is_last = number + 1 == len(chat.turns)
+        with_turn = text if is_last else self._run(chat.until(number + 1))[0]
+        begin, end = (len(start) if text.startswith(start) else -1 for start in (prompt, with_turn))
         if begin < 0 or end < 0:
-            before, after = self._around(chat, text, number)
-            begin, end = (before if begin < 0 else begin), (after if end < 0 else end)
+            probed_begin, probed_end = self._around(chat, text, number)
+            begin = probed_begin if begin < 0 else begin
+            end = probed_end if end < 0 else end
         if not 0 <= begin <= end:
             raise fault(_REWRITES, f"the template writes {_OTHERWISE}", f"turn {number + 1}")
         return begin, end
@@ -154,18 +251,20 @@ class ChatRenderer:
         """Begin and end of a turn, by the conversation with a plain turn in its place; -1 if they are not found."""
         turns = [*chat.turns[:number], self._message("assistant", _PROBE), *chat.turns[number + 1 :]]
         style = self._style
-        try:
-            elsewhere, _ = self._run(chat._replace(turns=turns))
-        except UnusableSampleError:
-            return -1, -1
-        before, found, after = elsewhere.partition(_PROBE)
         begin = end = -1
+        try:
+            probed, _ = self._run(chat._replace(turns=turns))
+        except UnusableSampleError:
+            return begin, end
+        before, probe, after = probed.partition(_PROBE)
+        if not probe:
+            return begin, end
         lead = style.lead or ""
         start = before.rfind(lead) + (len(lead) if lead.strip() else 0)
-        if found and lead in before and style.lead is not None and text.startswith(before[:start]):
+        if lead in before and style.lead is not None and text.startswith(before[:start]):
             begin = start + len(style.rest) * text.startswith(style.rest, start)
         ender = self._control.first(after)
-        if found and text.endswith(after) and ender is not None and ender[0] in style.enders:
+        if text.endswith(after) and ender is not None and ender[0] in style.enders:
             end = len(text) - len(after) + ender[1]
         return begin, end
 
@@ -183,14 +282,14 @@ class ChatRenderer:
             user = self._write(self._message("user", _PROBE), self._message("assistant", "a"))
         except UnusableSampleError:
             return _Style()
-        pairs = enumerate(zip(bare, prompt, strict=False))
-        prompted = prompt[next((n for n, (one, other) in pairs if one != other), min(len(bare), len(prompt))) :]
-        heads = [one.partition(_PROBE)[0] for one in (alone, middle)]
-        ends = (self._control.first(one.partition(_PROBE)[2]) for one in (alone, user))
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(bare, prompt, strict=False))
+        prompted = prompt[len(list(shared)) :]
+        heads = [text.partition(_PROBE)[0] for text in (alone, middle)]
+        ends = (self._control.first(text.partition(_PROBE)[2]) for text in (alone, user))
         enders = frozenset(end[0] for end in ends if end is not None)
         if prompted.strip():
             leads = (prompted[:end] for end in range(len(prompted), 0, -1))
-            lead = next((one for one in leads if one.strip() and all(one in head for head in heads)), None)
+            lead = next((lead for lead in leads if lead.strip() and all(lead in head for head in heads)), None)
             return _Style(lead=lead, rest=prompted[len(lead or "") :], enders=enders)
         if not alone.startswith(prompt):
             return _Style(enders=enders)
@@ -214,6 +313,8 @@ class ChatRenderer:
         self, chat: _Conversation, *, prompt: bool = False, tags: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
         """The text of a conversation, and the marks of its answers."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         try:
             texts, spans = render_jinja_template(
                 conversations=[chat.turns],
@@ -221,7 +322,7 @@ class ChatRenderer:
                 chat_template=self._template,
                 return_assistant_tokens_mask=tags,
                 add_generation_prompt=prompt,
-                **{**self._given, **chat.options},
+                **{**self._values, **chat.options},
             )
         except jinja2.TemplateSyntaxError as error:
             raise UsageError(
@@ -231,9 +332,8 @@ class ChatRenderer:
                 fix=lambda said: f"give another one with {said('chat_template', 'FILE')}",
             ) from error
         except _FAILURES as error:
-            raise fault(
-                "template", f"the chat template does not accept it: {error or type(error).__name__}"
-            ) from error
+            detail = f"the chat template does not accept it: {error or type(error).__name__}"
+            raise fault("template", detail) from error
         return texts[0], spans[0] if tags else []
 
     def _turn(self, message: Message) -> dict[str, Any]:
@@ -272,7 +372,7 @@ def _pieces(record: Record) -> Iterator[tuple[str, str]]:
         thoughts = [thought.strip().removeprefix(_THOUGHT), *(fields.get(name) for name in _THOUGHTS)]
         calls = fields.get("tool_calls") or ()
         kind = "text beside tool calls" if calls else f"{message.role} turn"
-        pieces = [(kind, content), *(("reasoning", one) for one in thoughts)]
+        pieces = [(kind, content), *(("reasoning", text) for text in thoughts)]
         yield from ((kind, piece.strip()) for kind, piece in pieces if isinstance(piece, str) and piece.strip())
         yield from (("tool calls", name) for name in _names(calls))
 

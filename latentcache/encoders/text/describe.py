@@ -1,16 +1,17 @@
-"""Description of a tokenizer, which every worker is made of, and its recipe, from a name and settings.
+"""Describe a tokenizer: its recipe, and what workers open it with; and turn its ids back to text.
 
-Settings that are neither given nor in the cache: texts begin as the tokenizer itself begins them, and end with its
-end token. The date that a template asks for is the fallback of Llama 3.1's template. No code of a model repository is
+If neither settings nor cache say otherwise, a text begins as the tokenizer itself begins it, and ends with its end
+token. A template that asks for the date gets the fallback of Llama 3.1's template. No code of a model repository is
 run. Cost: a second for 128 000 entries.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,6 @@ from latentcache.fields.tokenizer import (
 _DEFAULT_DAY = date(2024, 7, 26)
 _LIBRARIES = ("transformers", "tokenizers", "numpy", "pyarrow")
 _DECODERS = ("tokenizers",)
-
-
 _WANTED = Wanted(
     argument="tokenizer",
     takes="a folder, a tokenizer.json, a hub id, or stub",
@@ -47,32 +46,36 @@ _WANTED = Wanted(
            "*.model", "config.json"),
 )  # fmt: skip
 #: ``Record.form`` of a conversation, and of a text that begins with a prompt.
-CHAT, PROMPT = 1, 2
+_CHAT, _PROMPT = 1, 2
+#: Names of the stub's ids above the bytes.
+_STUB = {256: "<bos>", 257: "<eos>", 258: "<pad>", 259: "<turn>", 260: "<end>"}
+Pieces = list[tuple[str, bool]]
+"""Texts, each with True if it is a special token."""
 
 
 def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
     """The recipe that settings, tokenizer and cache give. Settings that were not given follow the cache."""
     before = context.recipe if isinstance(context.recipe, InputIdsRecipe) else None
-    provenance = context.provenance
-    given = settings
-    settings = _completed(settings, before, provenance, check=context.check)
-    word, template = settings.tokenizer or "", settings.chat_template
-    revision = str(provenance.get("revision", "")) if word == provenance.get("tokenizer") else ""
-    form = None if context.samples is None else context.samples.columns.get("form", np.zeros(0))
-    if form is not None:
-        chat = bool((form == CHAT).any())
+    requested, provenance = settings, context.provenance
+    settings = _completed(requested, before, provenance, check=context.check)
+    tokenizer, template = settings.tokenizer or "", settings.chat_template
+    revision = str(provenance.get("revision", "")) if tokenizer == provenance.get("tokenizer") else ""
+    if context.samples is None:
+        forms = None
+        chat = bool(before.chat_template if before else requested.chat_template or requested.template_options)
     else:
-        chat = bool(before.chat_template if before is not None else given.chat_template or given.template_options)
+        forms = context.samples.columns.get("form", np.zeros(0))
+        chat = bool((forms == _CHAT).any())
     if not chat:
-        _check_unused(given)
-    if settings.loss is None and form is not None and (form == PROMPT).any():
+        _check_unused(requested)
+    if settings.loss is None and forms is not None and (forms == _PROMPT).any():
         settings = replace(settings, loss="assistant")
-    offline = context.check and given.tokenizer is None
+    offline = context.check and requested.tokenizer is None
     described = describe_tokenizer(settings, chat=chat, revision=revision, offline=offline)
     assert isinstance(described.recipe, InputIdsRecipe)
-    if form is not None and not (chat and (form == CHAT).all()):
-        _check_ends(described.recipe, word)
-    files = {"tokenizer": word, "chat_template": None if template is None else str(template.resolve())}
+    if forms is not None and not (chat and (forms == _CHAT).all()):
+        _check_ends(described.recipe, tokenizer)
+    files = {"tokenizer": tokenizer, "chat_template": None if template is None else str(template.resolve())}
     libraries = {"libraries": installed(_LIBRARIES), "decoders": installed(_DECODERS)}
     return replace(described, provenance={**described.provenance, **files, **libraries})
 
@@ -85,18 +88,18 @@ def describe_tokenizer(
     Its ``producer`` has the text of ``tokenizer.json`` rather than its path, so every worker uses the bytes that were
     fingerprinted.
     """
-    word, loss = settings.tokenizer or "", settings.loss or ("assistant" if chat else "all")
+    name, loss = settings.tokenizer or "", settings.loss or ("assistant" if chat else "all")
     add_eos = settings.add_eos is not False
-    if is_stub(word):
+    if is_stub(name):
         _check_unused(settings, "the stub tokenizer has its own turns")
-        producer: dict[str, Any] = {"tokenizer": "", "delay_ms": stub_delay(word, "tokenizer")}
+        producer: dict[str, Any] = {"tokenizer": "", "delay_ms": stub_delay(name, "tokenizer")}
         stub = stub_recipe(chat=chat, loss=loss, add_bos=bool(settings.add_bos), add_eos=add_eos)
-        return Described(recipe=stub, label=word, producer=producer, provenance={"revision": "", "parts": {}})
-    path, commit = find(word, _WANTED, revision=revision, offline=offline)
+        return Described(recipe=stub, label=name, producer=producer, provenance={"revision": "", "parts": {}})
+    path, commit = find(name, _WANTED, revision=revision, offline=offline)
     loaded = read_tokenizer(path)
     template, options = _pinned(loaded, settings) if chat else ("", ())
     text, parts = json.dumps(loaded.json, ensure_ascii=False), tokenizer_parts(loaded.json, loaded.special)
-    begins = _begins_with_bos(text, word, loaded)
+    begins = _begins_with_bos(text, name, loaded)
     recipe = InputIdsRecipe(
         tokenizer=tokenizer_fingerprint(parts),
         num_ids=1 + max(token_ids(loaded.json).values()),
@@ -113,29 +116,68 @@ def describe_tokenizer(
     special = [list(pair) for pair in sorted(loaded.special.items())]
     return Described(
         recipe=recipe,
-        label=word,
+        label=name,
         producer={"tokenizer": text, "chat_template": template, "special": special},
         provenance={"revision": commit, "parts": parts},
         notes=loaded.notes,
     )
 
 
-def _check_ends(recipe: InputIdsRecipe, word: str) -> None:
+def decoder(recipe: InputIdsRecipe, provenance: Mapping[str, Any]) -> Callable[[Sequence[int]], Pieces]:
+    """A function from ids to pieces of text, with the tokenizer that the cache records; nothing is downloaded.
+
+    Raises:
+        LatentcacheError: The tokenizer is not here, or it is not the one that made the ids.
+    """
+    name = str(provenance.get("tokenizer", ""))
+    if is_stub(name):
+        return lambda ids: _pieces(ids, _STUB, lambda text: bytes(text).decode("utf-8", "replace"))
+    context = DescribeContext(recipe=recipe, provenance=provenance, check=True)
+    described = describe(InputIdsSettings(), context)
+    if not isinstance(described.recipe, InputIdsRecipe) or described.recipe.tokenizer != recipe.tokenizer:
+        raise UnsupportedModelError(
+            f"the tokenizer {name} is not the one that made these ids",
+            where=name,
+            fix="build the cache again with it",
+        )
+    from tokenizers import Tokenizer
+
+    opened: Any = Tokenizer.from_str(described.producer["tokenizer"])
+    special = {number: token.content for number, token in opened.get_added_tokens_decoder().items() if token.special}
+    return lambda ids: _pieces(ids, special, lambda text: str(opened.decode(text, skip_special_tokens=False)))
+
+
+def _pieces(ids: Sequence[int], special: Mapping[int, str], decode: Callable[[list[int]], str]) -> Pieces:
+    """Special tokens one by one, and the text between them decoded together."""
+    pieces = Pieces()
+    for is_special, group in groupby(map(int, ids), key=lambda number: number in special):
+        run = list(group)
+        pieces += [(special[number], True) for number in run] if is_special else [(decode(run), False)]
+    return pieces
+
+
+def _check_ends(recipe: InputIdsRecipe, tokenizer: str) -> None:
     """Check that the tokenizer has the tokens that texts begin and end with; conversations need none."""
     ends = (("bos", recipe.add_bos, recipe.bos_id), ("eos", recipe.add_eos, recipe.eos_id))
-    for name in (name for name, wanted, token in ends if wanted and token is None):
-        what = f"the tokenizer {word} has no {name}_token, and texts need one"
-        other = "or name the token in its tokenizer_config.json"
-        raise UsageError(
-            what, where=word, fix=f"use --no-add-{name}, {other}", fix_python=f"use add_{name}=False, {other}"
-        )
+    for end, is_added, token in ends:
+        if is_added and token is None:
+            by_name = "or name the token in its tokenizer_config.json"
+            raise UsageError(
+                f"the tokenizer {tokenizer} has no {end}_token, and texts need one",
+                where=tokenizer,
+                fix=f"use --no-add-{end}, {by_name}",
+                fix_python=f"use add_{end}=False, {by_name}",
+            )
 
 
 def _completed(
-    settings: InputIdsSettings, before: InputIdsRecipe | None, made: Mapping[str, Any], *, check: bool
+    settings: InputIdsSettings, before: InputIdsRecipe | None, provenance: Mapping[str, Any], *, check: bool
 ) -> InputIdsSettings:
-    """The settings, with those of the cache in place of settings that were not given; in a check all of them."""
-    recorded = made.get("tokenizer")
+    """The settings, with those of the cache in place of settings that were not given.
+
+    Template and begin of texts follow the cache for its own tokenizer alone, and in a check always.
+    """
+    recorded = provenance.get("tokenizer")
     if settings.tokenizer is None and recorded is None:
         raise UsageError(
             "no tokenizer was given",
@@ -146,7 +188,7 @@ def _completed(
             slug="tokenizer-missing",
         )
     same = check or settings.tokenizer in (None, recorded)
-    template = Path(made["chat_template"]) if made.get("chat_template") and same else None
+    template = Path(provenance["chat_template"]) if provenance.get("chat_template") and same else None
     settings = followed(settings, tokenizer=recorded, chat_template=template)
     path = Path(str(settings.tokenizer))
     if not is_stub(str(path)) and path.exists():
@@ -160,11 +202,11 @@ def _completed(
     return settings
 
 
-def _check_unused(given: InputIdsSettings, what: str = "DATA has no conversations") -> None:
+def _check_unused(settings: InputIdsSettings, problem: str = "DATA has no conversations") -> None:
     """Reject settings of conversations that nothing would use."""
     for name in ("chat_template", "template_options"):
-        if getattr(given, name):
-            raise UsageError(what, argument=name, why="no template writes its texts", fix="leave it out")
+        if getattr(settings, name):
+            raise UsageError(problem, argument=name, why="no template writes its texts", fix="leave it out")
 
 
 def _pinned(loaded: LoadedTokenizer, settings: InputIdsSettings) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -186,7 +228,7 @@ def _pinned(loaded: LoadedTokenizer, settings: InputIdsSettings) -> tuple[str, t
     return template, tuple(sorted(options.items()))
 
 
-def _begins_with_bos(text: str, word: str, loaded: LoadedTokenizer) -> bool:
+def _begins_with_bos(text: str, name: str, loaded: LoadedTokenizer) -> bool:
     """True if the tokenizer, opened by its library, itself begins a text with its begin token."""
     from tokenizers import Tokenizer
 
@@ -194,8 +236,8 @@ def _begins_with_bos(text: str, word: str, loaded: LoadedTokenizer) -> bool:
         opened = Tokenizer.from_str(text)
     except Exception as error:
         raise UnsupportedModelError(
-            f"the tokenizer {word} cannot be loaded",
-            where=word,
+            f"the tokenizer {name} cannot be loaded",
+            where=name,
             why=str(error),
             fix="`pip install -U tokenizers`, or save it again with save_pretrained",
         ) from error

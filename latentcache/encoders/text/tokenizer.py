@@ -4,9 +4,9 @@ Guarantee: the result of a record depends on the record and the description alon
 Special-token text in content is counted, and stays text unless the recipe says otherwise. A token that
 straddles the border of an answer carries loss, as in transformers' own assistant masks.
 
-Special tokens are renamed to names that no text has (see ``special``), in the tokenizer and in the output of a chat
-template. Then one pass over the whole text does all: ids, places, the tokenizer's own rules for blanks beside special
-tokens. A text that has a character of these names is rejected.
+Special tokens are renamed to names that no text has (see ``chat``), in the tokenizer and in the output of a chat
+template. Then one pass over the whole text does all: ids, positions, the tokenizer's own rules for blanks beside
+special tokens. A text that has a character of these names is rejected.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from latentcache.encoders.text.special import (
+from latentcache.encoders.text.chat import (
     CLOSE,
     MARK,
     OPEN,
+    ChatRenderer,
     Rendered,
     Spans,
     SpecialTokens,
@@ -35,9 +36,6 @@ from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Made
 from latentcache.sources.causes import fault, hint_for
 from latentcache.sources.records import Record
-
-if TYPE_CHECKING:
-    from latentcache.encoders.text.chat import ChatRenderer
 
 Tokens = tuple[NDArray[Any], NDArray[np.uint32] | None]
 """(n,) ids of a text, and (r, 2) spans of the tokens that its spans (in characters) touch; None: without spans."""
@@ -63,9 +61,6 @@ class TextTokenizer:
         self._tokenizer = Tokenizer.from_str(json.dumps(tokenizer))
         self._chat: ChatRenderer | None = None
         if about["chat_template"]:
-            # transformers: plain texts never need it.
-            from latentcache.encoders.text.chat import ChatRenderer
-
             self._chat = ChatRenderer(
                 about["chat_template"],
                 self._control,
@@ -77,26 +72,26 @@ class TextTokenizer:
             self._check_names()
 
     def tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
-        """One result for each record, in their order. The result of one does not depend on the others.
+        """One result for each record, in their order, whatever the other records are.
 
         Ids are (n,) in the recipe's dtype; n may be 0. Columns: ``spans`` (r, 2) first token and number of tokens of
         each loss span, rising, not touching; ``control`` occurrences of special-token text in the content;
         ``not_rendered`` bits of ``fields.input_ids.NOT_RENDERED``.
         """
-        results: list[Made | Failure | None] = []
-        prepared: list[Rendered] = []
-        for record in records:
-            try:
-                prepared.append(self._prepare(record))
-                results.append(None)
-            except UnusableSampleError as error:
-                hint = hint_for(error.slug)
-                results.append(Failure(reason=error.slug, detail=error.what, hint=hint, field=error.where))
-        tokens = self._encoded([item.text for item in prepared], [item.spans for item in prepared])
-        documents = iter(map(self._document, prepared, tokens))
-        return [next(documents) if result is None else result for result in results]
+        texts = [self._rendered(record) for record in records]
+        usable = [text for text in texts if isinstance(text, Rendered)]
+        tokens = self._encoded([text.text for text in usable], [text.spans for text in usable])
+        documents = iter(map(self._document, usable, tokens))
+        return [next(documents) if isinstance(text, Rendered) else text for text in texts]
+
+    def _rendered(self, record: Record) -> Rendered | Failure:
+        try:
+            return self._prepare(record)
+        except UnusableSampleError as error:
+            return Failure(reason=error.slug, detail=error.what, hint=hint_for(error.slug), field=error.where)
 
     def _prepare(self, record: Record) -> Rendered:
+        """The text of a record for the tokenizer; raises UnusableSampleError."""
         if record.messages is None:
             text = record.text or ""
             self._check_reserved(text)
@@ -106,15 +101,15 @@ class TextTokenizer:
             raise fault("no-template", "it is a conversation, and the tokenizer has no chat template")
         contents = [message.content for message in record.messages]
         contents += [value for message in record.messages for _, value in message.fields]
-        words = [*contents, record.tools, record.options]
-        for word in words:
-            self._check_reserved(word)
+        contents += [record.tools, record.options]
+        for content in contents:
+            self._check_reserved(content)
         rendered = self._chat.render(record)
-        text, places = rendered.text, [place for span in rendered.spans or () for place in span]
+        text, borders = rendered.text, [border for span in rendered.spans or () for border in span]
         if self.recipe.split_control:
-            text, places = self._control.rewrite(text, places)
-        spans = None if self.recipe.loss == "all" else list(zip(places[::2], places[1::2], strict=True))
-        return rendered._replace(text=text, spans=spans, controls=sum(map(self._control.count, words)))
+            text, borders = self._control.rewrite(text, borders)
+        spans = None if self.recipe.loss == "all" else list(zip(borders[::2], borders[1::2], strict=True))
+        return rendered._replace(text=text, spans=spans, controls=sum(map(self._control.count, contents)))
 
     def _encoded(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
         """Ids and loss spans of each text; special tokens are written by their other names.
@@ -126,7 +121,7 @@ class TextTokenizer:
             encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
         elif any(touched is not None for touched in spans):
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        else:  # without places in the text
+        else:  # no positions in the text, which is faster
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         results = list[Tokens]()
         for encoding, touched in zip(encodings, spans, strict=True):
@@ -160,9 +155,8 @@ class TextTokenizer:
     def _check_names(self) -> None:
         """Check that every special token has its other name and no second one."""
         names = [f"{OPEN}{number}{CLOSE}" for number in self._control.ids.values()]
-        for (content, number), (ids, _) in zip(
-            self._control.ids.items(), self._encoded(names, [None] * len(names)), strict=True
-        ):
+        encoded = self._encoded(names, [None] * len(names))
+        for (content, number), (ids, _) in zip(self._control.ids.items(), encoded, strict=True):
             if ids.tolist() != [number]:
                 raise UnsupportedModelError(
                     f"the special token {content!r} is indistinguishable from text in this tokenizer",

@@ -1,8 +1,7 @@
 import pytest
 from made_templates import CHATML, COUNTING, MISTRAL, UNASKED, tagged, untagged
 
-from latentcache.encoders.text.chat import ChatRenderer
-from latentcache.encoders.text.special import SpecialTokens
+from latentcache.encoders.text.chat import ChatRenderer, SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.sources.records import Message, chat_record
 

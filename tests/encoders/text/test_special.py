@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.encoders.text.special import MARK, SpecialTokens
+from latentcache.encoders.text.chat import MARK, SpecialTokens
 
 ADDED = [
     {"id": 7, "content": "<|end|>", "special": True},

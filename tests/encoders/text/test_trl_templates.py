@@ -12,8 +12,7 @@ import trl
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from latentcache.encoders.text.chat import ChatRenderer
-from latentcache.encoders.text.special import SpecialTokens
+from latentcache.encoders.text.chat import ChatRenderer, SpecialTokens
 from latentcache.encoders.text.tokenizer import TextTokenizer
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure
