@@ -1,4 +1,4 @@
-"""Records of text: one document each, its content hash, and how the fields of a line become one.
+"""Records of text: one document each, how the fields of a line become one, and the files that hold them.
 
 The content hash covers the mapped values alone. Position, other columns and spelling of the JSON do not matter, so a
 line that moves is tokenized once.
@@ -15,16 +15,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from latentcache.errors import UnusableSampleError
-from latentcache.identity.content import content_hash, json_hash
-from latentcache.sources.causes import fault
-from latentcache.sources.formats.files import listed, shown
-from latentcache.sources.formats.text import parse_json
+from latentcache.identity.content import StatMemo, content_hash, json_hash
+from latentcache.sources.causes import Notes, as_rejected, fault
+from latentcache.sources.formats import ARROW, PARQUET
+from latentcache.sources.formats.files import MAX_SOURCE_BYTES, listed, open_source, shown, stat_source
+from latentcache.sources.formats.rows import open_rows
+from latentcache.sources.formats.text import BLANK, MAX_LINE_BYTES, LineReader, decode, list_items, parse_json
+from latentcache.sources.inventory import extension_of
 from latentcache.value import Value
 
+#: Rejected records of one file and one reason that are listed; the others are counted.
+_LISTED = 1000
+#: Rows of a parquet or Arrow file that are in memory together.
+_ROWS = 1024
 #: Bumped when the same bytes, read alike, would make other records, or other rejections.
 RECORD_RULE = 6
 #: Fields of a turn that are given to the template beside its role and content.
@@ -109,21 +117,14 @@ def record_size(record: Record) -> int:
 
 
 class RecordFormat(Value):
-    """Names of columns; an empty name is a column that is not used."""
+    """Where a record has its text or its turns."""
 
     form: str
-    """``text``: one field. ``completion``: prompt and completion. ``chat``: turns. ``alpaca``: instruction, input,
-    output."""
-    text: str = "text"
-    prompt: str = "instruction"
-    query: str = "input"
-    response: str = "output"
-    history: str = ""
-    messages: str = "conversations"
-    system: str = ""
-    tools: str = ""
-    role_tag: str = "from"
-    content_tag: str = "value"
+    """``text``; ``completion``: prompt and completion; ``chat``: turns; ``alpaca``: instruction, input, output."""
+    messages: str = ""
+    """Field with the turns of a chat."""
+    role_tag: str = "role"
+    content_tag: str = "content"
 
 
 #: Extension in lower case -> kind of file.
@@ -132,25 +133,13 @@ KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parq
 
 def reading_of(name: str, part: str, *, text_lines: bool) -> bytes:
     """16 bytes: equal file bytes that are read alike, for one part, make equal records."""
-    kind = KINDS.get(name[name.rfind(".") :].lower(), "arrow")
+    kind = KINDS.get(extension_of(name), ARROW)
     return json_hash({"kind": kind, "text_lines": text_lines, "rule": RECORD_RULE, "part": part})
 
 
-TEXT = RecordFormat(form="text")
-COMPLETION = RecordFormat(
-    form="completion",
-    prompt="prompt",
-    response="completion",
-    tools="tools",
-    role_tag="role",
-    content_tag="content",
-)
-#: The optional columns are used if they are there.
-ALPACA = RecordFormat(form="alpaca", history="history", system="system", tools="tools")
-CHAT = RecordFormat(
-    form="chat", messages="messages", role_tag="role", content_tag="content", system="system", tools="tools"
-)
-SHAREGPT = replace(CHAT, messages="conversations", role_tag="from", content_tag="value")
+TEXT, COMPLETION, ALPACA = (RecordFormat(form=form) for form in ("text", "completion", "alpaca"))
+CHAT = RecordFormat(form="chat", messages="messages")
+SHAREGPT = RecordFormat(form="chat", messages="conversations", role_tag="from", content_tag="value")
 #: Fields that must be there -> the form that they mean.
 _TELLING: tuple[tuple[tuple[str, ...], RecordFormat], ...] = (
     (("messages",), CHAT),
@@ -212,18 +201,16 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
         if media:
             raise fault("not-for-sft", f"it holds {min(media)}", min(media))
         if form.form == "text":
-            text = record.get(form.text)
-            if not text or not isinstance(text, str):
-                _part(record, form.text, str)
-                raise fault("record-empty", "the text is empty", form.text)
-            return text_record(source, line, text)
-        if form.form == "completion" and isinstance(record.get(form.prompt), str):
-            prompt, answer = record[form.prompt], _answer(record, form)
+            if not _part(record, "text", str):
+                raise fault("record-empty", "the text is empty", "text")
+            return text_record(source, line, record["text"])
+        if form.form == "completion" and isinstance(record.get("prompt"), str):
+            prompt, answer = record["prompt"], _answer(record, "completion")
             return text_record(source, line, prompt + answer, begin=len(prompt))
         options = _part(record, "chat_template_kwargs", dict, None) or None  # as TRL takes them
         spelled = _spelled(options, "chat_template_kwargs") if options else ""
         turns = tuple(_MAPPERS[form.form](record, form))
-        return chat_record(source, line, turns, _tools(record, form.tools), options=spelled)
+        return chat_record(source, line, turns, _tools(record), options=spelled)
     except UnicodeEncodeError as error:
         raise fault("record-unicode", f"half of a surrogate pair, {error.object[error.start]!r}") from error
 
@@ -233,8 +220,8 @@ _REQUIRED: Any = object()
 
 
 def _part(held: Mapping[str, Any], name: str, kind: type, default: Any = _REQUIRED, where: str = "") -> Any:
-    """A value of one type in a record or a turn; ``default`` if it is absent or null, or if no name is used."""
-    value = held.get(name) if name else None
+    """A value of one type in a record or a turn; ``default`` if it is absent or null."""
+    value = held.get(name)
     if isinstance(value, kind):
         return value
     if value is None and default is not _REQUIRED:
@@ -243,46 +230,44 @@ def _part(held: Mapping[str, Any], name: str, kind: type, default: Any = _REQUIR
     raise fault("record-field", f"expected {_KINDS[kind]}, found {actual}", where or name)
 
 
-def _alpaca(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
-    yield from _system(record, form)
-    for number, pair in enumerate(_part(record, form.history, list, ())):
-        where = f"{form.history}[{number}]"
+def _alpaca(record: Mapping[str, Any], _: RecordFormat) -> Iterator[Message]:
+    yield from _system(record)
+    for number, pair in enumerate(_part(record, "history", list, ())):
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
-            raise fault("record-field", f"expected a question and an answer, found {shown(pair)}", where)
+            problem = f"expected a question and an answer, found {shown(pair)}"
+            raise fault("record-field", problem, f"history[{number}]")
         yield Message(role="user", content=pair[0])
         yield Message(role="assistant", content=pair[1], learned=True)
-    is_null = form.prompt in record and record[form.prompt] is None
-    query = ["" if is_null else _part(record, form.prompt, str), _part(record, form.query, str, "")]
+    is_null = "instruction" in record and record["instruction"] is None
+    query = ["" if is_null else _part(record, "instruction", str), _part(record, "input", str, "")]
     yield Message(role="user", content="\n".join(filter(None, query)))
-    yield Message(role="assistant", content=_answer(record, form), learned=True)
+    yield Message(role="assistant", content=_answer(record, "output"), learned=True)
 
 
-def _answer(record: Mapping[str, Any], form: RecordFormat) -> str:
-    if not isinstance(record.get(form.response), str):
-        answer = shown(record.get(form.response))
-        raise fault("no-answer", f"expected text, found {answer}", form.response)
-    return str(record[form.response])
+def _answer(record: Mapping[str, Any], name: str) -> str:
+    if not isinstance(record.get(name), str):
+        raise fault("no-answer", f"expected text, found {shown(record.get(name))}", name)
+    return str(record[name])
 
 
 def _completion(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
-    prompt, answer = (_chat(record, replace(form, messages=name)) for name in (form.prompt, form.response))
+    prompt, answer = (_messages(record, replace(form, messages=name)) for name in ("prompt", "completion"))
     if not any(message.learned for message in answer):
-        raise fault("no-answer", "no turn of the assistant carries loss", form.response)
+        raise fault("no-answer", "no turn of the assistant carries loss", "completion")
     return [*(replace(message, learned=False) for message in prompt), *answer]
 
 
 def _chat(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
     """Turns with roles of any usual name; the template decides which orders are allowed."""
     messages = _messages(record, form)
-    if form.form == "chat" and not any(message.role == "assistant" for message in messages):
+    if not any(message.role == "assistant" for message in messages):
         raise fault("no-answer", "expected a turn of the assistant, found none", form.messages)
-    return messages if messages[0].role in _FIRST_ROLES else [*_system(record, form), *messages]
+    return messages if messages[0].role in _FIRST_ROLES else [*_system(record), *messages]
 
 
-def _system(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
-    text = _part(record, form.system, str, "")
-    if text:
-        yield Message(role="system", content=text)
+def _system(record: Mapping[str, Any]) -> list[Message]:
+    text = _part(record, "system", str, "")
+    return [Message(role="system", content=text)] if text else []
 
 
 def _messages(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
@@ -354,13 +339,13 @@ def _learned(turn: Mapping[str, Any], where: str) -> bool:
     return bool(_part(turn, "train", bool, default=True, where=f"{where}.train")) and weight != 0
 
 
-def _tools(record: Mapping[str, Any], name: str) -> str:
+def _tools(record: Mapping[str, Any]) -> str:
     """The list of tools, given as a list or as JSON text, as JSON; empty without any.
 
     A bare function becomes an OpenAI tool, as LLaMA-Factory does before it writes it (its ``data/tool_utils.py``).
     """
-    name = "functions" if name == "tools" and not record.get(name) else name
-    tools = record.get(name) if name else None
+    name = "tools" if record.get("tools") else "functions"
+    tools = record.get(name)
     tools = _json_in(tools, name) if isinstance(tools, str) and tools.strip() else tools
     if not tools:
         return ""
@@ -415,3 +400,102 @@ _MAPPERS: Mapping[str, Callable[[Mapping[str, Any], RecordFormat], Iterable[Mess
     "completion": _completion,
     "chat": _chat,
 }
+
+
+# files
+
+
+@dataclass(slots=True)
+class RecordReader:
+    """The records of one file, read once by iterating. ``stat`` and ``content`` are known at the end."""
+
+    path: Path
+    name: str
+    text_lines: bool = False
+    """True if each line of a text is a document, rather than the whole file."""
+    rejected: Notes = field(default_factory=lambda: Notes(_LISTED))
+    """The records that are rejected."""
+    last: int = 0
+    """Line, row or item that was read last."""
+    stat: StatMemo | None = None
+    content: bytes = b""
+    _form: RecordFormat | None = None
+    _has_objects: bool = False
+
+    def __iter__(self) -> Iterator[Record]:
+        """Every usable record; raises UnusableSampleError if it cannot be read to its end."""
+        kind = KINDS.get(extension_of(self.path.name), ARROW)
+        with open_source(self.path) as file:
+            reader = LineReader(file, self.path)
+            if kind in (PARQUET, ARROW):
+                for _ in reader.chunks():
+                    pass
+            elif kind == "text":
+                error = fault("text-too-large", "it has more than 64 MiB", self.path)
+                whole = reader.lines() if self.text_lines else [(1, reader.all_bytes(MAX_LINE_BYTES, error))]
+                yield from self._records(whole, lambda raw: {"text": decode(raw)})
+            elif reader.head.lstrip(BLANK).startswith(b"["):
+                words = "a JSON list has at most 1 GiB; `jq -c '.[]'` makes lines of it"
+                data = reader.all_bytes(MAX_SOURCE_BYTES, fault("too-large", words, self.path))
+                yield from self._records(list_items(data), lambda value: value)
+                if self.last and not self._has_objects:
+                    raise fault("not-records", "it is a list without objects")
+            else:
+                is_small = self.name.lower().endswith(".json") and reader.size <= MAX_LINE_BYTES
+                lines = self._lines_of_object(reader) if is_small else reader.lines()
+                yield from self._records(lines, lambda raw: parse_json(decode(raw)))
+            self.stat, self.content = reader.finish()
+        if kind in (PARQUET, ARROW):
+            yield from self._columnar(kind)
+            if self.stat.identity != stat_source(self.path).identity:
+                raise fault("changing", "its size or time changed while it was read", self.path)
+
+    def _records(self, values: Iterable[tuple[int, Any]], parse: Callable[[Any], Any]) -> Iterator[Record]:
+        """The records of (line, value); a line that makes none is rejected."""
+        for line, value in values:
+            try:
+                parsed = parse(value)
+                self._has_objects |= isinstance(parsed, dict)
+                if self._form is None and isinstance(parsed, dict):
+                    self._form = detect_format(parsed)
+                record = map_record(parsed, self._form or TEXT, source=self.name, line=line)
+            except UnusableSampleError as error:
+                self.rejected.add(as_rejected(self.name, error, line=line, field=error.where))
+            else:
+                yield record
+            self.last = line
+
+    def _lines_of_object(self, reader: LineReader) -> Iterator[tuple[int, bytes]]:
+        """A file as one line if it is one object, else its lines; raises ``not-records`` for settings."""
+        data = b"".join(reader.chunks())
+        try:
+            value = parse_json(decode(data))
+        except UnusableSampleError:
+            lines = enumerate(data.split(b"\n"), start=1)
+            yield from ((line, raw) for line, raw in lines if raw.strip(BLANK))
+            return
+        try:
+            if isinstance(value, dict):
+                self._form = self._form or detect_format(value)
+        except UnusableSampleError as error:
+            if error.slug == "record-field":
+                raise fault("not-records", f"it is one JSON object, and no record: {error.what}") from error
+        yield 1, data
+
+    def _columnar(self, kind: str) -> Iterator[Record]:
+        with open_rows(self.path, kind) as table:
+            # ``datasets`` (its feature ``Json``) writes values of several forms as JSON.
+            kinds = {column.name: column.type for column in table.schema if "arrow.json" in str(column.type)}
+            rows = (row for batch in table.batches(rows=_ROWS) for row in batch.to_pylist())
+            parse = lambda row: {**row, **{name: _parsed(row[name], kind) for name, kind in kinds.items()}}  # noqa: E731
+            yield from self._records(enumerate(rows, start=1), parse)
+
+
+def _parsed(value: Any, kind: Any) -> Any:
+    if value is None or "arrow.json" not in str(kind):
+        return value
+    if isinstance(value, list):
+        return [_parsed(item, kind.value_type) for item in value]
+    if isinstance(value, dict):
+        return {name: _parsed(item, kind.field(name).type) for name, item in value.items()}
+    return parse_json(value)

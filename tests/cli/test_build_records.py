@@ -27,7 +27,7 @@ def test_a_record_too_large_for_memory_is_quarantined_and_retried(run, tmp_path)
 
 
 def test_rejected_records_that_are_only_counted(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("latentcache.sources.record_file._LISTED", 3)
+    monkeypatch.setattr("latentcache.sources.records._LISTED", 3)
     data, cache = tmp_path / "a.jsonl", tmp_path / "c"
     data.write_text('{"text": "one"}\n' + "{bad\n" * 10)
     for encoded in 1, 0:

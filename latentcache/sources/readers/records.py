@@ -28,10 +28,10 @@ from latentcache.sources.causes import rejected as note
 from latentcache.sources.formats.files import stat_source
 from latentcache.sources.known import KnownFiles, hash_rows, is_range
 from latentcache.sources.layout import RecordFiles
-from latentcache.sources.record_file import RecordReader
 from latentcache.sources.records import (
     EXPECTED,
     Record,
+    RecordReader,
     reading_of,
     record_size,
 )

@@ -32,8 +32,7 @@ from latentcache.sources.inventory import (
 )
 from latentcache.sources.layout import RecordFiles
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.record_file import RecordReader
-from latentcache.sources.records import KINDS
+from latentcache.sources.records import KINDS, RecordReader
 from latentcache.sources.splits import for_training, missing_shards, read_as_train, splits_of, which_split
 
 INFO_NAME = "dataset_info.json"

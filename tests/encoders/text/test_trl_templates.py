@@ -16,7 +16,7 @@ from latentcache.encoders.text.chat import ChatRenderer, SpecialTokens
 from latentcache.encoders.text.tokenizer import TextTokenizer
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure
-from latentcache.sources.records import CHAT, RecordFormat, map_record
+from latentcache.sources.records import CHAT, SHAREGPT, map_record
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 TRAINING = sorted(path.stem.removesuffix("_training") for path in FOLDER.glob("*_training.jinja"))
@@ -159,7 +159,7 @@ def test_bare_tools_are_rendered_as_in_llama_factory(name):
     )
     turns = [{"from": role, "value": text} for role, text in texts]
     record = {"conversations": turns, "tools": json.dumps(bare)}
-    mapped = map_record(record, RecordFormat(form="chat", tools="tools"), source="a", line=1)
+    mapped = map_record(record, SHAREGPT, source="a", line=1)
     assert hashlib.sha256(renderer(name).render(mapped).text.encode()).hexdigest() == LLAMA_FACTORY
 
 

@@ -12,9 +12,9 @@ import xxhash
 
 from latentcache.errors import SourceError, UnusableSampleError
 from latentcache.fields.table import Rejected
-from latentcache.sources import known, record_file
+from latentcache.sources import known, records
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.record_file import RecordReader
+from latentcache.sources.records import RecordReader
 from latentcache.sources.scan import listing_of, scan
 
 RECORDS = SourceOptions(kind="records")
@@ -256,7 +256,7 @@ def test_a_list_alone_that_is_broken_in_its_first_item_is_an_error(tmp_path):
 
 
 def test_a_text_that_is_too_large_is_rejected(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_file, "MAX_LINE_BYTES", 3)
+    monkeypatch.setattr(records, "MAX_LINE_BYTES", 3)
     with pytest.raises(UnusableSampleError) as caught:
         read(tmp_path, b"abcd", "a.txt")
     assert caught.value.slug == "text-too-large"
