@@ -34,7 +34,7 @@ from latentcache.store.snapshot import Snapshot
 from latentcache.value import Value
 from latentcache.verify.entries import Depth
 from latentcache.verify.findings import Finding, grouped, shown_text
-from latentcache.verify.sources import described_now, find_data
+from latentcache.verify.sources import find_data
 from latentcache.verify.verify import check_cache
 
 if TYPE_CHECKING:
@@ -187,9 +187,7 @@ def _frame(size: tuple[int, int, int]) -> dict[str, float]:
 
 
 def _verified(folder: Path) -> dict[str, Any]:
-    depth = Depth()
-    requested = partial(described_now, settings={}, depth=depth, device="auto")
-    report, _ = check_cache(folder, depth, requested=requested)
+    report, _ = check_cache(folder, Depth())
     return {
         "counts": {name: number for name, number in report.counts.items() if number and name != "unreferenced"},
         "samples": report.samples,

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import EmptySourceError
 from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, Rejected, SampleTable, table_values
@@ -24,8 +27,10 @@ from latentcache.sources.causes import hint_for
 from latentcache.sources.known import hash_rows, match_names
 from latentcache.sources.layout import above
 from latentcache.sources.locations import locations, sizes
+from latentcache.sources.options import SourceOptions
 from latentcache.sources.readers.folder import repeats_of
-from latentcache.sources.scan import Listing
+from latentcache.sources.scan import Listing, scan
+from latentcache.verify.entries import Check, Depth
 from latentcache.verify.findings import HINTS, Finding, Findings, Text
 
 #: Reasons that mean "could not be looked at" rather than "is not usable".
@@ -39,51 +44,70 @@ _RECORDED_ONLY = "no entry is affected: a build only records the new value"
 Shown = Callable[[SampleTable, int], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """A snapshot's samples (S) against a listing."""
+def list_sources(check: Check, root: Path | None, depth: Depth, chosen: NDArray[np.bool_]) -> Listing | None:
+    """List what the data holds now, with the ``chosen`` samples (S,) if ``depth`` names a slice; None: nothing.
 
-    now: Listing
-    looked: NDArray[np.bool_]
-    """(S,) samples that were looked at."""
-    new: NDArray[np.intp]
-    """Rows of the listing that the snapshot neither has nor rejected: missing, not built."""
-    findings: Findings
-    """On samples, on what the snapshot rejected, and on what is rejected now."""
+    A check that reads opens sources whose stat proves them unchanged, too.
+    """
+    if root is None:
+        return None
+    options = SourceOptions.from_json(check.snapshot.source.get("options", {}))
+    with suppress(EmptySourceError):
+        return scan(
+            root,
+            options,
+            check.snapshot.samples,
+            rejected=check.rejected_whole,
+            notes=check.snapshot.notes,
+            chosen=None if depth.slice is None else chosen,
+            full=depth.reads,
+            recorded=options.folders,
+        )
+    return None
+
+
+def compare_sources(check: Check, listing: Listing | None, chosen: NDArray[np.bool_]) -> None:
+    """Compare the chosen samples (S,) with a listing; None: the data holds no samples now."""
+    if listing is None:
+        gone = "the data holds no samples now"
+        check.findings.add("stale", "source-removed", np.flatnonzero(chosen), found=gone)
+        return
+    kinds = (view.rows.kind for view in check.views.values())
+    inputs = {name for kind in kinds if kind is not None for name in kind.inputs}
+    compare(check.findings, listing, rejected=check.rejected_whole, chosen=chosen, inputs=inputs)
 
 
 def compare(
-    samples: SampleTable,
+    findings: Findings,
     now: Listing,
     *,
     rejected: Sequence[Rejected] = (),
-    chosen: NDArray[np.bool_] | None = None,
+    chosen: NDArray[np.bool_],
     inputs: Collection[str] = (),
-) -> Compared:
+) -> None:
     """Compare a snapshot's samples with DATA as it is now.
 
     Args:
-        samples: Of the snapshot.
-        now: Of DATA, scanned with these samples as ``known``, and with ``rejected`` and ``chosen``.
+        findings: Of the snapshot's samples; gets those on samples, on what the snapshot rejected, on what is rejected
+            now, and on what is new.
+        now: Of DATA, scanned with these samples as ``known``, and with ``rejected``.
         rejected: What the snapshot rejected and has no sample for.
-        chosen: (S,) samples to look at; all by default.
+        chosen: (S,) samples to look at.
         inputs: Those that fields are made of; masks and control images are compared if they are among them.
     """
-    count, of_records = len(samples), now.data_kind == "records"
+    samples, of_records = findings.table, now.data_kind == "records"
+    count = len(samples)
     if of_records:
         pairing, listing_row = _records_paired(samples, now.samples, rejected)
     else:
         labels, there = Strings.of(item.label for item in rejected), now.samples.names
         listing_row = np.concatenate([match_names(samples.names, there), match_names(labels, there)])
         pairing = np.full(len(listing_row), _SAME, dtype=np.uint8)
-    matched = np.zeros(len(now.samples) + 1, dtype=np.bool_)
-    matched[listing_row] = True  # the last one is for -1
-    looked = np.ones(count, dtype=np.bool_) if chosen is None else chosen
-    own_input, comparison = "record" if of_records else "image", _Comparison(samples, now, listing_row[:count])
-    changed, moved = (np.flatnonzero(looked & (pairing[:count] == word)) for word in (_CHANGED, _MOVED))
+    own_input, comparison = "record" if of_records else "image", _Comparison(findings, now, listing_row[:count])
+    changed, moved = (np.flatnonzero(chosen & (pairing[:count] == word)) for word in (_CHANGED, _MOVED))
     comparison.add("stale", "source-changed", changed, _own_content)
     comparison.add("touched", "line-changed", moved, lambda table, row: f"line {table.where(row)[1]}")
-    rows = np.flatnonzero(looked & (listing_row[:count] >= 0) & (pairing[:count] == _SAME))
+    rows = np.flatnonzero(chosen & (listing_row[:count] >= 0) & (pairing[:count] == _SAME))
     if now.samples is not samples:
         comparison.own_input(own_input, rows)
         for name in sorted(set(inputs).intersection(samples.inputs) - {own_input, "caption"}):
@@ -91,18 +115,22 @@ def compare(
         if not of_records:
             comparison.columns(rows)
     reasons = {item.label: item for item in (*now.notes, *now.rejected) if not (of_records and item.line)}
-    comparison.removed(own_input, np.flatnonzero(looked & (listing_row[:count] < 0)), reasons)
-    findings = comparison.findings
+    comparison.removed(own_input, np.flatnonzero(chosen & (listing_row[:count] < 0)), reasons)
     _rejected(findings, now, rejected, pairing[count:], listing_row[count:], reasons)
-    return Compared(now=now, looked=looked, new=np.flatnonzero(~matched[:-1]), findings=findings)
+    is_new = np.ones(len(now.samples) + 1, dtype=np.bool_)
+    is_new[listing_row] = False  # the last one is for -1
+    new = Findings(now.samples)
+    new.add("missing", "not-built", np.flatnonzero(is_new[:-1]))
+    findings.others += new.result(is_new[:-1])
 
 
 class _Comparison:
     """Collects the findings on samples, (n,) rows of a snapshot's table, whose rows in the listing are known."""
 
-    def __init__(self, samples: SampleTable, now: Listing, listing_row: NDArray[np.int64]) -> None:
-        self.samples, self.now, self.listing_row = samples, now, listing_row
-        self.findings = Findings(samples)
+    def __init__(self, findings: Findings, now: Listing, listing_row: NDArray[np.int64]) -> None:
+        self.findings, self.samples, self.now, self.listing_row = findings, findings.table, now, listing_row
+        self.is_unusable = np.zeros(len(self.samples), dtype=np.bool_)
+        """(S,) samples whose file cannot be used now."""
 
     def add(self, category: str, reason: str, rows: NDArray[np.intp], shown: Shown, hint: str = "") -> None:
         """Add samples whose value, as ``shown`` in text, is another one now."""
@@ -120,7 +148,7 @@ class _Comparison:
         for row, name in zip(rows.tolist(), names, strict=True) if reasons else ():
             if (item := _reason_of(name, reasons)) is not None:
                 self.unusable(row, item.reason, item.detail)
-        rows = rows[~self.findings.of("unverifiable", "stale")[rows]]
+        rows = rows[~self.is_unusable[rows]]
         gone = f"its {'record' if own_input == 'record' else 'file'} is gone"
         self.findings.add("stale", "source-removed", rows, expected="the sample", found=gone)
 
@@ -137,9 +165,7 @@ class _Comparison:
         for row in changed.tolist() if self.now.unread else ():
             if (error := self.now.unread.get((name, int(self.listing_row[row])))) is not None:
                 self.unusable(row, error.slug, error.what)
-        self.add(
-            "stale", "source-changed", changed[~self.findings.of("unverifiable", "stale")[changed]], _own_content
-        )
+        self.add("stale", "source-changed", changed[~self.is_unusable[changed]], _own_content)
         then, later = np.asarray(before.file)[rows], self.now.samples.files
         file_now = np.full(len(files), -1, dtype=np.int64)
         file_now[then] = np.asarray(after.file)[now_rows]  # one for all samples of a file
@@ -194,6 +220,7 @@ class _Comparison:
     def unusable(self, row: int, cause: str, detail: str) -> None:
         """Add a sample whose file cannot be used now."""
         category, reason, actual = _unusable(cause, detail)
+        self.is_unusable[row] = True
         expected = "a file that can be read" if category == "unverifiable" else "the sample"
         self.findings.add(category, reason, np.array([row]), expected=expected, found=actual, hint=hint_for(cause))
 

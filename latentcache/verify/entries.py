@@ -30,6 +30,8 @@ from latentcache.value import Value
 from latentcache.verify.findings import HINTS, Finding, Findings
 
 _CERTAINTY = 0.95
+#: Reason of entries that are not there.
+LOST = "lost"
 
 
 class Depth(Value):
@@ -45,6 +47,8 @@ class Depth(Value):
     """Samples to encode again."""
     seed: int = 0
     """Seed for choosing the samples to encode again."""
+    device: str = "auto"
+    """Device that encodes them."""
 
     @property
     def mode(self) -> str:
@@ -155,7 +159,7 @@ class BadEntries(NamedTuple):
 
     field: str
     reason: str
-    """Problem with their bytes; ``lost``: they are not there."""
+    """Problem with their bytes, or :data:`LOST`."""
     entries: NDArray[np.integer]
 
 
@@ -199,7 +203,7 @@ class Check:
         if not len(entries):
             return
         if category in ("corrupt", "missing"):
-            self.bad.append(BadEntries(view.name, "lost" if category == "missing" else reason, entries))
+            self.bad.append(BadEntries(view.name, LOST if category == "missing" else reason, entries))
         rows = view.rows_of(entries)
         self.findings.add(
             category,

@@ -214,13 +214,6 @@ class Findings:
         np.minimum.at(self.rank, wide, rank)
         self._causes.setdefault((rank, reason, field, file), []).append(_Batch(wide, keys, expected, found, hint))
 
-    def take(self, findings: Findings) -> None:
-        """Add the findings of another thread on the same samples."""
-        np.minimum(self.rank, findings.rank, out=self.rank)
-        for cause, batches in findings._causes.items():
-            self._causes.setdefault(cause, []).extend(batches)
-        self.others += findings.others
-
     def of(self, *categories: str) -> NDArray[np.bool_]:
         """(S,) samples that are in one of these categories."""
         return np.array([name in categories for name in CATEGORIES])[self.rank]

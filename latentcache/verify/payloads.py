@@ -10,7 +10,7 @@ decides what noise is (``kind.compare``).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -27,9 +27,9 @@ from latentcache.fields.protocol import Described, Difference, Failure, Made
 from latentcache.store.atomic_io import file_descriptor
 from latentcache.store.index import read_entry
 from latentcache.store.reader import EntryReader
-from latentcache.store.snapshot import FieldRows, Snapshot
-from latentcache.verify.entries import BadEntries, Check, View, confidence, reason_word, words
-from latentcache.verify.findings import Reencoded
+from latentcache.store.snapshot import FieldRows
+from latentcache.verify.entries import BadEntries, Check, Depth, View, confidence, reason_word, words
+from latentcache.verify.findings import PROBLEMS, Reencoded
 
 #: Bytes of a batch of entries, about.
 _BATCH_BYTES = 64 << 20
@@ -104,7 +104,7 @@ def _wrong_values(view: View, payload: memoryview) -> Wrong | None:
 
 #: Encode the inputs of rows of a field again, in any order, with a described encoder: each row, its item or why there
 #: is none (``source-changed``: the input is another one), and the device.
-Reencode = Callable[[Snapshot, Path, str, Sequence[int], Described | None], Iterable[tuple[int, Made | Failure, str]]]
+Reencode = Callable[..., Iterable[tuple[int, Made | Failure, str]]]
 
 
 def reencode_samples(
@@ -112,14 +112,14 @@ def reencode_samples(
     reencode: Reencode,
     descriptions: Mapping[str, Described],
     root: Path,
-    fine: NDArray[np.bool_],
-    number: int,
-    seed: int,
+    chosen: NDArray[np.bool_],
+    depth: Depth,
 ) -> Reencoded:
-    """Encode ``number`` of the samples that are ``fine`` (S,) again, all fields of each, and note what differs."""
+    """Encode some of the chosen samples (S,) without a problem again, all fields of each, and note what differs."""
+    fine = chosen & ~check.findings.of(*PROBLEMS)
     # In an order of its own: one fine sample more or less moves no other in or out but the last.
-    order = np.random.default_rng(seed).permutation(len(fine))
-    drawn = order[fine[order]][:number]
+    order = np.random.default_rng(depth.seed).permutation(len(fine))
+    drawn = order[fine[order]][: depth.reencode]
     differences, failed, device = list[Difference](), set[int](), ""
     reader = EntryReader(check.paths, check.snapshot)
     try:
@@ -127,7 +127,7 @@ def reencode_samples(
             known = view.rows.kind is not None and view.rows.recipe is not None
             rows, described = np.flatnonzero(np.isin(view.sample, drawn)).tolist(), descriptions.get(view.name)
             arguments = check.snapshot, root, view.name, rows, described
-            for row, item, used in reencode(*arguments) if known and rows else ():
+            for row, item, used in reencode(*arguments, device=depth.device) if known and rows else ():
                 device = used or device
                 difference = _compare(check, reader, view, row, item, device)
                 if difference is None:
@@ -138,8 +138,8 @@ def reencode_samples(
         reader.close()
     samples, drifted = max(len(drawn) - len(failed), 0), sum(difference.differs for difference in differences)
     return Reencoded(
-        asked=number,
-        seed=seed,
+        asked=depth.reencode,
+        seed=depth.seed,
         samples=samples,
         entries=len(differences),
         drifted=drifted,

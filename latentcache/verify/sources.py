@@ -16,17 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError, EncoderError, LatentcacheError, SourceNotFoundError, UsageError
+from latentcache.errors import EncoderError, LatentcacheError, SourceNotFoundError, UsageError
 from latentcache.fields.protocol import DescribeContext, Described, FieldPlan, Group
 from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import hint_for
-from latentcache.sources.options import SourceOptions
-from latentcache.sources.scan import scan
 from latentcache.store.snapshot import Snapshot
-from latentcache.verify.compare import Compared, compare
 from latentcache.verify.entries import Check, Depth, View
-from latentcache.verify.findings import Findings, RecipeChange
+from latentcache.verify.findings import RecipeChange
 
 
 def find_data(cache: Path, source: Mapping[str, Any], data: Path | None) -> Path:
@@ -47,47 +44,7 @@ def find_data(cache: Path, source: Mapping[str, Any], data: Path | None) -> Path
     )
 
 
-def compare_sources(check: Check, root: Path, *, full: bool, chosen: NDArray[np.bool_] | None) -> Compared | None:
-    """Compare samples with their sources, all or the ``chosen`` (S,); None if the data holds no samples now.
-
-    It adds no finding, because another thread owns them. ``full`` reads sources whose stat proves them unchanged too.
-    """
-    snapshot, samples = check.snapshot, check.findings.table
-    rejected = tuple(check.rejected_whole)
-    options = SourceOptions.from_json(snapshot.source.get("options", {}))
-    try:
-        now = scan(
-            root,
-            options,
-            samples,
-            rejected=rejected,
-            notes=snapshot.notes,
-            chosen=chosen,
-            full=full,
-            recorded=options.folders,
-        )
-    except EmptySourceError:
-        return None
-    used = {name for view in check.views.values() if view.rows.kind is not None for name in view.rows.kind.inputs}
-    return compare(samples, now, rejected=rejected, chosen=chosen, inputs=used)
-
-
-def note_sources(check: Check, compared: Compared | None, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Add the findings of a comparison; gives (S,) the chosen samples whose source was looked at."""
-    if compared is None:
-        gone = "the data holds no samples now"
-        check.findings.add("stale", "source-removed", np.flatnonzero(chosen), found=gone)
-        return chosen
-    new = Findings(compared.now.samples)
-    new.add("missing", "not-built", compared.new)
-    check.findings.take(compared.findings)
-    check.findings.others += new.result(np.ones(len(new.table), dtype=np.bool_))
-    return chosen & compared.looked
-
-
-def described_now(
-    snapshot: Snapshot, *, settings: Mapping[str, Any], depth: Depth, device: str
-) -> Mapping[str, Described]:
+def described_now(snapshot: Snapshot, settings: Mapping[str, Any], depth: Depth) -> Mapping[str, Described]:
     """The fields as a build with these settings would make them now. Files are read, nothing is loaded."""
     for name in settings:
         if name not in snapshot.fields:
@@ -109,7 +66,7 @@ def described_now(
         context = DescribeContext(
             recipe=rows.recipe,
             provenance={} if depth.untrusted else rows.provenance,
-            device=device,
+            device=depth.device,
             check=True,
             followed=fields.get(rows.kind.follows),
         )

@@ -16,11 +16,10 @@ import resource
 import shlex
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import make_dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,36 +32,30 @@ from latentcache.fields.protocol import Described
 from latentcache.fields.registry import load, settings_of
 from latentcache.fields.settings import checked
 from latentcache.plan.numbers import whole
+from latentcache.sources.scan import Listing
 from latentcache.store.garbage import intact_snapshots, shard_use
-from latentcache.store.index import load_index, mend_index, remove_entries
+from latentcache.store.index import mend_index, remove_entries
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import kept_rows, publish_replacement
 from latentcache.store.snapshot import Snapshot, open_leased
 from latentcache.value import Value
+from latentcache.verify.compare import compare_sources, list_sources
 from latentcache.verify.entries import (
+    LOST,
+    BadEntries,
     Check,
     Chosen,
     Depth,
-    View,
     check_entries,
     choose,
     confidence,
     parse_slice,
-    positions,
 )
 from latentcache.verify.findings import PROBLEMS, Commands, VerifyReport
-from latentcache.verify.sources import (
-    check_plans,
-    check_recipes,
-    compare_sources,
-    described_now,
-    find_data,
-    note_sources,
-)
+from latentcache.verify.sources import check_plans, check_recipes, described_now, find_data
 
 if TYPE_CHECKING:
-    from latentcache.verify.compare import Compared
     from latentcache.verify.payloads import Reencode
 
 #: Largest sizes by name, bytes; everything else but shards has ``_MOST_FILE_BYTES``.
@@ -111,14 +104,15 @@ def verify_cache(
         DeviceError: Its device failed, or does not exist.
     """
     arguments = checked(_TYPES, {"cache": cache, "data": data, "full": full, "fields": fields, "device": device})
-    seed, reencode = whole("seed", seed, 0), whole("reencode", reencode, 0)
-    depth = Depth(full=full, slice=None if sample is None else parse_slice(str(sample)), reencode=reencode, seed=seed)
+    depth = Depth(
+        full=full,
+        slice=None if sample is None else parse_slice(str(sample)),
+        reencode=whole("reencode", reencode, 0),
+        seed=whole("seed", seed, 0),
+        device=device,
+    )
     settings = {name: settings_of(name, value) for name, value in (arguments["fields"] or {}).items()}
-    look: dict[str, Any] = {"data": arguments["data"]}
-    look["requested"] = partial(described_now, settings=settings, depth=depth, device=device)
-    if reencode:  # by name: a check alone imports no encoder
-        look["reencode"] = partial(load("latentcache.pipeline.reencode:reencode"), device=device)
-    return check_cache(arguments["cache"], depth, **look)[0]
+    return check_cache(arguments["cache"], depth, data=arguments["data"], settings=settings)[0]
 
 
 def check_cache(
@@ -127,39 +121,68 @@ def check_cache(
     commands: Commands | None = None,
     *,
     data: Path | None = None,
-    requested: Callable[[Snapshot], Mapping[str, Described]] | None = None,
+    settings: Mapping[str, Any] | None = None,
     reencode: Reencode | None = None,
 ) -> tuple[VerifyReport, Check]:
-    """The report, and the damage that was found; ``requested`` describes fields as a build would make them now."""
+    """The report, and the damage behind it. ``settings``: what a build would be asked for now, by field.
+
+    ``reencode``: encodes samples again if ``depth`` says so, by default as a build does.
+    """
     started, commands = time.monotonic(), commands or Commands()
+    if reencode is None and depth.reencode:  # by name: a check alone imports no encoder
+        reencode = load("latentcache.pipeline.reencode:reencode")
     if depth.untrusted:
         check_outside(cache)
     commands = replace(commands, cache=cache, data="" if data is None else f"--data {shlex.quote(str(data))}")
     snapshot = _opened(cache, commands)
-    described = {} if requested is None else requested(snapshot)
+    described = described_now(snapshot, settings or {}, depth)
     root = None if depth.untrusted and data is None else find_data(cache, snapshot.source, data)
     check = Check(snapshot)
     chosen = choose(snapshot, depth.slice)
-    compared = _look(check, depth, root, chosen)
-    looked = chosen.samples if root is None else note_sources(check, compared, chosen.samples)
+    listing = _look(check, depth, root, chosen)
+    if root is not None:
+        compare_sources(check, listing, chosen.samples)
     changes = check_recipes(check, described)
     again = None
     if reencode is not None and root is not None:
         from latentcache.verify.payloads import reencode_samples
 
-        fine, draw = looked & ~check.findings.of(*PROBLEMS), (depth.reencode, depth.seed)
-        again = reencode_samples(check, reencode, described, root, fine, *draw)
-    report = _report(check, depth, chosen, looked, compared)
-    allowed = snapshot.allow_failed if commands.allow_failed is None else commands.allow_failed
-    words = f"--reencode {depth.reencode} --seed {depth.seed}"
-    fixes = replace(commands, root=root, allow_failed=allowed, reencode=words)
-    return replace(
-        report,
-        findings=tuple(map(fixes, report.findings)),
-        checked={**report.checked, "reencoded": 0 if again is None else again.samples},
+        again = reencode_samples(check, reencode, described, root, chosen.samples, depth)
+    counts = check.findings.counts(chosen.samples)
+    categorized = int((chosen.samples | check.findings.of(*PROBLEMS)).sum())
+    read = sum(int(entries.sum()) for entries in chosen.entries.values())
+    is_clean = depth.slice is not None and chosen.samples.any() and not any(counts[name] for name in PROBLEMS)
+    fixes = replace(
+        commands,
+        root=root,
+        allow_failed=snapshot.allow_failed if commands.allow_failed is None else commands.allow_failed,
+        reencode=f"--reencode {depth.reencode} --seed {depth.seed}",
+    )
+    return VerifyReport(
+        mode=depth.mode,
+        snapshot=snapshot.number,
+        counts=counts | {"unreferenced": _unreferenced(check)},
+        findings=tuple(map(fixes, check.findings.result(chosen.samples))),
+        samples=len(snapshot.samples) + sum(item.count for item in check.rejected_whole),
+        checked={
+            "samples": categorized,
+            "headers": check.headers,
+            "payloads": check.payloads,
+            "payload_bytes": check.payload_bytes,
+            "sources_stat": 0 if listing is None else int(chosen.samples.sum()),
+            "sources_hashed": 0 if listing is None else listing.hashed,
+            "reencoded": 0 if again is None else again.samples,
+        },
+        not_looked_at=len(snapshot.samples) - categorized,
         not_compared=_not_compared(check, described),
         recipe_diff=changes,
+        confidence=confidence(read, sum(map(len, check.views.values())), "entries") if is_clean else "",
         reencoded=again,
+        recipe_ids={name: view.rows.recipe_id.hex() for name, view in check.views.items()},
+        allow_failed=snapshot.allow_failed,
+        part=snapshot.part,
+        building=check.paths.building.exists(),
+        complete=snapshot.complete,
         elapsed_s=time.monotonic() - started,
     ), check
 
@@ -176,62 +199,26 @@ def _opened(cache: Path, commands: Commands) -> Snapshot:
     return snapshot
 
 
-def _report(
-    check: Check, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_], compared: Compared | None
-) -> VerifyReport:
-    """What the check found, without fixes and without what concerns models."""
-    snapshot, counts = check.snapshot, check.findings.counts(looked)
-    categorized = looked | check.findings.of(*PROBLEMS)
-    clean = not any(counts[name] for name in PROBLEMS)
-    return VerifyReport(
-        mode=depth.mode,
-        snapshot=snapshot.number,
-        counts=counts | {"unreferenced": _unreferenced(check)},
-        findings=check.findings.result(looked),
-        samples=len(snapshot.samples) + sum(item.count for item in check.rejected_whole),
-        checked={
-            "samples": int(categorized.sum()),
-            "headers": check.headers,
-            "payloads": check.payloads,
-            "payload_bytes": check.payload_bytes,
-            "sources_stat": 0 if compared is None else int(compared.looked.sum()),
-            "sources_hashed": 0 if compared is None else compared.now.hashed,
-        },
-        not_looked_at=int((~categorized).sum()),
-        confidence=_stated(check, depth, chosen, looked) if clean else "",
-        recipe_ids={name: view.rows.recipe_id.hex() for name, view in check.views.items()},
-        allow_failed=snapshot.allow_failed,
-        part=snapshot.part,
-        building=check.paths.building.exists(),
-        complete=snapshot.complete,
-    )
-
-
-def _look(check: Check, depth: Depth, root: Path | None, chosen: Chosen) -> Compared | None:
-    """Look at entries and sources; payloads are read only if ``depth`` says so."""
-
-    def look() -> Compared | None:
-        some = None if depth.slice is None else chosen.samples
-        return None if root is None else compare_sources(check, root, full=depth.reads, chosen=some)
-
+def _look(check: Check, depth: Depth, root: Path | None, chosen: Chosen) -> Listing | None:
+    """Check entries, and payloads if ``depth`` says so; gives what the data holds now."""
     check_entries(check, chosen.entries)
     check_plans(check, chosen.samples)
     if not depth.reads:
-        return look()
+        return list_sources(check, root, depth, chosen.samples)
     from latentcache.verify.payloads import scan_payloads
 
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(look)  # reading files and reading shards wait for different things
+        listing = pool.submit(list_sources, check, root, depth, chosen.samples)  # beside the reads of shards
         scan_payloads(check, chosen.entries)
-        return reading.result()
+        return listing.result()
 
 
 def _not_compared(check: Check, described: Mapping[str, Described]) -> tuple[str, ...]:
     """Models that are not here, by field, and fields whose kind is not installed."""
     lost = {name: field.not_compared for name, field in described.items() if field.not_compared}
     unknown = [name for name, view in check.views.items() if view.rows.kind is None]
-    words = [f"plan and values of {name} (its kind is not installed)" for name in unknown]
-    return (*words, *(f"{name}: {reason}" for name, reason in lost.items()))
+    sentences = [f"plan and values of {name} (its kind is not installed)" for name in unknown]
+    return (*sentences, *(f"{name}: {reason}" for name, reason in lost.items()))
 
 
 def _unreferenced(check: Check) -> int:
@@ -241,14 +228,6 @@ def _unreferenced(check: Check) -> int:
     if not others and not check.unneeded:  # what other snapshots need is then no question
         return 0
     return sum(max(use.entries - use.needed, 0) for use in shard_use(paths, intact_snapshots(paths)))
-
-
-def _stated(check: Check, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_]) -> str:
-    """Return the conclusion from samples that are all clean about the others; empty if nothing follows."""
-    if depth.slice is None or not looked.any() or (chosen.samples & ~looked).any():
-        return ""
-    read = sum(int(entries.sum()) for entries in chosen.entries.values())
-    return confidence(read, sum(map(len, check.views.values())), "entries")
 
 
 def check_outside(root: Path) -> None:
@@ -297,6 +276,7 @@ class Removal(NamedTuple):
     """Path of its first sample."""
     reason: str
     num_bytes: int
+    shard: str
 
 
 class Repair(Value):
@@ -329,7 +309,7 @@ class Repair(Value):
 
 
 def repair_cache(
-    cache: Path, *, confirm: Callable[[Repair], bool], depth: Depth | None = None, **look: Any
+    cache: Path, *, confirm: Callable[[Repair], bool], depth: Depth | None = None, **options: Any
 ) -> Repair:
     """Verify everything, then take out what is corrupt, and drifted samples that the check encodes again.
 
@@ -337,84 +317,64 @@ def repair_cache(
     or copied. The indexes of shards name the removed ones no more, so no later build uses them. A snapshot without
     them is published, marked incomplete. The same command continues a killed repair.
 
-    ``confirm`` is shown the plan if there is anything to do. ``look`` are arguments of :func:`check_cache`; entries
+    ``confirm`` is shown the plan if there is anything to do. ``options`` are those of :func:`check_cache`; entries
     of another recipe are reported and kept.
     """
     paths = CachePaths(cache)
     paths.current_snapshot()  # no lock is left in a folder that is no cache
     with builder_lock(paths.lock):
-        report, check = check_cache(cache, depth or Depth(full=True), **look)
-        work = _Work(check)
-        plan = work.plan(report)
-        return work.carry_out(plan) if plan.needed and confirm(plan) else plan
-
-
-class _Work:
-    """Entries to remove, and their removal."""
-
-    def __init__(self, check: Check) -> None:
-        self.check = check
-        self.drop = {name: np.zeros(len(view), dtype=np.bool_) for name, view in check.views.items()}
-        """(E,) by field: entries that are taken out, and those that are lost already."""
-        self.removals = list[Removal]()
-
-    def plan(self, report: VerifyReport) -> Repair:
-        shards = set(self.check.damaged)
-        for bad in sorted(self.check.bad, key=lambda bad_entries: bad_entries.reason == "lost"):
-            view = self.check.views[bad.field]
-            if bad.reason == "lost":
-                self.drop[bad.field][bad.entries] = True
-            else:
-                self._remove(view, bad.entries, bad.reason)
-                shards |= {self.check.snapshot.shards[number] for number in np.unique(view.shard[bad.entries])}
-        return Repair(
+        report, check = check_cache(cache, depth or Depth(full=True), **options)
+        gone = {name: np.zeros(len(view), dtype=np.bool_) for name, view in check.views.items()}
+        removals = _take_out(check, check.bad, gone)
+        shards = check.damaged | {removal.shard for removal in removals}
+        plan = Repair(
             report=report,
-            removals=tuple(self.removals),
+            removals=tuple(removals),
             shards=tuple(sorted(shards)),
-            needed=bool(shards or any(mask.any() for mask in self.drop.values())),
+            needed=bool(shards or any(mask.any() for mask in gone.values())),
             snapshot=report.snapshot,
             complete=report.complete,
         )
+        return _carry_out(check, plan, gone) if plan.needed and confirm(plan) else plan
 
-    def _remove(self, view: View, entries: NDArray[np.integer], reason: str) -> None:
-        """Take out entries that are not out already."""
-        mask = self.drop[view.name]
-        entries = np.unique(entries)
-        entries = entries[~mask[entries]]
+
+def _take_out(check: Check, bad: Iterable[BadEntries], gone: Mapping[str, NDArray[np.bool_]]) -> list[Removal]:
+    """Mark entries in ``gone``, (E,) by field; gives those of them that are there, and were not marked."""
+    removals = list[Removal]()
+    for field, reason, entries in sorted(bad, key=lambda item: item.reason == LOST):
+        view, mask = check.views[field], gone[field]
+        entries = np.unique(entries[~mask[entries]])
         mask[entries] = True
-        names, samples = self.check.findings.table.names, view.sample[view.first_rows(entries)]
-        for entry, sample in zip(entries.tolist(), samples.tolist(), strict=True):
-            size, key = int(view.head[entry] + view.bytes[entry]), view.key[entry].tobytes().hex()
-            self.removals.append(Removal(key, names[sample], reason, size))
+        samples = view.sample[view.first_rows(entries)]
+        for entry, sample in zip(entries.tolist(), samples.tolist(), strict=True) if reason != LOST else ():
+            removals.append(
+                Removal(
+                    key=view.key[entry].tobytes().hex(),
+                    path=check.findings.table.names[sample],
+                    reason=reason,
+                    num_bytes=int(view.head[entry] + view.bytes[entry]),
+                    shard=check.snapshot.shards[view.shard[entry]],
+                )
+            )
+    return removals
 
-    def carry_out(self, plan: Repair) -> Repair:
-        """Take entries out of the indexes, then publish the snapshot without them."""
-        check, paths = self.check, self.check.paths
+
+def _carry_out(check: Check, plan: Repair, gone: Mapping[str, NDArray[np.bool_]]) -> Repair:
+    """Take entries out of the indexes, then publish the snapshot without them."""
+    paths, removals = check.paths, list(plan.removals)
+    if check.damaged:
         for shard in sorted(check.damaged):
-            self._mend(shard)
-        keys = np.array([bytes.fromhex(item.key) for item in self.removals], dtype="S32")
-        for folder in paths.sealed_shards():  # a build takes an entry of this key from any shard
-            with suppress(CacheDamagedError):
-                remove_entries(folder, keys)
-        failpoint("repair-delete")
-        fields = [kept_rows(view.rows, ~self.drop[name][view.entry]) for name, view in check.views.items()]
-        complete = plan.complete and not any(mask.any() for mask in self.drop.values())
-        publish_replacement(paths, check.snapshot, fields, complete=complete)
-        return replace(
-            plan,
-            done=True,
-            snapshot=paths.current_snapshot(),
-            complete=complete,
-            removals=tuple(self.removals),
-        )
-
-    def _mend(self, shard: str) -> None:
-        """Write the index of a shard again, and remove the entries that it lacks."""
-        check, folder = self.check, self.check.paths.shard(shard)
-        mend_index(folder)
-        index = load_index(folder)
-        for view in check.views.values():
-            entries = view.in_shard(check.snapshot.shards.index(shard))
-            if index.entries:
-                entries = entries[~positions(index, view, entries)[1]]
-            self._remove(view, entries, "not-intact")
+            mend_index(paths.shard(shard))
+        again = Check(check.snapshot)
+        check_entries(again, choose(check.snapshot, None).entries)
+        removals += _take_out(check, (bad._replace(reason="not-intact") for bad in again.bad), gone)
+    keys = np.array([bytes.fromhex(removal.key) for removal in removals], dtype="S32")
+    for folder in paths.sealed_shards():  # a build takes an entry of this key from any shard
+        with suppress(CacheDamagedError):
+            remove_entries(folder, keys)
+    failpoint("repair-delete")
+    fields = [kept_rows(view.rows, ~gone[name][view.entry]) for name, view in check.views.items()]
+    complete = plan.complete and not any(mask.any() for mask in gone.values())
+    publish_replacement(paths, check.snapshot, fields, complete=complete)
+    current = paths.current_snapshot()
+    return replace(plan, done=True, snapshot=current, complete=complete, removals=tuple(removals))

@@ -17,6 +17,7 @@ from latentcache.sources.causes import fault
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
 from latentcache.verify.compare import compare
+from latentcache.verify.findings import Findings
 
 IMAGES, RECORDS = SourceOptions(kind="images"), SourceOptions(kind="records")
 OK, TOUCHED, MOVED, NOT_CHECKED = "ok", "stat-changed", "line-changed", "not looked at"
@@ -28,25 +29,33 @@ def _trusting(monkeypatch):
     monkeypatch.setattr(known, "RACY_NS", 0)  # trust every file at once
 
 
-def findings(found):
+def compared(before, now, *, chosen=None):
+    """Compare, and give the findings with the samples that were looked at."""
+    result = Findings(before.samples)
+    looked = np.ones(len(before.samples), dtype=np.bool_) if chosen is None else chosen
+    compare(result, now, rejected=before.rejected, chosen=looked)
+    return result, looked
+
+
+def on_samples(result, looked):
     """The findings on samples, by their names."""
-    others = {id(item) for item in found.findings.others}
-    items = [item for item in found.findings.result(found.looked) if id(item) not in others]
+    items = [item for item in result.result(looked) if not any(item is other for other in result.others)]
     return {f"{item.path}:{item.line}" if item.line else item.path: item for item in items}
 
 
-def states(found):
-    by_name, names = findings(found), list(found.findings.table.names)
+def states(result, looked):
+    by_name, names = on_samples(result, looked), list(result.table.names)
     reasons = {name: by_name[name].reason if name in by_name else OK for name in names}
-    return {name: reasons[name] if looked else NOT_CHECKED for name, looked in zip(names, found.looked, strict=True)}
+    return {name: reasons[name] if seen else NOT_CHECKED for name, seen in zip(names, looked, strict=True)}
 
 
-def new(found):
-    return [":".join(str(part) for part in found.now.samples.where(row) if part) for row in found.new.tolist()]
+def new(result, _):
+    return [f"{item.path}:{item.line}" for item in result.others if item.reason == "not-built"]
 
 
-def others(found):
-    return sorted((item.category, item.reason, item.path, item.line) for item in found.findings.others)
+def others(result, _):
+    items = [item for item in result.others if item.reason != "not-built"]
+    return sorted((item.category, item.reason, item.path, item.line) for item in items)
 
 
 # images
@@ -64,8 +73,8 @@ def data(tmp_path):
 
 def images(root, before=None, *, full=False, **options):
     before = before or scan(root, IMAGES, hash_all=True)
-    known = {"rejected": before.rejected, **options}
-    return compare(before.samples, scan(root, IMAGES, before.samples, full=full, **known), **known)
+    now = scan(root, IMAGES, before.samples, full=full, rejected=before.rejected, **options)
+    return compared(before, now, **options)
 
 
 TABLE = "file_name,text\nb.jpg,x\n"
@@ -87,9 +96,9 @@ TABLE = "file_name,text\nb.jpg,x\n"
 def test_states_of_one_changed_file(data, change, state, reason):
     before = scan(data, IMAGES, hash_all=True)
     change(data / "a.jpg")
-    found = images(data, before)
-    item = findings(found)["a.jpg"]
-    assert (states(found)["a.jpg"], item.reason, item.category) == (state, reason, "stale")
+    result = images(data, before)
+    item = on_samples(*result)["a.jpg"]
+    assert (states(*result)["a.jpg"], item.reason, item.category) == (state, reason, "stale")
     assert item.expected
     assert item.found
 
@@ -102,7 +111,7 @@ def test_a_read_error_is_unverifiable(data, monkeypatch):
         raise fault("io-error", "the disk is on fire", root)
 
     monkeypatch.setattr("latentcache.sources.known.read_image", fail)
-    item = findings(images(data, before))["a.jpg"]
+    item = on_samples(*images(data, before))["a.jpg"]
     assert (item.category, item.reason, item.found) == ("unverifiable", "io-error", "the disk is on fire")
 
 
@@ -110,8 +119,8 @@ def test_only_chosen_samples(data):
     before = scan(data, IMAGES, hash_all=True)
     (data / "a.jpg").write_text("z")
     (data / "b.jpg").write_text("z")
-    found = images(data, before, full=True, chosen=np.array([True, False, True, False]))
-    assert list(states(found).values()) == [CHANGED, NOT_CHECKED, OK, NOT_CHECKED]
+    result = images(data, before, full=True, chosen=np.array([True, False, True, False]))
+    assert list(states(*result).values()) == [CHANGED, NOT_CHECKED, OK, NOT_CHECKED]
 
 
 def built(root: Path, *out: str, **more: object):
@@ -142,20 +151,20 @@ def test_a_rejected_image_stays_quarantined_until_its_bytes_change(data, full):
     (data / "z.jpg").write_text("z")
     (data / "z.txt").write_bytes(b"\xff")
     before = built(data, "a.jpg", "b.jpg", "c.jpg", "y.jpg")
-    found = images(data, before, full=full)
-    assert others(found) == [
+    result = images(data, before, full=full)
+    assert others(*result) == [
         ("quarantined", "caption-encoding", "z.jpg", 0),
         ("quarantined", "empty", "y.jpg", 0),
         ("quarantined", "not-found", "x.jpg", 0),
         *[("quarantined", "truncated", f"{name}.jpg", 0) for name in "abc"],
     ]
-    assert (states(found), new(found)) == ({"d.jpg": OK}, [])
+    assert (states(*result), new(*result)) == ({"d.jpg": OK}, [])
     (data / "a.jpg").write_text("mended")
     (data / "b.jpg").unlink()
     os.utime(data / "c.jpg", (1, 1))
     (data / "x.jpg").unlink()
     (data / "z.txt").write_text("mended")
-    assert others(images(data, before, full=full)) == [
+    assert others(*images(data, before, full=full)) == [
         ("quarantined", "empty", "y.jpg", 0),
         ("quarantined", "truncated", "c.jpg", 0),
         ("stale", "caption-changed", "z.jpg", 0),
@@ -172,9 +181,8 @@ def write(path, *texts):
     path.write_text("".join(f'{{"text": {json.dumps(one)}}}\n' if one != "{" else "{bad\n" for one in texts))
 
 
-def records(data, before, **options):
-    now = scan(data, RECORDS, before.samples, rejected=before.rejected)
-    return compare(before.samples, now, rejected=before.rejected, **options)
+def records(data, before):
+    return compared(before, scan(data, RECORDS, before.samples, rejected=before.rejected))
 
 
 def test_states_of_records(tmp_path):
@@ -182,15 +190,15 @@ def test_states_of_records(tmp_path):
     write(tmp_path / "b.jsonl", "five")
     write(tmp_path / "c.jsonl", "six", "seven")
     before = scan(tmp_path)
-    assert set(states(records(tmp_path, before)).values()) == {OK}
+    assert set(states(*records(tmp_path, before)).values()) == {OK}
     write(tmp_path / "a.jsonl", "one", "2", "four")
     (tmp_path / "b.jsonl").rename(tmp_path / "bb.jsonl")
     os.utime(tmp_path / "c.jsonl", (1, 1))
-    found = records(tmp_path, before)
+    result = records(tmp_path, before)
     of_a = {"a.jsonl:1": OK, "a.jsonl:2": CHANGED, "a.jsonl:3": REMOVED, "a.jsonl:4": MOVED}
-    assert states(found) == of_a | {"b.jsonl:1": REMOVED, "c.jsonl:1": TOUCHED, "c.jsonl:2": TOUCHED}
-    assert new(found) == ["bb.jsonl:1"]
-    changed, removed, moved = (findings(found)[f"a.jsonl:{line}"] for line in (2, 3, 4))
+    assert states(*result) == of_a | {"b.jsonl:1": REMOVED, "c.jsonl:1": TOUCHED, "c.jsonl:2": TOUCHED}
+    assert new(*result) == ["bb.jsonl:1"]
+    changed, removed, moved = (on_samples(*result)[f"a.jsonl:{line}"] for line in (2, 3, 4))
     assert (changed.path, changed.line, changed.reason) == ("a.jsonl", 2, "source-changed")
     assert (len(changed.expected), len(changed.found)) == (8, 8)
     assert removed.found == "its record is gone"
@@ -211,14 +219,14 @@ def test_rejected_records(tmp_path):
     columns = {name: column[:1] for name, column in table.columns.items()}
     left = replace(table, names=table.names.select(np.array([0])), inputs={"record": record}, columns=columns)
     before = replace(before, samples=left, rejected=(*before.rejected, *made))
-    found = records(tmp_path, before)
+    result = records(tmp_path, before)
     both = [("quarantined", "no-json", "a.jsonl", line) for line in (2, 6)]
     utf16 = ("quarantined", "not-utf8", "b.jsonl", 0)
-    assert others(found) == [*both, utf16, *[("quarantined", "template", "a.jsonl", line) for line in (3, 4, 5)]]
-    assert (states(found), new(found)) == ({"a.jsonl:1": OK}, [])
+    assert others(*result) == [*both, utf16, *[("quarantined", "template", "a.jsonl", line) for line in (3, 4, 5)]]
+    assert (states(*result), new(*result)) == ({"a.jsonl:1": OK}, [])
     write(tmp_path / "a.jsonl", "one", "mended", "bad", "new", "{", "bad")
-    found = records(tmp_path, before)
-    assert others(found) == [
+    result = records(tmp_path, before)
+    assert others(*result) == [
         ("quarantined", "no-json", "a.jsonl", 5),
         utf16,
         ("quarantined", "template", "a.jsonl", 3),
@@ -226,7 +234,7 @@ def test_rejected_records(tmp_path):
         ("stale", "source-changed", "a.jsonl", 2),
         ("stale", "source-removed", "a.jsonl", 6),
     ]
-    assert new(found) == ["a.jsonl:4"]
+    assert new(*result) == ["a.jsonl:4"]
 
 
 TWO_FILES = st.lists(st.lists(st.sampled_from("xyz{"), max_size=5), min_size=2, max_size=2)
@@ -244,12 +252,14 @@ def test_every_record_is_counted_once(tmp_path_factory, old, now):
     for number, texts in enumerate(now):
         write(root / f"a{number}.jsonl", *texts, "end")
     after = scan(root)
-    found = compare(before.samples, after, rejected=before.rejected)
-    count = Counter(states(found).values())
-    fixed = sum(item.reason == "source-changed" and item.category == "stale" for item in found.findings.others)
-    assert len(after.samples) == count[OK] + count[MOVED] + count[CHANGED] + count[TOUCHED] + len(found.new) + fixed
-    only_quarantined = all(one.category == "quarantined" for one in found.findings.others)
-    clean = not len(found.new) and set(count) <= {OK, TOUCHED} and only_quarantined
+    result = compared(before, after)
+    other = others(*result)
+    count = Counter(states(*result).values())
+    mended = sum(item[:2] == ("stale", "source-changed") for item in other)
+    matched = count[OK] + count[MOVED] + count[CHANGED] + count[TOUCHED]
+    assert len(after.samples) == matched + len(new(*result)) + mended
+    only_quarantined = all(category == "quarantined" for category, *_ in other)
+    clean = not new(*result) and set(count) <= {OK, TOUCHED} and only_quarantined
     assert clean == (old == now) or any("{" in x for x in (*old, *now))
     multiset = [Counter((n, t) for n, x in enumerate(side) for t in x if t != "{") for side in (old, now)]
     same = sum((multiset[0] & multiset[1]).values()) + 3

@@ -18,7 +18,7 @@ class ReEncoder:
     def __init__(self, change=lambda sample, array: array, columns=None):
         self.change, self.columns, self.encoded = change, columns or {}, []
 
-    def __call__(self, snapshot, root, field, rows, described):
+    def __call__(self, snapshot, root, field, rows, described, *, device):
         fields = snapshot.fields[field]
         for row in reversed(rows):
             sample = int(fields.sample[row])

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +54,10 @@ def verify(
     allow_failed: str | None = option(None, "--allow-failed N|X%", _ALLOWED),
 ) -> Result:
     """Check a cache against its sources."""
-    if reencode:
-        from latentcache.pipeline import reencode as again
     from latentcache.export.folder import is_export
     from latentcache.plan.numbers import tolerated
     from latentcache.verify.entries import Depth, parse_slice
     from latentcache.verify.findings import Commands
-    from latentcache.verify.sources import described_now
     from latentcache.verify.verify import check_cache, limited_memory
 
     if is_export(cache):
@@ -75,12 +71,12 @@ def verify(
         untrusted=untrusted,
         reencode=reencode or 0,
         seed=seed,
+        device=device,
     )
-    look: dict[str, Any] = {
-        "data": data,
-        "requested": partial(described_now, settings=requested.fields, depth=depth, device=device),
+    options: dict[str, Any] = {
         "depth": depth,
-        "reencode": partial(again.reencode, device=device) if reencode else None,
+        "data": data,
+        "settings": requested.fields,
         "commands": Commands(
             common=requested.common,
             recipe=requested.words,
@@ -89,8 +85,8 @@ def verify(
         ),
     }
     with limited_memory(cache) if untrusted else nullcontext():
-        repaired = _repaired(cache, look, yes=yes) if repair else None
-        report = repaired.report if repaired else check_cache(cache, **look)[0]
+        repaired = _repaired(cache, options, yes=yes) if repair else None
+        report = repaired.report if repaired else check_cache(cache, **options)[0]
     exit_code = report.exit_code(tolerated(allow_failed or report.allow_failed, report.samples))
     payload = {"cache": str(cache), **report.as_json(), "repair": repaired.as_json() if repaired else None}
     return Result(payload, _lines(report), exit_code=exit_code)
@@ -114,11 +110,11 @@ def _check_flags(
         raise UsageError("--repair: no terminal to confirm on", why="stdin is not a terminal", fix="add --yes")
 
 
-def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> Repair:
+def _repaired(cache: Path, options: Mapping[str, Any], *, yes: bool) -> Repair:
     """Check and repair; afterwards the build alone is the fix of what was removed."""
     from latentcache.verify.verify import repair_cache
 
-    repair = repair_cache(cache, **look, confirm=lambda plan: _confirmed(plan, yes=yes))
+    repair = repair_cache(cache, **options, confirm=lambda plan: _confirmed(plan, yes=yes))
     if not repair.done:
         say("nothing was changed" if repair.needed else "nothing to repair")
         return repair
