@@ -327,8 +327,8 @@ class Loader(IterableDataset[Batch]):
         return index if size is None else replace(index, blocks=blocks_of(reader, len(index.bucket), size))
 
     def _step(self, plan: EpochPlan, feed: ShardFeed, step: int) -> InFlight:
-        feed.reach(step)
-        return self._in_flight(plan.batch(step, self.rank))
+        with feed.reading(step):
+            return self._in_flight(plan.batch(step, self.rank))
 
     def _in_flight(self, index: BatchIndex) -> InFlight:
         """A batch on its way to the device."""

@@ -11,10 +11,10 @@ import errno
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from threading import Lock
+from threading import Condition
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -141,31 +141,69 @@ class ShardFeed:
     """Has the shards of a window on the disk while it is read, and those of the next one if there is room."""
 
     def __init__(self, reader: ReadsShards, plan: EpochPlan) -> None:
-        self._reader, self._plan, self._mutex, self._window = reader, plan, Lock(), -1
+        self._reader, self._plan, self._changed, self._window = reader, plan, Condition(), -1
         window = np.zeros(len(plan), dtype=np.int64) if plan.window is None else plan.window
         self._begins = np.append(np.flatnonzero(np.diff(window, prepend=-1)), len(plan))
         """(windows + 1,) the first step of each."""
         self._held: dict[int, list[Future[ShardFile]]] = {}
-        self._is_active = any(snapshot.disk_cache for snapshot in reader.snapshots)
+        disks = [snapshot.disk_cache for snapshot in reader.snapshots if snapshot.disk_cache is not None]
+        self._is_active = bool(disks)
+        self._is_limited = any(disk.max_bytes is not None for disk in disks)
+        self._begun, self._running = 0, list[int]()
+        """Steps that threads have begun, and the windows of those that they read now."""
 
     def reach(self, step: int) -> None:
         """A step is read next. Raises UsageError if the first window needs more bytes than there may be."""
-        window = int(np.searchsorted(self._begins, step, side="right")) - 1
-        with self._mutex:
-            if not self._is_active or window <= self._window:
-                return
-            needed = self._needed(window)
-            used_again = [disk.fetched(shard) for disk, shard in needed]  # not to be removed for a new shard
-            self._held = {number: shards for number, shards in self._held.items() if number >= window}
-            if self._window < 0:
-                self._check_room(needed)
-            self._window = window
-            self._hold(window, needed)
-            del used_again
-            following = self._needed(window + 1)
-            together = {disk: _bytes([*needed, *following], disk) for disk, _ in following}
-            if all(total <= (disk.max_bytes or total) for disk, total in together.items()):
-                self._hold(window + 1, following)
+        if self._is_active:
+            with self._changed:
+                self._advance(self._window_of(step))
+
+    @contextlib.contextmanager
+    def reading(self, step: int) -> Iterator[None]:
+        """As :meth:`reach`, for threads, which begin the steps of an iteration in their order.
+
+        With limited room a window begins when no thread reads the one before, so that its shards can go.
+        """
+        if not self._is_active:
+            yield
+            return
+        window = self._window_of(step)
+        with self._changed:
+            self._changed.wait_for(lambda: self._begun == step)
+            self._changed.wait_for(lambda: not self._is_limited or all(other == window for other in self._running))
+            self._begun += 1
+            self._running.append(window)
+            self._changed.notify_all()
+            try:
+                self._advance(window)
+            except BaseException:
+                self._running.remove(window)
+                raise
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running.remove(window)
+                self._changed.notify_all()
+
+    def _window_of(self, step: int) -> int:
+        return int(np.searchsorted(self._begins, step, side="right")) - 1
+
+    def _advance(self, window: int) -> None:
+        if window <= self._window:
+            return
+        needed = self._needed(window)
+        used_again = [disk.fetched(shard) for disk, shard in needed]  # not to be removed for a new shard
+        self._held = {number: shards for number, shards in self._held.items() if number >= window}
+        if self._window < 0:
+            self._check_room(needed)
+        self._window = window
+        self._hold(window, needed)
+        del used_again
+        following = self._needed(window + 1)
+        together = {disk: _bytes([*needed, *following], disk) for disk, _ in following}
+        if all(total <= (disk.max_bytes or total) for disk, total in together.items()):
+            self._hold(window + 1, following)
 
     def _hold(self, window: int, shards: Sequence[tuple[DiskCache, str]]) -> None:
         if window not in self._held:  # those on the disk first, so that no new one takes their room

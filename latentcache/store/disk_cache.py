@@ -138,13 +138,20 @@ class DiskCache:
             while (held := self._opened(shard)) is None:
                 make_folder(path.parent)
                 part = path.with_name("data.mdb.part")
-                with _locked(part) as is_mine:
-                    if not is_mine:
+                with _locked(part) as file:
+                    if file is None:
                         time.sleep(_POLL_S)
                     elif path.exists():
                         part.unlink()
                     else:
                         self._download(shard, part)
+                        with self._alone():  # else another thread takes its room before it is in use
+                            part.rename(path)
+                            fcntl.flock(file, fcntl.LOCK_UN)
+                            held = self._opened(shard)
+                        sync_folder(path.parent)
+                        if held is not None:
+                            return held
         except FileNotFoundError as error:
             why = str(error).splitlines()[0]
             raise MissingEntryError("a shard of this cache is gone", where=self.url, why=why) from None
@@ -158,19 +165,25 @@ class DiskCache:
         if part.stat().st_size != size:
             why, fix = f"{part.stat().st_size} of {size} bytes", "open the cache again"
             raise RemoteError(f"{self.url}: a shard has another size than before", why=why, fix=fix)
-        part.rename(path)
-        sync_folder(path.parent)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have the lock without which no process removes shards."""
+        descriptor = os.open(self._paths.shards, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def _make_room(self, part: Path, size: int) -> None:
         """Reserve bytes for a part; the newest shards that nobody uses go, those of other snapshots first."""
         if self.max_bytes is None:
             return
-        descriptor = os.open(self._paths.shards, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with self._alone():
             files = dict[Path, os.stat_result]()
             for path in self._paths.shards.glob("*/data.mdb*"):
-                with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
+                with contextlib.suppress(FileNotFoundError):  # another process has just removed it
                     files[path] = path.stat()
             files.pop(part)
             used = size + sum(status.st_size for status in files.values())
@@ -182,11 +195,10 @@ class DiskCache:
                 more = f"shards in use need {used} bytes, more than disk_cache_bytes={self.max_bytes}"
                 text = f"{self._paths.root}: {more}; take a smaller shuffle_block or more bytes"
                 warnings.warn(text, stacklevel=2)
-            os.truncate(part, size)
-        except OSError as error:
-            raise as_store_error(error, part) from error
-        finally:
-            os.close(descriptor)
+            try:
+                os.truncate(part, size)
+            except OSError as error:
+                raise as_store_error(error, part) from error
 
 
 def open_disk_cache(url: str, folder: Path, max_bytes: int | None) -> DiskCache:
@@ -220,15 +232,15 @@ def _key(shard: str) -> str:
 
 
 @contextlib.contextmanager
-def _locked(part: Path) -> Iterator[bool]:
-    """Have the lock of a part; False: another process has it, or has just renamed or removed the part."""
+def _locked(part: Path) -> Iterator[BinaryIO | None]:
+    """Have the lock of a part; None: another process has it, or has just renamed or removed the part."""
     with part.open("ab") as file:
         is_mine = _lock(file)
         try:
             is_mine = is_mine and os.path.samestat(os.fstat(file.fileno()), part.stat())
         except FileNotFoundError:
             is_mine = False
-        yield is_mine
+        yield file if is_mine else None
 
 
 def _lock(file: BinaryIO) -> bool:
