@@ -30,10 +30,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.errors import SourceError, count_of
+from latentcache.errors import SourceError, SourceNotFoundError, UsageError, count_of
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import StatMemo
-from latentcache.sources.causes import Notes, cause_of, rejected
+from latentcache.sources.causes import Notes, cause_of, hint_for, rejected
 from latentcache.sources.formats.files import kind_of
 
 #: Ending of the folders that `latentcache build` makes by default.
@@ -106,16 +106,20 @@ class Folder:
 
 
 class Inventory:
-    """The files and folders below a root.
+    """The files and folders of DATA.
 
     Args:
-        root: The folder; a listing of it that fails raises SourceError.
+        data: A folder, or one file, whose neighbors are not listed. The first listing raises SourceNotFoundError,
+            SourceError or UsageError if it is neither.
         follow_links: Follow links that lead out of the root, too.
     """
 
-    def __init__(self, root: Path, *, follow_links: bool = False) -> None:
-        self.root, self.follow_links = root, follow_links
-        self._start, self._real = os.fspath(root), os.path.realpath(root)
+    def __init__(self, data: Path, *, follow_links: bool = False) -> None:
+        self.is_file = os.path.isfile(data)  # noqa: PTH113 - ``Path.is_file`` raises in a folder closed to this user
+        self.data, self.root = data, data.parent if self.is_file else data
+        """As given, and the folder that names are below."""
+        self.follow_links = follow_links
+        self._start, self._real = os.fspath(self.root), os.path.realpath(self.root)
         hub = _HUB.match(self._real)
         self._blobs = f"{hub[0]}/blobs/" if hub else ""
         self._folders: dict[str, Folder] = {}
@@ -164,16 +168,16 @@ class Inventory:
 
     def _listed(self, path: str, linked: bool) -> Folder:
         folder, full = Folder(path=path), f"{self._start}/{path}" if path else self._start
+        others = _Odd(self, folder, full, linked)
+        if self.is_file and not path:
+            others.files[self.data.name] = self.data.stat()
+            self._fill(folder, [], folder.stats, others)
+            return folder
         try:
             names, numbers, odd = _states(full)
         except OSError as error:
             if not path:
-                raise SourceError(
-                    f"the data folder cannot be listed: {full}",
-                    where=full,
-                    why=str(error.strerror),
-                    fix=f"check it with `ls -la {shlex.quote(full)}`",
-                ) from error
+                raise _not_listed(self.data, error) from error
             problem = f"the folder cannot be listed: {error.strerror}"
             folder.rejected[""] = rejected(folder.prefix, cause_of(error), problem)
             return folder
@@ -189,7 +193,6 @@ class Inventory:
                 folder.notes.append(note)
             else:
                 folder.folders[name] = linked
-        others = _Odd(self, folder, full, linked)
         for name in sorted([*odd, *compress(names, ~(is_file | is_folder))]):
             others.sort_out(name)
         if not is_file.all():
@@ -300,9 +303,24 @@ def count_unused(notes: Notes, names: Iterable[str]) -> None:
         notes.count(cause, f"files {f'ending in {extension}' if extension else 'without ending'}", (name,))
 
 
-def file_digest(path: Path) -> str:
-    """Digest over the name and size of one file."""
-    return xxhash.xxh3_128_hexdigest(os.fsencode(f"{path.name}\0{path.stat().st_size}"))
+def not_a_folder(data: Path) -> UsageError:
+    """The error for DATA that is something else, such as a file that no reader takes."""
+    if extension_of(data.name) in PACKED_EXTENSIONS:
+        return UsageError(f"DATA is packed: {data}", where=str(data), fix=hint_for("compressed"))
+    mode = data.stat().st_mode
+    why = f"expected a folder of images, found {'a file' if stat.S_ISREG(mode) else kind_of(mode)}"
+    fix = f"give the folder that holds the images: `latentcache build {shlex.quote(str(data.parent))}`"
+    return UsageError(f"DATA is not a folder: {data}", where=str(data), why=why, fix=fix)
+
+
+def _not_listed(data: Path, error: OSError) -> SourceError | UsageError:
+    if isinstance(error, NotADirectoryError) and data.exists():
+        return not_a_folder(data)
+    is_absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+    kind = SourceNotFoundError if is_absent else SourceError
+    problem = "no such folder" if is_absent else "the data folder cannot be listed"
+    fix = f"check it with `ls -ld {shlex.quote(str(data))}`"
+    return kind(f"{problem}: {data}", where=str(data), why=str(error.strerror), fix=fix)
 
 
 def extension_of(name: str) -> str:

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from latentcache.errors import SourceError
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.sources.inventory import Inventory, file_digest
+from latentcache.sources.inventory import Inventory
 from latentcache.sources.layout import Layout
 from latentcache.sources.locations import locations
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.readers.folder import NO_CAPTION, read_images
 from latentcache.sources.readers.records import read_records, scan_records
-from latentcache.sources.recognize.find import IMAGES, RECORDS, check_folder, find_kind, find_layout
+from latentcache.sources.recognize.find import IMAGES, RECORDS, find_kind, find_layout
 from latentcache.sources.recognize.records import find_records
 from latentcache.sources.units import Scan, ScanResult
 
@@ -131,25 +131,22 @@ def scan(
         SourceError: It cannot be listed or read.
     """
     options = options or SourceOptions()
-    is_file = os.path.isfile(data)  # noqa: PTH113 - ``Path.is_file`` raises in a folder that is closed to this user
-    if not is_file:
-        check_folder(data)
-    inventory = None if is_file else Inventory(data, follow_links=options.follow_links)
-    options = replace(options, kind=options.kind or find_kind(data, inventory, options, inputs))
+    inventory = Inventory(data, follow_links=options.follow_links)
+    options = replace(options, kind=options.kind or find_kind(inventory, options, inputs))
     is_same = known is not None and {IMAGES: "image", RECORDS: "record"}[options.kind] in known.inputs
     shared: dict[str, Any] = {"known": known if is_same else None, "rejected": rejected}
     shared |= {"chosen": chosen, "full": full, "stopping": stopping}
     if options.kind == RECORDS:
         names = set(known.files.names) if known is not None and is_same else set[str]()
-        files = find_records(data, options, inventory, names)
-        digest = file_digest(data) if inventory is None else inventory.digest()
+        files = find_records(inventory, options, names)
+        digest = inventory.digest()
         result = scan_records(Scan(options=options, **shared), files)
         more: dict[str, Any] = {"root": files.root}
     else:
-        layout, options = options.applied(find_layout(data, options, inventory), recorded)
-        if inventory is None or layout.root.absolute() != data.absolute():
+        layout, options = options.applied(find_layout(inventory, options), recorded)
+        if layout.folders and layout.root.absolute() != data.absolute():
             inventory = Inventory(layout.root, follow_links=options.follow_links)
-        digest = inventory.digest(layout.folders) if layout.folders else file_digest(data)
+        digest = inventory.digest(layout.folders or ("",))
         result = read_images(Scan(options=options, hash_all=hash_all, notes=notes, **shared), layout, inventory)
         if options.repeats is False:  # an image may be in two sets
             columns = {name: column for name, column in result.samples.columns.items() if name != "repeats"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small_cache import SMALL, as_nobody, draw
 
-from latentcache.errors import SourceError
+from latentcache.errors import SourceError, SourceNotFoundError
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import Notes
 from latentcache.sources.inventory import Inventory
@@ -49,10 +49,12 @@ def test_many_notes_of_one_reason_are_counted(tmp_path):
 
 
 def test_a_root_that_is_gone_is_an_error(tmp_path):
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(SourceNotFoundError) as caught:
         walked(tmp_path / "gone")
-    assert caught.value.what == f"the data folder cannot be listed: {tmp_path / 'gone'}"
-    assert caught.value.why == "No such file or directory"
+    assert (caught.value.what, caught.value.why) == (
+        f"no such folder: {tmp_path / 'gone'}",
+        "No such file or directory",
+    )
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(SourceError, match="Too many levels of symbolic links"):
         walked(tmp_path / "loop")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import stat
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
@@ -20,10 +19,8 @@ from latentcache.errors import (
     SourceNotFoundError,
     UsageError,
 )
-from latentcache.sources.causes import hint_for
 from latentcache.sources.formats import kind_of_archive
-from latentcache.sources.formats.files import kind_of
-from latentcache.sources.inventory import PACKED_EXTENSIONS, TABLE_NAMES, Inventory, extension_of
+from latentcache.sources.inventory import TABLE_NAMES, Inventory, extension_of, not_a_folder
 from latentcache.sources.layout import FOLDER, ImageSet, Layout, above, unfit
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize import hub, kohya
@@ -59,7 +56,7 @@ CONFIGS = {
 WORDS = (*FOLDERS, *CONFIGS)
 
 
-def find_kind(data: Path, inventory: Inventory | None, options: SourceOptions, inputs: Collection[str]) -> str:
+def find_kind(inventory: Inventory, options: SourceOptions, inputs: Collection[str]) -> str:
     """``images`` or ``records``; a folder without both counts as images: that error lists its files.
 
     ``inputs``: what the fields that are asked for need. They decide if a folder holds both.
@@ -67,12 +64,12 @@ def find_kind(data: Path, inventory: Inventory | None, options: SourceOptions, i
     Raises:
         SourceAmbiguousError: A folder holds both, and nothing decides.
     """
-    if inventory is None:
-        if is_config(data) or hub.is_of_images(data):
+    if inventory.is_file:
+        if is_config(inventory.data) or hub.is_of_images(inventory.data):
             return IMAGES
-        if extension_of(data.name) in KINDS:
+        if extension_of(inventory.data.name) in KINDS:
             return RECORDS
-        raise _no_folder(data)
+        raise not_a_folder(inventory.data)
     has_images = _holds_images(inventory, options)
     if has_images and "image" in inputs:
         return IMAGES
@@ -90,21 +87,18 @@ def find_kind(data: Path, inventory: Inventory | None, options: SourceOptions, i
     )
 
 
-def find_layout(data: Path, options: SourceOptions, inventory: Inventory | None = None) -> Layout:
-    """Find the layout of a folder of images, or of what a file names; ``inventory``: that of a folder.
+def find_layout(inventory: Inventory, options: SourceOptions) -> Layout:
+    """Find the layout of a folder of images, or of what a file names.
 
     Raises as ``scan.scan``; SourceAmbiguousError if DATA can be read in two ways.
     """
     word = options.layout
     if word and word not in WORDS:
-        raise unfit(data, word, f"expected one of {', '.join(WORDS)}")
-    if inventory is None and not data.is_file():
-        check_folder(data)
-        inventory = Inventory(data, follow_links=options.follow_links)
+        raise unfit(inventory.data, word, f"expected one of {', '.join(WORDS)}")
     if options.config and not word:
-        layout = _of_config(data, options, inventory)
+        layout = _of_config(inventory, options)
     else:
-        layout = _of_file(data, options) if inventory is None else _of_folder(inventory, options)
+        layout = _of_file(inventory.data, word) if inventory.is_file else _of_folder(inventory, options)
     return layout if layout.word == FOLDER else choose_split(layout, options.split)
 
 
@@ -118,29 +112,6 @@ def is_config(data: Path) -> bool:
         return _trainer(read_config(data).value) is not None
     except (SourceError, OSError):
         return False  # whoever reads it as something else says why
-
-
-def check_folder(data: Path) -> None:
-    """Raise an error if DATA is no folder."""
-    try:
-        mode = data.stat().st_mode
-    except OSError as error:
-        is_absent = isinstance(error, FileNotFoundError | NotADirectoryError)
-        kind = SourceNotFoundError if is_absent else SourceError
-        problem = "no such folder" if is_absent else "the data folder cannot be used"
-        fix = f"check it with `ls -ld {shlex.quote(str(data))}`"
-        raise kind(f"{problem}: {data}", where=str(data), why=str(error.strerror), fix=fix) from error
-    if not stat.S_ISDIR(mode):
-        raise _no_folder(data)
-
-
-def _no_folder(data: Path) -> UsageError:
-    if extension_of(data.name) in PACKED_EXTENSIONS:
-        return UsageError(f"DATA is packed: {data}", where=str(data), fix=hint_for("compressed"))
-    mode = data.stat().st_mode
-    why = f"expected a folder of images, found {'a file' if stat.S_ISREG(mode) else kind_of(mode)}"
-    fix = f"give the folder that holds the images: `latentcache build {shlex.quote(str(data.parent))}`"
-    return UsageError(f"DATA is not a folder: {data}", where=str(data), why=why, fix=fix)
 
 
 def _holds_images(inventory: Inventory, options: SourceOptions) -> bool:
@@ -185,8 +156,7 @@ def _of_folder(inventory: Inventory, options: SourceOptions) -> Layout:
     return fitting[0]
 
 
-def _of_file(data: Path, options: SourceOptions) -> Layout:
-    word = options.layout
+def _of_file(data: Path, word: str) -> Layout:
     if kind_of_archive(data.name):
         return hub.recognize_file(data, word)
     config = read_config(data)
@@ -196,12 +166,13 @@ def _of_file(data: Path, options: SourceOptions) -> Layout:
     why = f"expected a file as one of {', '.join(CONFIGS)} has it"
     if word:
         raise unfit(data, word, why)
-    problem, fix = f"{data.name} is no configuration that is known", "give the folder that holds the images"
+    problem, fix = f"{data.name} is not a data set configuration", "give the folder that holds the images"
     raise UsageError(problem, where=str(data), why=why, fix=fix)
 
 
-def _of_config(data: Path, options: SourceOptions, inventory: Inventory | None) -> Layout:
+def _of_config(inventory: Inventory, options: SourceOptions) -> Layout:
     """The sets that the configuration of a trainer names: in the folder DATA, or wherever if DATA is this file."""
+    data = inventory.data
     if not os.path.isfile(options.config):  # noqa: PTH113
         raise SourceNotFoundError(
             f"the configuration of the trainer is gone: {options.config}",
@@ -212,11 +183,11 @@ def _of_config(data: Path, options: SourceOptions, inventory: Inventory | None) 
     config = read_config(Path(options.config))
     config.is_followed, config.folder = True, options.config_folder
     trainer = _trainer(config.value)
-    if trainer is None or (inventory is None and data.resolve() != config.path.resolve()):
+    if trainer is None or (inventory.is_file and data.resolve() != config.path.resolve()):
         problem = "names no sets of images" if trainer is None else f"names other images than DATA={data}"
         raise config.error(problem, "give the folder of images that it names as DATA")
-    layout = _read(trainer, config, None if inventory is None else inventory.root)
-    if inventory is not None and layout.root != Path(os.path.abspath(inventory.root)):  # noqa: PTH100 - links stay
+    layout = _read(trainer, config, None if inventory.is_file else data)
+    if not inventory.is_file and layout.root != Path(os.path.abspath(data)):  # noqa: PTH100 - links stay
         fix = f"give the folder of all of them as DATA: {shlex.quote(str(layout.root))}"
         raise config.error(f"names folders outside DATA={data}", fix, f"its folders are in {layout.root}")
     return layout

@@ -44,18 +44,16 @@ _WANTED = frozenset((*KINDS, *_UNREAD, *PACKED_EXTENSIONS))
 _ENTRY = ("file_name", "script_url", "hf_hub_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
 
 
-def find_records(
-    data: Path, options: SourceOptions, inventory: Inventory | None, known: Collection[str] = ()
-) -> RecordFiles:
-    """The files of records in a file or folder; raises as ``scan.scan``. A file has no inventory.
+def find_records(inventory: Inventory, options: SourceOptions, known: Collection[str] = ()) -> RecordFiles:
+    """The files of records in a file or folder; raises as ``scan.scan``.
 
     Only ``.json`` files are opened, to see if they hold records; not those that are ``known`` to do so.
     """
-    splits = saved_splits(inventory) if inventory is not None else {}
-    if inventory is None:
+    data = inventory.data
+    if inventory.is_file:
         which_split(data, [""], options.split)
-        records = RecordFiles(data.parent, alone=True, names=[data.name])
-    elif splits:
+        records = RecordFiles(inventory.root, alone=True, names=[data.name])
+    elif splits := saved_splits(inventory):
         records = _by_state(inventory, splits, options)
     elif is_dataset_info(inventory):
         raise SourceError(
@@ -66,7 +64,7 @@ def find_records(
         )
     else:
         records = _by_names(inventory, options, known)
-    if inventory is not None and not records.names and not records.findings.rejected:
+    if not records.names and not records.findings.rejected:
         raise _nothing(inventory)
     if any(map(kind_of_archive, records.names)) and find_spec("pyarrow") is None:
         raise SourceError(

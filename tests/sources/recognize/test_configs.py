@@ -356,7 +356,7 @@ def test_paths_of_a_configuration(tmp_path, monkeypatch):
     with pytest.raises(SourceError, match=r"dataset\.toml cannot be read"):
         scan(tmp_path / "conf/dataset.toml")
     put(tmp_path, {"conf/other.toml": "[x]\n"})
-    with pytest.raises(UsageError, match="no configuration that is known"):
+    with pytest.raises(UsageError, match="is not a data set configuration"):
         scan(tmp_path / "conf/other.toml")
 
 
