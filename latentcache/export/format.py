@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.fields.latents import GeometrySettings, LatentsRecipe
-from latentcache.fields.prompt_ids import PromptIdsRecipe
+from latentcache.fields.prompt_embeds import PromptIdsRecipe
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value

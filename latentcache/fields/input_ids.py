@@ -9,24 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.fields.protocol import (
-    Array,
-    Differences,
-    Failure,
-    FieldKind,
-    FieldRecipe,
-    FieldSpec,
-    Recipe,
-    WorkSize,
-)
-from latentcache.fields.settings import Settings, setting
-from latentcache.fields.tokenizer import differing_parts
+from latentcache.fields.protocol import Array, Failure, FieldKind, FieldRecipe, FieldSpec, WorkSize
+from latentcache.fields.recipe import Differences
+from latentcache.fields.settings import Settings, differing, setting
 
 #: Increased if the same record and tokenizer give other ids or spans.
 TOKEN_RULE = 2
@@ -76,6 +67,17 @@ class InputIdsRecipe(FieldRecipe):
     def identity(self) -> dict[str, Any]:
         """The part that enters the id, as JSON values."""
         return {name: value for name, value in self.as_json().items() if name != "pad_id"}
+
+    def differences(self, requested: Self, provenance: Sequence[Mapping[str, Any]] = ({}, {})) -> Differences:
+        """Settings of the identity that differ; of a tokenizer its parts, if both provenances have them."""
+        parts = [about["parts"] for about in provenance if "parts" in about]
+        of_tokenizer = differing(*parts) if len(parts) == 2 else []
+        changes = differing(self.identity(), requested.identity())
+        return [
+            row
+            for change in changes
+            for row in (of_tokenizer if of_tokenizer and change[0] == "tokenizer" else [change])
+        ]
 
 
 def parse_option(word: str) -> tuple[str, str]:
@@ -141,17 +143,6 @@ class InputIds(FieldKind):
             return None
         detail = f"token id {largest} is outside the vocabulary of {recipe.num_ids}"
         return Failure(reason="storage-overflow", detail=detail)
-
-    def differences(
-        self, cached: Recipe, requested: Recipe, provenance: Sequence[Mapping[str, Any]] = ({}, {})
-    ) -> Differences:
-        """Settings of the identity that differ; of a tokenizer its parts, if both provenances have them."""
-        mine, theirs = cached.identity(), requested.identity()
-        changes = [(name, mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]]
-        parts = (
-            differing_parts(*(part["parts"] for part in provenance)) if all("parts" in p for p in provenance) else []
-        )
-        return [row for change in changes for row in (parts if parts and change[0] == "tokenizer" else [change])]
 
     def describe(self, recipe: InputIdsRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Tokenizer, template and loss."""

@@ -6,128 +6,31 @@ on items, entries, bytes, shapes and failures. It asks :class:`FieldKind` and :c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import cached_property
+from concurrent.futures import Future
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import RecipeError
-from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.dtypes import FLOATS, is_finite
 from latentcache.fields.noise import Difference as Difference
 from latentcache.fields.noise import compare_floats
-from latentcache.fields.settings import flat_settings
+from latentcache.fields.recipe import FieldRecipe as FieldRecipe
+from latentcache.fields.recipe import FieldSpec as FieldSpec
+from latentcache.fields.recipe import Group as Group
+from latentcache.fields.recipe import ReadSpec as ReadSpec
 from latentcache.fields.table import Failure as Failure
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.identity.content import RECIPE_BYTES, item_keys, json_hash
-from latentcache.value import Value, typed
+from latentcache.identity.content import RECIPE_BYTES, item_keys
+from latentcache.value import Value
 
 Array = NDArray[Any]
 Ints = NDArray[np.integer]
 Recipe = Any
 """The recipe of a kind, of its class :attr:`FieldKind.recipe`."""
-Differences = list[tuple[str, Any, Any]]
-"""Settings in which two recipes differ: (name, cached, requested); nested names joined by dots."""
-
-
-class Group(Value):
-    """One shape of items of a field: a bucket of images, or the ragged group of documents."""
-
-    label: str
-    """Name in messages: ``1024x768`` (height x width, pixels); empty for a ragged field."""
-    shape: tuple[int, ...]
-    """Shape of one item's payload; -1 in the first place is the ragged axis."""
-    dims: tuple[int, int, int] = (1, 1, 1)
-    """Frames, height and width (pixels) that enter the key."""
-
-
-class FieldSpec(Value):
-    """Storage of the items of a field, and their collation in a batch."""
-
-    dtype: str
-    """Storage type, a name of ``fields.dtypes.DTYPES``."""
-    dims: tuple[str, ...]
-    """Names of the axes, such as ``("C", "h", "w")``; a ragged axis comes first and is marked by ``ragged``."""
-    ragged: bool = False
-    """True if the first axis differs between items."""
-    collate: Literal["stack", "pad", "pack"] = "stack"
-    pad_value: int | float = 0
-    variants: int = 1
-    """Stored variants per item: its crops, and their flips after them."""
-    length: int = 0
-    """Elements that ragged items are padded to; 0: those of the longest item."""
-    first_prompt: int = 256
-    """Numbers from here on are items of the field and of no sample, see :attr:`ReadSpec.prompts`."""
-
-
-class ReadSpec(Value):
-    """Operations of the loader on stored values. Nothing here changes stored bytes."""
-
-    affine: Mapping[str, Any] | None = None
-    """``kind`` (scale-shift, mean-std, batch-norm), ``scale``, ``shift``, ``mean``, ``std``, ``patch``."""
-    posterior: bool = False
-    """True if means and log variances are stored, from which the loader draws."""
-    texts: str = ""
-    """Settings that decide the texts of variants. Fields of one input are served together only if these are equal."""
-    prompts: Mapping[str, int] = field(default_factory=dict)
-    """Texts that belong to the field and to no sample -> variant of their item; one sample has their rows."""
-
-
-class FieldRecipe(Value):
-    """The frozen settings that decide an entry's bytes, plus read-time and provenance parts."""
-
-    id_name: ClassVar[str] = ""
-    """Enters the id with the identity; kinds that share it share entries' recipes."""
-
-    @property
-    def spec(self) -> FieldSpec:
-        """Storage and collation."""
-        raise TypeError(f"{type(self).__name__} lacks spec")
-
-    @property
-    def compute_dtype(self) -> str:
-        """Type that values are computed in."""
-        return "float32"
-
-    @property
-    def read_time(self) -> ReadSpec:
-        """Operations that the loader applies."""
-        return ReadSpec()
-
-    def text(self, text: str, variant: int) -> str:
-        """Return the text of a variant, from the text of its input: one of several, which are joined by NUL."""
-        return CaptionVariants().text(text, variant)
-
-    def identity(self) -> dict[str, Any]:
-        """The part that moves stored bytes, as JSON values without floats."""
-        return self.as_json()
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it, as JSON values."""
-        return cast("dict[str, Any]", json.loads(json.dumps(asdict(self))))
-
-    @cached_property
-    def recipe_id(self) -> bytes:
-        """16 bytes of :meth:`identity` and :attr:`id_name`; the first 8 are in every key."""
-        return json_hash({self.id_name: self.identity()})
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`as_json`; raises RecipeError."""
-        try:
-            recipe = cast("Self", typed(cls, data))
-            if recipe.as_json() != data:
-                raise ValueError("a part is missing, or of another version")
-        except (TypeError, ValueError, AttributeError) as error:
-            raise RecipeError(
-                "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
-            ) from error
-        return recipe
 
 
 class FieldPlan(Value):
@@ -208,14 +111,8 @@ class Made:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Pending:
-    """A batch that is on the device. ``done`` is true if ``result`` would return at once.
-
-    ``result`` waits for what :meth:`Producer.encode` returns, and raises as it does.
-    """
-
-    def __init__(self, result: Callable[[], Any], done: Callable[[], bool] = lambda: True) -> None:
-        self.result, self.done = result, done
+Results = Sequence[Made | Failure]
+"""One result per item of a batch, in order."""
 
 
 class Producer:
@@ -243,8 +140,8 @@ class Producer:
         """
         return [Prepared(output=output, value=job) for output in job.outputs]
 
-    def encode(self, batch: Sequence[Prepared]) -> Sequence[Made | Failure] | Pending:
-        """Encode items of one group: one result per item, in order, now or later. Called from one thread.
+    def encode(self, batch: Sequence[Prepared]) -> Results | Future[Results]:
+        """Encode items of one group, now or later. Called from one thread.
 
         Raises:
             DeviceMemoryError, MemoryError: The engine halves the batch.
@@ -291,8 +188,6 @@ class Described(Value):
     needs_torch: bool = False
     demo: bool = False
     """True if the encoder is for trying the tool and not for training."""
-    not_compared: str = ""
-    """Why a check could not compare the recorded encoder, with its path and the option that names another one."""
 
 
 class DescribeContext(Value):
@@ -308,8 +203,7 @@ class DescribeContext(Value):
     ask: Callable[..., Any] | None = None
     """``ask("module:function", **kwargs)`` runs a function in a worker; None if no worker may be started."""
     check: bool = False
-    """True: only say which recipe the settings ask for. A recorded encoder is not downloaded: if it is not here,
-    ``Described.not_compared`` says so."""
+    """True: only say which recipe the settings ask for. Nothing is downloaded: EncoderError says what is not here."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Settings that a configuration in DATA asks for."""
     followed: Described | None = None
@@ -431,14 +325,6 @@ class FieldKind:
             return compare_floats(stored, again, noise, *types, parts=2 if recipe.read_time.posterior else 1)
         same = stored.shape == again.shape and stored.tobytes() == again.tobytes()
         return Difference(differs=not same, detail="" if same else "the bytes differ")
-
-    def differences(
-        self, cached: Recipe, requested: Recipe, provenance: Sequence[Mapping[str, Any]] = ({}, {})
-    ) -> Differences:
-        """Settings in which two recipes differ."""
-        mine, theirs = flat_settings(cached.as_json()), flat_settings(requested.as_json())
-        pairs = [(name, mine.get(name), theirs.get(name)) for name in {**mine, **theirs}]
-        return [pair for pair in pairs if pair[1] != pair[2]]
 
     def describe(self, recipe: Recipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Return the lines of ``info`` about the field: label -> text, in order."""

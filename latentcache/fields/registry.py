@@ -21,7 +21,7 @@ _OWN = {
     "input_ids": "latentcache.fields.input_ids:InputIds",
     "prompt_embeds": "latentcache.fields.prompt_embeds:PromptEmbeds",
     "pooled_prompt_embeds": "latentcache.fields.prompt_embeds:PooledPromptEmbeds",
-    "prompt_ids": "latentcache.fields.prompt_ids:PromptIds",
+    "prompt_ids": "latentcache.fields.prompt_embeds:PromptIds",
     "mask": "latentcache.fields.paired:Mask",
     **{name: f"latentcache.fields.paired:{name.upper()}" for name in ("control", "control_2", "control_3")},
 }

@@ -103,3 +103,9 @@ def flat_settings(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     for name, value in recipe.items():
         flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat
+
+
+def differing(cached: Mapping[str, Any], requested: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(name, cached, requested) of the settings that differ; None where one side lacks a setting."""
+    pairs = [(name, cached.get(name), requested.get(name)) for name in {**cached, **requested}]
+    return [pair for pair in pairs if pair[1] != pair[2]]

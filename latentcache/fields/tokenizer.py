@@ -204,12 +204,6 @@ def tokenizer_fingerprint(parts: Mapping[str, str]) -> str:
     return json_hash(dict(parts)).hex()
 
 
-def differing_parts(cached: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(part, hash before, hash now) of every part in which two tokenizers differ."""
-    names = dict.fromkeys([*cached, *now])
-    return [(n, cached.get(n, ""), now.get(n, "")) for n in names if cached.get(n) != now.get(n)]
-
-
 def _stage(value: Any) -> Any:
     """A stage; a template that adds nothing to a text, as transformers puts in the place of none, is none."""
     is_template = isinstance(value, Mapping) and value.get("type") == "TemplateProcessing"

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from latentcache.errors import (
     CacheIncompleteError,
-    ModelNotFoundError,
     StaleCacheError,
     UnsupportedModelError,
     UsageError,
 )
-from latentcache.fields.protocol import DescribeContext, Differences, FieldRecipe
+from latentcache.fields.protocol import DescribeContext, FieldRecipe
+from latentcache.fields.recipe import Differences
 from latentcache.fields.registry import load
 from latentcache.loader.documents import Documents
 from latentcache.loader.samples import CachePart, ReadSettings, Selection
@@ -434,7 +434,7 @@ class Cache(View):
                 if pairs[0] == pairs[1]:
                     continue
                 if field.kind is not None and field.recipe is not None and of_first.recipe is not None:
-                    different = field.kind.differences(of_first.recipe, field.recipe)
+                    different = of_first.recipe.differences(field.recipe)
                     changes = [f"{part}: {was} and {now}" for part, was, now in different[:8]]
                 raise UsageError(
                     f"combine: {name} of {snapshot.paths.root} and {first.paths.root} were made differently",
@@ -544,9 +544,7 @@ def _model_differences(snapshot: Snapshot, names: Sequence[str], model: str | os
         except UnsupportedModelError as error:
             unsupported.append(error)
             continue
-        if described.not_compared:
-            raise ModelNotFoundError(f"{name}: not compared", why=described.not_compared, fix="give its folder")
-        different += kind.differences(recipe, described.recipe, (provenance, described.provenance))
+        different += recipe.differences(described.recipe, (provenance, described.provenance))
     if len(unsupported) == len(names):
         raise unsupported[0]
     return different

@@ -163,7 +163,7 @@ class FieldWork:
         if self.before is None or self.before.recipe is None:
             return ()
         both = self.before.provenance, self.described.provenance
-        differences = self.kind.differences(self.before.recipe, self.recipe, both)
+        differences = self.before.recipe.differences(self.recipe, both)
         labels = self.before.provenance.get("label") or self.described.label, self.described.label
         is_other = differences and os.path.realpath(labels[0]) != os.path.realpath(labels[1])
         return (*([("encoder", *labels)] if is_other else ()), *differences)

@@ -114,14 +114,15 @@ def _check_recipe(part: Path, snapshot: Snapshot, other: Path, first: Snapshot) 
             of_field = [("stored", rows is not None, more_rows is not None)]
         elif rows.recipe_json != more_rows.recipe_json:
             both = rows.provenance, more_rows.provenance
-            of_field = kind.differences(rows.recipe, more_rows.recipe, both)
+            mine, theirs = (kind.recipe.from_json(side.recipe_json) for side in (rows, more_rows))
+            of_field = mine.differences(theirs, both)
             of_field = of_field or [("recipe", rows.recipe_json, more_rows.recipe_json)]
-        differences += [(f"{name}.{setting}", str(mine), str(theirs)) for setting, mine, theirs in of_field]
+        differences += [(f"{name}.{setting}", str(was), str(now)) for setting, was, now in of_field]
     if differences:
         raise StaleCacheError(
             f"{part} was made by another recipe than {other}",
             where=str(part),
-            why="; ".join(f"{name}: {mine} and {theirs}" for name, mine, theirs in differences),
+            why="; ".join(f"{name}: {was} and {now}" for name, was, now in differences),
             fix="build it again with the flags and fields of the other parts, or leave it out",
             differences=tuple(differences),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,6 @@ from latentcache.fields.protocol import (
     Job,
     Made,
     Output,
-    Pending,
     Prepared,
     Producer,
     ProducerContext,
@@ -87,7 +87,7 @@ def _encoded(producer: Producer, root: str, job: Job) -> Iterator[tuple[int, Mad
     for item in items:
         try:
             results = producer.encode([item])
-            yield item.output.item, (results.result() if isinstance(results, Pending) else results)[0]
+            yield item.output.item, (results.result() if isinstance(results, Future) else results)[0]
         except MemoryError as error:
             yield item.output.item, too_large(error)
 

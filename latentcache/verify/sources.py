@@ -44,14 +44,19 @@ def find_data(cache: Path, source: Mapping[str, Any], data: Path | None) -> Path
     )
 
 
-def described_now(snapshot: Snapshot, settings: Mapping[str, Any], depth: Depth) -> Mapping[str, Described]:
-    """The fields as a build with these settings would make them now. Files are read, nothing is loaded."""
+def described_now(
+    snapshot: Snapshot, settings: Mapping[str, Any], depth: Depth
+) -> tuple[Mapping[str, Described], Mapping[str, str]]:
+    """The fields as a build with these settings would make them now, and why the encoder of some is not compared.
+
+    Files are read, nothing is loaded.
+    """
     for name in settings:
         if name not in snapshot.fields:
             held = ", ".join(snapshot.fields)
             fix = "leave its settings out, or build it first"
             raise UsageError(f"the cache has no field {name}", why=f"its fields: {held}", fix=fix)
-    fields = dict[str, Described]()
+    fields, not_compared = dict[str, Described](), dict[str, str]()
     leads_first = sorted(snapshot.fields.items(), key=lambda pair: bool(pair[1].kind and pair[1].kind.follows))
     for name, rows in leads_first:
         if rows.kind is None or rows.recipe is None or not rows.kind.describer:
@@ -60,8 +65,8 @@ def described_now(snapshot: Snapshot, settings: Mapping[str, Any], depth: Depth)
         wanted = rows.kind.resolved(settings, snapshot.samples, held=True) or default
         lost = Described(recipe=rows.recipe, label="", provenance=rows.provenance)
         if depth.untrusted and wanted == default:  # the manifest would name a path
-            sentence = f"{rows.kind.encoder} was not checked (this cache is untrusted)"
-            fields[name] = replace(lost, not_compared=sentence)
+            not_compared[name] = f"{rows.kind.encoder} was not checked (this cache is untrusted)"
+            fields[name] = lost
             continue
         context = DescribeContext(
             recipe=rows.recipe,
@@ -76,12 +81,12 @@ def described_now(snapshot: Snapshot, settings: Mapping[str, Any], depth: Depth)
             if wanted != default or depth.reencode:
                 raise
             word = rows.provenance.get(rows.kind.encoder_setting, "")
-            sentence = f"{rows.kind.encoder} {word} was not checked ({error.args[0]}); {error.fix}"
-            fields[name] = replace(lost, not_compared=sentence)
+            not_compared[name] = f"{rows.kind.encoder} {word} was not checked ({error.args[0]}); {error.fix}"
+            fields[name] = lost
             continue
         is_same = wanted == default and described.recipe.recipe_id == rows.recipe.recipe_id
         fields[name] = replace(described, recipe=rows.recipe) if is_same else described
-    return fields
+    return fields, not_compared
 
 
 def check_recipes(check: Check, requested: Mapping[str, Described]) -> tuple[RecipeChange, ...]:
@@ -92,7 +97,7 @@ def check_recipes(check: Check, requested: Mapping[str, Described]) -> tuple[Rec
         kind, recipe, wanted = view.rows.kind, view.rows.recipe, described.recipe
         if kind is None or recipe is None or recipe == wanted:
             continue
-        differences = kind.differences(recipe, wanted, (view.rows.provenance, described.provenance))
+        differences = recipe.differences(wanted, (view.rows.provenance, described.provenance))
         if not differences and recipe.recipe_id == wanted.recipe_id:
             continue
         differences = differences or [("recipe_id", recipe.recipe_id.hex(), wanted.recipe_id.hex())]

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError
 from latentcache.failpoint import failpoint
-from latentcache.fields.protocol import Described
 from latentcache.fields.registry import load, settings_of
 from latentcache.fields.settings import checked
 from latentcache.plan.numbers import whole
@@ -135,7 +134,7 @@ def check_cache(
         check_outside(cache)
     commands = replace(commands, cache=cache, data="" if data is None else f"--data {shlex.quote(str(data))}")
     snapshot = _opened(cache, commands)
-    described = described_now(snapshot, settings or {}, depth)
+    described, not_compared = described_now(snapshot, settings or {}, depth)
     root = None if depth.untrusted and data is None else find_data(cache, snapshot.source, data)
     check = Check(snapshot)
     chosen = choose(snapshot, depth.slice)
@@ -174,7 +173,7 @@ def check_cache(
             "reencoded": 0 if again is None else again.samples,
         },
         not_looked_at=len(snapshot.samples) - categorized,
-        not_compared=_not_compared(check, described),
+        not_compared=_not_compared(check, not_compared),
         recipe_diff=changes,
         confidence=confidence(read, sum(map(len, check.views.values())), "entries") if is_clean else "",
         reencoded=again,
@@ -213,9 +212,8 @@ def _look(check: Check, depth: Depth, root: Path | None, chosen: Chosen) -> List
         return listing.result()
 
 
-def _not_compared(check: Check, described: Mapping[str, Described]) -> tuple[str, ...]:
+def _not_compared(check: Check, lost: Mapping[str, str]) -> tuple[str, ...]:
     """Models that are not here, by field, and fields whose kind is not installed."""
-    lost = {name: field.not_compared for name, field in described.items() if field.not_compared}
     unknown = [name for name, view in check.views.items() if view.rows.kind is None]
     sentences = [f"plan and values of {name} (its kind is not installed)" for name in unknown]
     return (*sentences, *(f"{name}: {reason}" for name, reason in lost.items()))

@@ -42,8 +42,7 @@ from latentcache.export.images import TRAINER_FORMATS
 from latentcache.export.kohya import ARCHITECTURES
 from latentcache.export.musubi import _ROWS as MUSUBI
 from latentcache.fields.latents import EncoderSpec, GeometrySettings, LatentsRecipe, Normalization, PixelProfile
-from latentcache.fields.prompt_embeds import PromptRecipe
-from latentcache.fields.prompt_ids import PromptIdsRecipe
+from latentcache.fields.prompt_embeds import PromptIdsRecipe, PromptRecipe
 from latentcache.geometry.like.aitoolkit import step_of
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash

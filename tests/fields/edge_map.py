@@ -3,23 +3,17 @@
 ``DELAY_MS`` in the environment slows it down. An image named ``poison*`` ends its worker, ``endless*`` hangs it.
 """
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from latentcache.fields.latents import PixelProfile
 from latentcache.fields.protocol import (
-    DescribeContext,
     Described,
     FieldKind,
     FieldRecipe,
     FieldSpec,
-    Job,
     Made,
     Prepared,
     Producer,
@@ -47,23 +41,22 @@ class EdgeMap(FieldKind):
     recipe, shape, work = EdgeRecipe, (-1, 8), WorkSize(unit_jobs=64)
 
 
-def describe(settings: EdgeSettings, context: DescribeContext) -> Described:
-    recipe = context.recipe if isinstance(context.recipe, EdgeRecipe) else EdgeRecipe()
+def describe(settings, context):
+    recipe = context.recipe or EdgeRecipe()
     if settings.edge_threshold is not None:
         recipe = EdgeRecipe(threshold=settings.edge_threshold)
     return Described(recipe=recipe, label="edges")
 
 
 class EdgeProducer(Producer):
-    def prepare(self, job: Job, data: Mapping[str, bytes]) -> list[Prepared]:
+    def prepare(self, job, data):
         pixels = decode(data["image"], PixelProfile())
-        value = job.name, pixels
-        return [Prepared(output=output, value=value, num_bytes=pixels.nbytes) for output in job.outputs]
+        return [Prepared(output=output, value=(job.name, pixels), num_bytes=pixels.nbytes) for output in job.outputs]
 
-    def encode(self, batch: Sequence[Prepared]) -> list[Made]:
+    def encode(self, batch):
         return [Made(array=self.edges(*item.value)) for item in batch]
 
-    def edges(self, name: str, pixels: Any) -> Any:
+    def edges(self, name, pixels):
         time.sleep(int(os.environ.get("DELAY_MS", "0")) / 1000)
         if name.startswith("poison"):
             os.abort()

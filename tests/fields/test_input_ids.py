@@ -35,23 +35,23 @@ def test_the_id_is_pinned():
 )  # fmt: skip
 def test_settings_of_ids_and_labels_change_the_recipe_id(change):
     assert a_recipe(**change).recipe_id != a_recipe().recipe_id
-    assert [name for name, _, _ in KIND.differences(a_recipe(), a_recipe(**change))] == list(change)
+    assert [name for name, _, _ in a_recipe().differences(a_recipe(**change))] == list(change)
 
 
 def test_tokenizer_differences_are_listed_by_part():
     parts, other_parts = {"vocab": "1", "merges": "2"}, {"vocab": "1", "merges": "3", "normalizer": "4"}
     pair = a_recipe(), a_recipe(tokenizer="cd" * 16, loss="assistant")
     loss, whole = ("loss", "all", "assistant"), ("tokenizer", "ab" * 16, "cd" * 16)
-    found = KIND.differences(*pair, ({"parts": parts}, {"parts": other_parts}))
-    assert found == [("merges", "2", "3"), ("normalizer", "", "4"), loss]
-    assert KIND.differences(*pair, ({}, {"parts": other_parts})) == KIND.differences(*pair) == [whole, loss]
-    assert KIND.differences(*pair, ({"parts": parts}, {"parts": parts})) == [whole, loss]
-    assert KIND.differences(pair[0], pair[0], ({"parts": parts}, {"parts": other_parts})) == []
+    found = pair[0].differences(pair[1], ({"parts": parts}, {"parts": other_parts}))
+    assert found == [("merges", "2", "3"), ("normalizer", None, "4"), loss]
+    assert pair[0].differences(pair[1], ({}, {"parts": other_parts})) == pair[0].differences(pair[1]) == [whole, loss]
+    assert pair[0].differences(pair[1], ({"parts": parts}, {"parts": parts})) == [whole, loss]
+    assert pair[0].differences(pair[0], ({"parts": parts}, {"parts": other_parts})) == []
 
 
 def test_the_padding_token_is_not_in_the_recipe_id():
     assert a_recipe(pad_id=0).recipe_id == a_recipe().recipe_id
-    assert KIND.differences(a_recipe(pad_id=0), a_recipe()) == []
+    assert a_recipe(pad_id=0).differences(a_recipe()) == []
 
 
 @pytest.mark.parametrize(("num_ids", "dtype"), [(1, "uint16"), (65536, "uint16"), (65537, "uint32")])

@@ -81,8 +81,8 @@ def test_settings_of_bytes_change_the_recipe_id(part, name, value):
     assert (other.recipe_id != RECIPE.recipe_id) is (name in IDENTITY.get(part, {}))
     again = LatentsRecipe.from_json(json.loads(json.dumps(other.as_json())))
     assert (again, again.recipe_id) == (other, other.recipe_id)
-    assert KIND.differences(again, other) == []
-    found = [row[0] for row in KIND.differences(RECIPE, other)]
+    assert again.differences(other) == []
+    found = [row[0] for row in RECIPE.differences(other)]
     assert found
     assert all(one == f"{part}.{name}" or one.startswith(f"{part}.{name}.") for one in found)
 

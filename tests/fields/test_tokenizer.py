@@ -5,9 +5,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
+from latentcache.fields.settings import differing
 from latentcache.fields.tokenizer import (
     CLOCK,
-    differing_parts,
     pin_clock,
     read_template,
     read_tokenizer,
@@ -80,7 +80,7 @@ def test_spelling_and_runtime_state_are_ignored(same):
 )
 def test_changes_are_named_by_part(other, part):
     before, after = tokenizer_parts(TOKENIZER, SPECIAL), tokenizer_parts(other, SPECIAL)
-    assert [name for name, _, _ in differing_parts(before, after)] == [part]
+    assert [name for name, _, _ in differing(before, after)] == [part]
     assert fingerprint(other) != fingerprint(TOKENIZER)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from concurrent.futures import Future
 from itertools import islice
 
 import numpy as np
@@ -19,7 +20,7 @@ from test_worker_processes import is_running, workers_of
 
 from latentcache.errors import DeviceMemoryError
 from latentcache.fields import registry
-from latentcache.fields.protocol import Pending, WorkSize
+from latentcache.fields.protocol import WorkSize
 from latentcache.fields.registry import field_kind, load
 from latentcache.identity.content import checksum
 from latentcache.pipeline import build
@@ -181,7 +182,7 @@ def test_re_encoding_finds_changed_bytes(kind, few, monkeypatch):
 
     def other(batch, encode):
         made = encode(batch)
-        right = made.result() if isinstance(made, Pending) else made
+        right = made.result() if isinstance(made, Future) else made
         return [dataclasses.replace(item, array=np.zeros_like(item.array)) for item in right]
 
     change_encoder(kind, monkeypatch, other)

@@ -20,8 +20,7 @@ from latentcache.encoders.versions import installed, on_cuda
 from latentcache.encoders.weights import fingerprint_memo, read_headers, read_json, weights_in
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.captions import DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
-from latentcache.fields.prompt_embeds import PromptRecipe, PromptSettings
-from latentcache.fields.prompt_ids import PromptIdsRecipe
+from latentcache.fields.prompt_embeds import PromptIdsRecipe, PromptRecipe, PromptSettings
 from latentcache.fields.protocol import DescribeContext, Described
 from latentcache.fields.settings import followed
 from latentcache.fields.table import SampleTable

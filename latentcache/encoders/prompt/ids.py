@@ -18,7 +18,7 @@ from latentcache.encoders.prompt.describe import Part, Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import tokenizing_runs
 from latentcache.encoders.prompt.producer import Stop, assembled, stop
 from latentcache.fields.noise import EXACT
-from latentcache.fields.prompt_ids import PromptIdsRecipe
+from latentcache.fields.prompt_embeds import PromptIdsRecipe
 from latentcache.fields.protocol import Made, Prepared, Producer, ProducerContext
 
 

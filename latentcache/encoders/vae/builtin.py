@@ -12,7 +12,8 @@ in any batch on any machine.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 
 from latentcache.fields.dtypes import stored
 from latentcache.fields.latents import EncoderSpec
-from latentcache.fields.protocol import Pending
 from latentcache.identity.content import json_hash
 
 if TYPE_CHECKING:  # a check that compares recipes decodes no image
@@ -32,6 +32,22 @@ _BLOCK = 8
 _CHANNELS = 4
 #: Increased if the same image gives other values.
 _VERSION = 1
+
+
+class Pending(Future[Any]):
+    """A batch that is on the device. ``done`` is true if ``result`` would return at once."""
+
+    def __init__(self, result: Callable[[], Any], done: Callable[[], bool] = lambda: True) -> None:
+        super().__init__()
+        self._result_now, self._done_now = result, done
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the device; raises as encoding does."""
+        return self._result_now()
+
+    def done(self) -> bool:
+        """True if the device is done."""
+        return self._done_now()
 
 
 class Encoder:

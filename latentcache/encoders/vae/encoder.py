@@ -31,14 +31,13 @@ from torch import Tensor, nn
 
 from latentcache.encoders.faults import Translator, first_line
 from latentcache.encoders.pixels import Pixels
-from latentcache.encoders.vae.builtin import Encoder
+from latentcache.encoders.vae.builtin import Encoder, Pending
 from latentcache.encoders.vae.describe import ModelDescription, no_posterior, no_tiling
 from latentcache.encoders.vae.families import FAMILIES, GENERIC
 from latentcache.encoders.vae.fused import Kernels, channels_last
 from latentcache.encoders.vae.locate import encoder_tensors, is_encoder
 from latentcache.encoders.weights import Tensors, read_headers, read_json
 from latentcache.errors import DeviceError, EncoderError
-from latentcache.fields.protocol import Pending
 
 _DECODER_PARTS = ("decoder", "post_quant_conv")
 _OUTPUTS = ("latent_dist", "latent", "latents")

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.encoders.pixels import PixelProducer, Pixels
-from latentcache.encoders.vae.builtin import Encoder, StubEncoder
+from latentcache.encoders.vae.builtin import Encoder, Pending, StubEncoder
 from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.errors import DeviceMemoryError, EncoderError, Fix, UsageError
 from latentcache.fields.dtypes import as_floats, is_finite
 from latentcache.fields.latents import LatentsRecipe
 from latentcache.fields.noise import EXACT, measured
-from latentcache.fields.protocol import Failure, Made, Pending, Prepared, ProducerContext
+from latentcache.fields.protocol import Failure, Made, Prepared, ProducerContext
 from latentcache.images.resize import resample_self_test
 from latentcache.sources.causes import hint_for
 

@@ -14,6 +14,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,9 +32,9 @@ from latentcache.fields.protocol import (
     Job,
     Made,
     Output,
-    Pending,
     Prepared,
     Producer,
+    Results,
 )
 from latentcache.fields.table import STAT_WIDTH
 from latentcache.identity.content import HASH_BYTES, content_hash
@@ -277,7 +278,7 @@ class Batches:
         self._costs = Counter[int]()
         self._limits = defaultdict[int, int](lambda: most)
         """Items of a batch at most, by group."""
-        self._in_flight: deque[tuple[list[PendingItem], Sequence[Made | Failure] | Pending]] = deque()
+        self._in_flight: deque[tuple[list[PendingItem], Results | Future[Results]]] = deque()
 
     def add(self, item: PendingItem) -> list[PendingItem]:
         """Have an item wait; gives the items of its group once another one would not fit into their batch."""
@@ -337,7 +338,7 @@ class Batches:
         """The oldest batch, waited for; encoded again in smaller parts if memory ran out."""
         batch, results = self._in_flight.popleft()
         try:
-            results_there = results.result() if isinstance(results, Pending) else results
+            results_there = results.result() if isinstance(results, Future) else results
         except DeviceMemoryError as error:
             if len(batch) == 1:
                 return [(batch[0], too_large(error))]
@@ -369,8 +370,8 @@ class Batches:
         self._warn(f"out of memory with a batch of {size}{label and f' at {label}'}; the batch size is now {kept}")
 
 
-def _is_done(results: Sequence[Made | Failure] | Pending) -> bool:
-    return not isinstance(results, Pending) or results.done()
+def _is_done(results: Results | Future[Results]) -> bool:
+    return not isinstance(results, Future) or results.done()
 
 
 def num_bytes(items: Sequence[PendingItem]) -> int:

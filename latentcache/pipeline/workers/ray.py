@@ -128,10 +128,8 @@ def _other_model(task: Task, device: str, ask: Callable[..., Any]) -> Iterator[s
     except LatentcacheError as error:
         yield f"{kind.encoder}: {error.what}"
         return
-    if described.not_compared:
-        yield f"{kind.encoder}: {described.not_compared}"
-    elif described.recipe.recipe_id != recipe.recipe_id:
-        named = kind.differences(recipe, described.recipe, (task.provenance, described.provenance))
+    if described.recipe.recipe_id != recipe.recipe_id:
+        named = recipe.differences(described.recipe, (task.provenance, described.provenance))
         yield f"{kind.encoder} differs: {', '.join(setting for setting, _, _ in named) or 'recipe'}"
 
 

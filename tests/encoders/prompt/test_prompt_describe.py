@@ -9,7 +9,7 @@ import pytest
 from latentcache.encoders.prompt.describe import describe_sequence, describe_vector, locate_pipeline, text_settings
 from latentcache.encoders.prompt.producer import call_default
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
-from latentcache.fields.prompt_embeds import PromptEmbeds, PromptSettings
+from latentcache.fields.prompt_embeds import PromptSettings
 from latentcache.fields.protocol import DescribeContext
 
 CONTEXT = DescribeContext(ask=lambda _, **arguments: call_default(**arguments))
@@ -172,5 +172,5 @@ def test_libraries_that_clean_captions_are_in_the_recipe_and_a_missing_one_is_re
     assert found[0].recipe.recipe_id != found[1].recipe.recipe_id
     cached = {"recipe": found[0].recipe, "provenance": found[0].provenance}
     again = describe_sequence(PromptSettings(), replace(CONTEXT, **cached)).recipe
-    differing = [name for name, *_ in PromptEmbeds().differences(found[0].recipe, again)]
+    differing = [name for name, *_ in found[0].recipe.differences(again)]
     assert differing == ["arguments"], "another machine without the library encodes the captions anew, and says so"

@@ -9,13 +9,13 @@ from made_weights import rewrite
 from PIL import Image
 
 from latentcache.encoders.vae import producer as producer_module
-from latentcache.encoders.vae.builtin import Encoder, StubEncoder, builtin_spec
+from latentcache.encoders.vae.builtin import Encoder, Pending, StubEncoder, builtin_spec
 from latentcache.encoders.vae.describe import describe
 from latentcache.encoders.vae.producer import VaeProducer, checked_noise, open_encoder
 from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
 from latentcache.fields.dtypes import is_finite
 from latentcache.fields.latents import LatentsSettings
-from latentcache.fields.protocol import DescribeContext, Failure, Job, Output, Pending, ProducerContext
+from latentcache.fields.protocol import DescribeContext, Failure, Job, Output, ProducerContext
 from latentcache.geometry.placement import flipped, place_in
 from latentcache.geometry.sizes import Size
 from latentcache.images import decode as decode_module
