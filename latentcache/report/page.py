@@ -11,10 +11,10 @@ import base64
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from latentcache._version import __version__
@@ -23,15 +23,19 @@ from latentcache.fields.settings import flat_settings
 from latentcache.loader.cache import Cache, open_cache
 from latentcache.plan.batching import PlanReport
 from latentcache.plan.numbers import human_bytes
-from latentcache.report.audit import audit
 from latentcache.report.cache import describe_cache
-from latentcache.report.captions import caption_facts, remark_facts, set_facts
-from latentcache.report.crops import crop_facts, crops_of
-from latentcache.report.preview import Stored
+from latentcache.report.figures import (
+    Stored,
+    audit,
+    caption_facts,
+    crop_facts,
+    crops_of,
+    remark_facts,
+    set_facts,
+)
 from latentcache.report.sheet import sheet_facts
-from latentcache.report.tokens import token_facts
-from latentcache.store.snapshot import Snapshot
-from latentcache.value import Value
+from latentcache.report.tokens import row_facts, text_decoder, token_facts
+from latentcache.store.snapshot import FieldRows, Snapshot, open_leased
 from latentcache.verify.entries import Depth
 from latentcache.verify.findings import Finding, grouped, shown_text
 from latentcache.verify.sources import find_data
@@ -48,23 +52,24 @@ _PARTS = ("cache", "compare", "verify", "sheet", "plan", "crops", "captions", "r
           "rejected", "recipes")  # fmt: skip
 
 
-class PageOptions(Value):
-    """What a page shows."""
-
-    batch_size: int = 4
-    """Samples of a batch, for the bucket map."""
-    images: int = 100
-    """Samples that become images; 0: none, for a page to share."""
-    decode: int = 0
-    """Samples whose latents are decoded by the model."""
-    verify: bool = True
-    """Compare the cache with its sources, quickly."""
-    layout: Mapping[str, Any] = field(default_factory=dict)
-    """Rows of tokens, as arguments of ``cache.rows``."""
-
-
-def report_facts(cache_folder: Path, options: PageOptions) -> dict[str, Any]:
+def report_facts(
+    cache_folder: Path,
+    *,
+    batch_size: int = 4,
+    images: int = 100,
+    decode: int = 0,
+    verify: bool = True,
+    layout: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
     """All facts of a page about a cache, as JSON values.
+
+    Args:
+        cache_folder: The cache.
+        batch_size: Samples of a batch, for the bucket map.
+        images: Samples that become images; 0: none, for a page to share.
+        decode: Samples whose latents are decoded by the model.
+        verify: Compare the cache with its sources, quickly.
+        layout: Rows of tokens, as arguments of ``cache.rows``.
 
     Raises:
         CacheNotFoundError: There is no cache.
@@ -77,7 +82,7 @@ def report_facts(cache_folder: Path, options: PageOptions) -> dict[str, Any]:
         "made": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         "version": __version__,
         "missing": missing,
-        "batch_size": options.batch_size,
+        "batch_size": batch_size,
         "cache": part("The contents", lambda: describe_cache(cache_folder)),
     }
     opened: Cache | None = part("The snapshot", lambda: _opened(cache_folder))
@@ -86,26 +91,26 @@ def report_facts(cache_folder: Path, options: PageOptions) -> dict[str, Any]:
     (snapshot,) = opened.snapshots
     stored, crops = Stored(snapshot), part("Sizes", lambda: crops_of(snapshot))
     facts["recipes"] = [_recipe(name, rows) for name, rows in snapshot.fields.items()]
-    facts["plan"] = part("The bucket map", lambda: _plan(opened, options.batch_size))
+    facts["plan"] = part("The bucket map", lambda: _plan(opened, batch_size))
     facts["crops"] = part("Crops", lambda: crop_facts(crops, snapshot) if crops is not None else None)
     facts["captions"] = part("Captions", lambda: caption_facts(snapshot))
     facts["remarks"] = part("Remarks", lambda: remark_facts(snapshot)) or []
     facts["sets"] = part("Sets", lambda: set_facts(snapshot)) or []
-    facts["tokens"] = part("Rows of tokens", lambda: token_facts(opened, options.layout)) or []
+    facts["tokens"] = part("Rows of tokens", lambda: token_facts(opened, layout)) or []
     facts["audit"] = part("The audit", lambda: audit(snapshot, stored)) or []
     facts["rejected"] = part("Rejected files", lambda: _rejected(snapshot)) or []
-    facts["verify"] = part("Findings", lambda: _verified(cache_folder)) if options.verify else None
-    if crops is not None and options.images:
+    facts["verify"] = part("Findings", lambda: _verified(cache_folder)) if verify else None
+    if crops is not None and images:
         root = part("Images", lambda: find_data(cache_folder, snapshot.source, None))
         findings = facts["verify"]["groups"] if facts["verify"] else []
-        make = partial(sheet_facts, snapshot, crops, stored, root, findings, options.images, options.decode)
+        make = partial(sheet_facts, snapshot, crops, stored, root, findings, images, decode)
         facts["sheet"] = part("The contact sheet", make)
     stored.close()
     return facts
 
 
 def _part(missing: list[dict[str, str]], name: str, make: Callable[[], Any]) -> Any:
-    """What ``make`` gives; None if it cannot be made, and then the reason is listed."""
+    """The facts that ``make`` returns; after an error None, and the reason joins ``missing``."""
     try:
         return make()
     except LatentcacheError as error:
@@ -123,7 +128,18 @@ def _opened(folder: Path) -> Cache:
         return open_cache(folder, allow_partial=True)
 
 
-def _recipe(name: str, rows: Any) -> dict[str, Any]:
+def cache_of(path: Path) -> Path:
+    """The cache that a path names: itself, or the one of a snapshot's folder."""
+    return path.parent.parent if path.parent.name == "snapshots" and path.name.isdecimal() else path
+
+
+def snapshot_at(path: Path) -> Snapshot:
+    """The current snapshot of a cache, or the one whose folder is given: ``CACHE/snapshots/000002``."""
+    cache = cache_of(path)
+    return open_leased(cache, None if cache == path else int(path.name))
+
+
+def _recipe(name: str, rows: FieldRows) -> dict[str, Any]:
     """The settings of a field, and where its values are from."""
     provenance = rows.provenance
     libraries = ", ".join(f"{library} {version}" for library, version in (provenance.get("libraries") or {}).items())
@@ -167,7 +183,8 @@ def plan_facts(report: PlanReport) -> dict[str, Any]:
         "buckets": [
             {
                 "label": shown_text(str(bucket.bucket)),
-                **_frame(bucket.bucket.size),
+                "height": bucket.bucket.size[1],
+                "width": bucket.bucket.size[2],
                 "samples": bucket.samples,
                 "bar": bucket.samples / max(most, 1),
                 "steps": bucket.steps,
@@ -177,13 +194,6 @@ def plan_facts(report: PlanReport) -> dict[str, Any]:
             for bucket in report.buckets
         ],
     }
-
-
-def _frame(size: tuple[int, int, int]) -> dict[str, float]:
-    """The shape of a bucket, drawn inside a square of 36."""
-    _, height, width = size
-    longest = max(height, width, 1)
-    return {"height": height, "width": width, "w": 32 * width / longest, "h": 32 * height / longest}
 
 
 def _verified(folder: Path) -> dict[str, Any]:
@@ -197,37 +207,35 @@ def _verified(folder: Path) -> dict[str, Any]:
 
 
 def _rejected(snapshot: Snapshot) -> list[dict[str, Any]]:
-    every = {"quarantined": snapshot.rejected, "note": snapshot.notes}
-    findings = [Finding.of_rejected(kind, sample) for kind, some in every.items() for sample in some]
+    findings = [Finding.of_rejected("quarantined", rejected) for rejected in snapshot.rejected]
+    findings += [Finding.of_rejected("note", note) for note in snapshot.notes]
     return list(_groups(findings))
 
 
 def _groups(findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
     """Findings of one category and reason together, with what to do."""
     for group in grouped(findings):
-        first = group[0]
-        items = [
-            {
-                "name": shown_text(
-                    f"{finding.path or finding.file or finding.key}{f':{finding.line}' if finding.line else ''}"
-                ),
-                "field": finding.field,
-                "text": shown_text(
-                    f"expected {finding.expected}, found {finding.found}" if finding.expected else finding.found
-                ),
-                "names": [shown_text(name) for name in finding.names],
-                "hint": shown_text(finding.hint),
-            }
-            for finding in group[:_LISTED]
-        ]
+        items = [_finding(finding) for finding in group[:_LISTED]]
         yield {
-            "category": "rejected" if first.category == "quarantined" else first.category,
-            "reason": first.reason,
+            "category": "rejected" if group[0].category == "quarantined" else group[0].category,
+            "reason": group[0].reason,
             "count": sum(finding.count for finding in group),
             "items": items,
             "hints": list(dict.fromkeys(item["hint"] for item in items if item["hint"])),
             "fixes": list(dict.fromkeys(shown_text(finding.fix) for finding in group if finding.fix))[:3],
         }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    name = finding.path or finding.file or finding.key
+    expected = f"expected {finding.expected}, found {finding.found}"
+    return {
+        "name": shown_text(f"{name}:{finding.line}" if finding.line else name),
+        "field": finding.field,
+        "text": shown_text(expected if finding.expected else finding.found),
+        "names": list(map(shown_text, finding.names)),
+        "hint": shown_text(finding.hint),
+    }
 
 
 # markup
@@ -249,18 +257,14 @@ def fragment(name: str, facts: Mapping[str, Any]) -> str:
 
 
 def html_of(shown: Any) -> str:
-    """What a notebook shows of a cache, rows of tokens, a loader or a plan."""
-    if isinstance(shown, PlanReport):
-        return fragment("plan", plan_facts(shown))
+    """The view of a cache, rows of tokens, a loader or a plan in a notebook."""
     if isinstance(shown, Cache):
         return "".join(
             fragment("overview", {"cache": describe_cache(snapshot.paths.root)}) for snapshot in shown.snapshots
         )
-    report = getattr(shown, "report", None)
+    report = getattr(shown, "report", shown)
     if isinstance(report, PlanReport):
         return fragment("plan", plan_facts(report))
-    from latentcache.report.tokens import row_facts, text_decoder
-
     documents = shown.parts[0].documents
     decode, why = text_decoder(documents.snapshot.fields[documents.field])
     return fragment("rows", {"field": documents.field, "undecoded": why, **row_facts(shown, decode)})

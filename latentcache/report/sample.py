@@ -13,7 +13,7 @@ import numpy as np
 from latentcache.errors import LatentcacheError, UsageError, count_of
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.dtypes import FLOATS, as_floats
-from latentcache.report.crops import crops_of
+from latentcache.report.figures import crops_of
 from latentcache.report.tokens import segments, text_decoder
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from small_cache import build, draw
 
-from latentcache.report.page import PageOptions, render, report_facts
+from latentcache.report.page import render, report_facts
 
 pytestmark = pytest.mark.browser
 HOSTILE = "<img src=x onerror=\"document.title='hit'\"> & 'quotes' </script><script>document.title='hit'</script>"
@@ -35,7 +35,7 @@ def report_file(tmp_path_factory):
     build(folder / "data", folder / "cache")
     draw(folder / "data" / "p4.png", (64, 96), seed=99)
     page = folder / "report.html"
-    page.write_text(render(report_facts(folder / "cache", PageOptions())), "utf-8")
+    page.write_text(render(report_facts(folder / "cache")), "utf-8")
     return page
 
 

@@ -7,7 +7,7 @@ from small_cache import run
 from small_tokens import build, texts, write_texts
 
 from latentcache.loader.cache import open_cache
-from latentcache.report.page import PageOptions, render, report_facts
+from latentcache.report.page import render, report_facts
 from latentcache.report.tokens import histogram, token_facts
 
 __all__ = ["run"]
@@ -72,7 +72,7 @@ def test_lengths_and_efficiency(tmp_path):
 
 
 def test_texts_never_become_markup(chats):
-    page = render(report_facts(chats, PageOptions()))
+    page = render(report_facts(chats))
     assert page.count("<script>") == 1
     assert "alert(1)&lt;/script&gt;" in page
 

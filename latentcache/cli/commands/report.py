@@ -39,8 +39,8 @@ def report(
     field: flags.Kinds = None,
 ) -> Result:
     """Write one self-contained HTML file; nothing in the cache is changed."""
-    from latentcache.report.compare import cache_of, compare_facts, snapshot_at
-    from latentcache.report.page import PageOptions, render, report_facts
+    from latentcache.report.figures import compare_facts
+    from latentcache.report.page import cache_of, render, report_facts, snapshot_at
 
     lengths = {name: value for name, value in (("pack", pack), ("pad", pad), ("chunk", chunk)) if value is not None}
     if len(lengths) > 1 or (overflow is not None and not lengths):
@@ -55,14 +55,14 @@ def report(
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise UsageError(f"--out={out}: not a place for a file", fix="give a file name, such as --out report.html")
     layout = {**lengths, **({} if overflow is None else {"overflow": overflow})}
-    options = PageOptions(
+    facts = report_facts(
+        cache_of(cache),
         batch_size=batch_size,
         images=0 if no_images or other is not None else images,
         decode=decode,
         verify=not no_verify and other is None,
         layout=layout,
     )
-    facts = report_facts(cache_of(cache), options)
     if other is not None:
         facts["compare"] = compare_facts(snapshot_at(cache), snapshot_at(other))
     page = as_shown(render(facts))
@@ -95,7 +95,7 @@ def _lines(out: Path, facts: Mapping[str, Any]) -> Iterator[str]:
         counts = ", ".join(f"{number} {name}" for name, number in checked["counts"].items())
         yield f"quick check: {counts}"
     for field in facts.get("audit") or ():
-        kinds = ("constant", "outliers", "copies", "damaged")
+        kinds = ("constant", "copies", "damaged")
         counts = ", ".join(f"{field[f'{kind}_count']} {kind}" for kind in kinds if field[f"{kind}_count"])
         if field["unusual"]:
             spread = f"values spread by {field['overall']:.2f} after scaling, models expect about 1"
