@@ -90,7 +90,7 @@ def runs(images: Images, batch: int) -> Iterator[tuple[str, TrainerRun]]:
 
 def rows(images: Images, batch: int) -> list[dict[str, Any]]:
     """Count what each table makes of the images; repeats above those that no table can avoid."""
-    sizes = Counter(Size(height, width) for height, width in images.tolist())
+    sizes = Counter((1, Size(height, width)) for height, width in images.tolist())
     needed, counted = -len(images) % batch, []
     for name, run in runs(images, batch):
         row = run.compared(run.plan([sizes]), epochs=1)

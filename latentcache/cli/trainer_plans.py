@@ -11,12 +11,14 @@ from latentcache.cli.console import Table
 from latentcache.errors import UsageError, count_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from latentcache.fields.protocol import FieldRecipe
     from latentcache.fields.table import SampleTable
     from latentcache.geometry.like.trainer import Trainer
-    from latentcache.geometry.sizes import Size
     from latentcache.plan.batching import BatchPlan, PlanReport
-    from latentcache.plan.trainers import TrainerRun
+    from latentcache.plan.trainers import Clip, TrainerRun
 
 
 #: Rows of a comparison that are no trainers: the buckets that were given, and those planned for the batch size.
@@ -125,8 +127,6 @@ def _run(planned: Planned, name: str, batches: BatchPlan, grad_accum: int) -> Tr
         )
         geometry = geometry_of(settings, recipe, recipe.encoder.multiple)
         geometry = Latents().completed(replace(recipe, geometry=geometry), lambda: planned.samples).geometry
-    elif name == GIVEN and geometry.clips is not None:
-        raise UsageError("batches hold clips of one length", fix="leave --compare out")
     elif name != GIVEN:
         settings = replace(
             options, like=name, model=None, plan_buckets=0, max_crop=None, max_buckets=None, replan=None
@@ -134,7 +134,7 @@ def _run(planned: Planned, name: str, batches: BatchPlan, grad_accum: int) -> Tr
         own_file = options.trainer_config is None or geometry.like == name
         settings = settings.with_trainer()[0] if own_file else replace(settings, trainer_config=None)
         geometry = geometry_of(settings, recipe, recipe.encoder.multiple)
-    tables = geometry.tables()
+    tables = geometry.planned or geometry.tables()
     if len(tables) > 1 and trainer.draws_resolution:
         raise UsageError(
             f"{name} draws one of {len(tables)} resolutions for each image and epoch",
@@ -148,40 +148,51 @@ def _run(planned: Planned, name: str, batches: BatchPlan, grad_accum: int) -> Tr
         batch=size,
         ranks=batches.world_size,
         accum=grad_accum,
+        max_crop=100 if geometry.target is None else geometry.target.max_crop,
     )
 
 
-def _names(planned: Planned, worst: Sequence[tuple[Size, float]]) -> list[str]:
-    """The first image of each size."""
+def _clips(planned: Planned) -> NDArray[np.int64]:
+    """(S, 3) length, height and width of every sample's image or clip; length 0: it is a video that is too short."""
     import numpy as np
 
-    sizes = np.asarray(planned.samples.columns["original_size"])
-    rows = [int((sizes == (size.height, size.width)).all(axis=1).argmax()) for size, _ in worst]
+    from latentcache.fields.clips import clip_frames
+    from latentcache.fields.latents import Latents, LatentsRecipe
+
+    assert isinstance(planned.recipe, LatentsRecipe)
+    rows = np.arange(len(planned.samples))
+    frames, _ = clip_frames(planned.samples, rows, planned.recipe.geometry.clips, Latents.name)
+    return np.column_stack([frames, np.asarray(planned.samples.columns["original_size"], dtype=np.int64)])
+
+
+def _names(planned: Planned, worst: Sequence[tuple[Clip, float]]) -> list[str]:
+    """The first image or clip of each size and length."""
+    clips = _clips(planned)
+    rows = [int((clips == (frames, size.height, size.width)).all(axis=1).argmax()) for (frames, size), _ in worst]
     return [planned.samples.names[row] for row in rows]
 
 
-def _sizes(planned: Planned, trainer: Trainer) -> list[Counter[Size]]:
-    """Images by size, each as often as an epoch serves it, of all sets that fill batches together.
+def _sizes(planned: Planned, trainer: Trainer) -> list[Counter[Clip]]:
+    """Images and clips by size, each as often as an epoch serves it, of all sets that fill batches together.
 
-    Images of unknown size are left out.
+    Images of unknown size and short videos are left out.
     """
     import numpy as np
 
     from latentcache.fields.latents import LatentsRecipe
     from latentcache.geometry.sizes import Size
 
-    columns = planned.samples.columns
-    sizes, count = np.asarray(columns["original_size"]).tolist(), len(planned.samples)
+    columns, count = planned.samples.columns, len(planned.samples)
     times = np.asarray(columns.get("repeats", np.ones(count, np.int64))).tolist()
     set_of = np.asarray(columns.get("image_set", np.zeros(count, np.int64))).tolist()
     regs = [bool(image_set.get("is_reg")) for image_set in planned.sets] or [False]
     assert isinstance(planned.recipe, LatentsRecipe)
     flips = 2 if trainer.adds_flips and planned.recipe.geometry.flip else 1
-    counts = dict[Any, Counter[Size]]()
-    for (height, width), repeats, number in zip(sizes, times, set_of, strict=True):
-        if height and width:
+    counts: dict[Any, Counter[Clip]] = {}
+    for (frames, height, width), repeats, number in zip(_clips(planned).tolist(), times, set_of, strict=True):
+        if frames and height and width:
             together = (repeats, regs[number]) if trainer.parts_sets else None
-            counts.setdefault(together, Counter())[Size(height, width)] += repeats * flips
+            counts.setdefault(together, Counter())[frames, Size(height, width)] += repeats * flips
     return list(counts.values())
 
 
@@ -192,9 +203,11 @@ def lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str | Table]:
         return
     yield ""
     yield from (f"{plan['name']} with {words}" for words in plan["settings"])
-    rows: list[tuple[object, ...]] = [("height x width", "samples", "batches", "short", "dropped")]
+    frames = any("frames" in bucket for bucket in plan["buckets"])
+    sides = ("frames", "height", "width") if frames else ("height", "width")
+    rows: list[tuple[object, ...]] = [(" x ".join(sides), "samples", "batches", "short", "dropped")]
     for bucket in plan["buckets"]:
-        size = f"{bucket['height']}x{bucket['width']}"
+        size = "x".join(str(bucket[side]) for side in sides if side in bucket)
         rows.append((size, bucket["samples"], bucket["batches"], bucket["short"], bucket["dropped"]))
     yield Table(rows)
     yield (
@@ -242,6 +255,9 @@ def lines_of_comparison(payload: Mapping[str, Any]) -> Iterator[str | Table]:
             yield f"{row['name']} stops at its start: {count_of(row['buckets_too_small'], 'buckets')} too small"
         elif not row["steps_per_epoch"]:
             yield f"{row['name']} trains nothing: no bucket fills a batch"
+        if row.get("cropped_most", 0) > row.get("max_crop", 1):
+            limit = f"more than {row['max_crop']:.0%} of an image is cut off"
+            yield f"{row['name']}: {limit}: raise --max-crop, or allow more --max-buckets or a longer --max-side"
         if row.get("unused"):
             yield f"{row['name']}: {count_of(row['unused'], 'images')} without a bucket"
     sizes = payload.get("by_batch_size", ())

@@ -86,10 +86,10 @@ def clip_settings(
 
 
 def clip_frames(
-    samples: SampleTable, rows: NDArray[np.intp], clips: ClipSettings | None, target: str, *, one_frame: bool
+    samples: SampleTable, rows: NDArray[np.intp], clips: ClipSettings | None, target: str
 ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
-    """(n,) frames of each sample that are encoded: 1 of an image, 0 of a rejected video; and the rejected samples."""
-    if one_frame or CLIP not in samples.columns:
+    """(n,) length of each sample's clip: 1 of an image, 0 of a rejected video; and the rejected samples."""
+    if CLIP not in samples.columns:
         return np.ones(len(rows), dtype=np.int64), []
     clip = np.asarray(samples.columns[CLIP])[rows]
     frames = np.where(clip[:, 0] > 0, 0, 1) if clips is None else clips.chosen(clip)

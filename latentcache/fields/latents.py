@@ -160,7 +160,7 @@ class GeometrySettings(Value):
     target: Target | None = None
     """What the buckets are planned for; None: they do not depend on the images."""
     planned: tuple[PlannedTable, ...] = ()
-    """The planned buckets of each resolution; empty: not planned yet."""
+    """The planned buckets of each resolution and length of clips; empty: not planned yet."""
     like: str | None = None
     """Trainer whose buckets, resized sizes and crops these are, of ``TRAINERS``; None: our own."""
     rule: int = GEOMETRY_RULE
@@ -191,10 +191,19 @@ class GeometrySettings(Value):
             resize = self.like_tables()[0].resized(image, bucket, upscale=self.upscale)
         return place_in(image, bucket, self.crop, draw, resize)
 
-    def tables(self) -> Sequence[BucketTable | PlannedTable | Table]:
-        """One bucket table per resolution, or that of an explicit list; raises RecipeError if no bucket is left."""
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Frames of clips that an entry can have; 1: an image."""
+        return tuple(sorted({1, *(self.clips.frames if self.clips else ())}))
+
+    def tables(self, frames: int = 1) -> Sequence[BucketTable | PlannedTable | Table]:
+        """One bucket table per resolution, or that of an explicit list, for clips of one length.
+
+        Raises:
+            RecipeError: No bucket is left.
+        """
         if self.planned:
-            return self.planned
+            return [table for table in self.planned if table.frames == frames]
         if self.like:
             return self.like_tables()
         if self.buckets:
@@ -388,37 +397,47 @@ class Latents(FieldKind):
     def completed(
         self, recipe: LatentsRecipe, samples: Callable[[], SampleTable], *, again: bool = False
     ) -> LatentsRecipe:
-        """The recipe with buckets that are planned for these samples, once."""
+        """The recipe with buckets that are planned for these samples, once; clips of each length have their own.
+
+        A length that no sample has yet gets the buckets that fit all samples, until it is planned again.
+        """
         target = recipe.geometry.target
         if target is None or (recipe.geometry.planned and not again):
             return recipe
-        geometry, columns = replace(recipe.geometry, planned=()), samples().columns
-        size, repeats = np.asarray(columns["original_size"]), columns.get("repeats")
+        geometry, table = replace(recipe.geometry, planned=()), samples()
+        size, repeats = np.asarray(table.columns["original_size"]), table.columns.get("repeats")
         rows = np.flatnonzero((size > 0).all(axis=1) & (size.prod(axis=1, dtype=np.int64) >= geometry.min_pixels))
+        frames, _ = clip_frames(table, rows, geometry.clips, self.name)
+        rows, frames = rows[frames > 0], frames[frames > 0]
         if not len(rows):  # every image is rejected: the next build plans
             return recipe
         times = np.ones(len(size), dtype=np.int64) if repeats is None else np.asarray(repeats)
-        every = [table.sizes for table in geometry.tables() if isinstance(table, BucketTable)]
-        planned = [planned_table(size[rows], times[rows], sizes, target) for sizes in every]
+        planned = list[PlannedTable]()
+        for length in geometry.lengths:
+            chosen = rows[frames == length] if (frames == length).any() else rows
+            for buckets in geometry.tables():
+                assert isinstance(buckets, BucketTable)  # others are not planned
+                planned.append(planned_table(size[chosen], times[chosen], buckets.sizes, target, frames=length))
         return replace(recipe, geometry=replace(geometry, planned=tuple(planned)))
 
     def plan(self, samples: SampleTable, recipe: LatentsRecipe) -> FieldPlan:
-        """Buckets of every sample; each distinct size is placed once."""
+        """Buckets of every sample; each distinct size and length is placed once."""
         size, geometry = np.asarray(samples.columns["original_size"]), recipe.geometry
         has_inputs = [np.asarray(samples.inputs[name].file) >= 0 for name in self.needed]
         rows = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(has_inputs))
-        clips = None if self.follows else geometry.clips
-        frames, unfit = clip_frames(samples, rows, clips, self.name, one_frame=self.one_frame)
+        clips = geometry.clips if self.one_frame or not self.follows else None
+        frames, unfit = clip_frames(samples, rows, clips, self.name)
         rows, frames = rows[frames > 0], frames[frames > 0]
         images = size[rows]
         size_codes, size_number = _distinct(images[:, 0].astype(np.int64) << 32 | images[:, 1])
-        sizes = [Size(code >> 32, code & 0xFFFFFFFF) for code in size_codes.tolist()]
-        tables = geometry.tables()
-        placed = [_buckets_of(image_size, tables, geometry) for image_size in sizes]
         input_codes, input_number = _distinct(size_number.astype(np.int64) * _LENGTHS + frames)
+        lengths = (input_codes % _LENGTHS).tolist()
+        sizes = [Size(code >> 32, code & 0xFFFFFFFF) for code in size_codes[input_codes // _LENGTHS].tolist()]
+        tables = {length: geometry.tables(length) for length in set(lengths)}
+        placed = [_buckets_of(image, tables[length], geometry) for image, length in zip(sizes, lengths, strict=True)]
         dims_of_input = [
-            [(code % _LENGTHS, bucket.height, bucket.width) for bucket in placed[code // _LENGTHS][0]]
-            for code in input_codes.tolist()
+            [(1 if self.one_frame else length, bucket.height, bucket.width) for bucket in buckets]
+            for length, (buckets, _) in zip(lengths, placed, strict=True)
         ]
         dims = sorted(set(chain.from_iterable(dims_of_input)), key=lambda clip: (-math.prod(clip), clip[2], clip[0]))
         group_of = {clip: number for number, clip in enumerate(dims)}
@@ -430,14 +449,14 @@ class Latents(FieldKind):
         group, sample = np.repeat(group, variants), np.repeat(sample, variants)
         notes: list[Rejected] = []
         if not self.follows:
-            notes += _upscaled(samples, rows, size_number, sizes, [buckets for buckets, _ in placed])
+            notes += _upscaled(samples, rows, input_number, sizes, [buckets for buckets, _ in placed])
             if geometry.target is not None:
                 pairs = zip(sizes, placed, strict=True)
                 parts = [max((cropped(size, bucket) for bucket in fit), default=0.0) for size, (fit, _) in pairs]
-                notes += _overcropped(samples, rows, size_number, parts, geometry.target.max_crop)
+                notes += _overcropped(samples, rows, input_number, parts, geometry.target.max_crop)
             notes += _altered(samples, rows)
-        unplaced = np.isin(size_number, [number for number, (_, reason) in enumerate(placed) if reason])
-        for row, number in zip(rows[unplaced].tolist(), size_number[unplaced].tolist(), strict=True):
+        unplaced = np.isin(input_number, [number for number, (_, reason) in enumerate(placed) if reason])
+        for row, number in zip(rows[unplaced].tolist(), input_number[unplaced].tolist(), strict=True):
             detail = f"{sizes[number]} pixels (height x width)"
             unfit.append((row, samples.note([row], "latents", placed[number][1], detail=detail)))
         return FieldPlan(
@@ -518,7 +537,6 @@ def _with_target(geometry: GeometrySettings, base: GeometrySettings, settings: L
         wrong = {
             "like": geometry.like,
             "buckets": geometry.buckets,
-            "frames": geometry.clips,
             "upscale": not geometry.upscale,
         }
         for name in (name for name, value in wrong.items() if value):
@@ -587,37 +605,37 @@ def _chosen(geometry: GeometrySettings) -> str:
 def _upscaled(
     samples: SampleTable,
     rows: NDArray[np.intp],
-    size_number: NDArray[np.int32],
+    input_number: NDArray[np.int32],
     sizes: Sequence[Size],
     buckets: Sequence[Sequence[Size]],
 ) -> list[Rejected]:
     """One note if images are enlarged: how many, the first, and the one that is enlarged most."""
     pairs = zip(sizes, buckets, strict=True)
     factors = [max((enlarged(size, bucket) for bucket in fitting), default=0.0) for size, fitting in pairs]
-    larger = rows[np.isin(size_number, [n for n, factor in enumerate(factors) if factor > 1])]
+    larger = rows[np.isin(input_number, [n for n, factor in enumerate(factors) if factor > 1])]
     if not len(larger):
         return []
     most = max(range(len(factors)), key=lambda number: factors[number])
     bucket = max(buckets[most], key=lambda fit: enlarged(sizes[most], fit))
     detail = (
         f"{count_of(len(larger), 'images are')} enlarged, {factors[most]:.3g} times at most:"
-        f" {samples.names[int(rows[(size_number == most).argmax()])]} from {sizes[most]} to cover {bucket} pixels"
+        f" {samples.names[int(rows[(input_number == most).argmax()])]} from {sizes[most]} to cover {bucket} pixels"
     )
     hint = "--no-upscale uses smaller buckets, --min-pixels N rejects small images"
     return [samples.note(larger, "latents", "upscaled", detail=detail, hint=hint)]
 
 
 def _overcropped(
-    samples: SampleTable, rows: NDArray[np.intp], size_number: NDArray[np.int32], parts: Sequence[float], limit: int
+    samples: SampleTable, rows: NDArray[np.intp], input_number: NDArray[np.int32], parts: Sequence[float], limit: int
 ) -> list[Rejected]:
     """One note if planned buckets cut off more of images than their limit; ``parts``: percent, by size."""
-    over = rows[np.isin(size_number, [number for number, part in enumerate(parts) if part > limit])]
+    over = rows[np.isin(input_number, [number for number, part in enumerate(parts) if part > limit])]
     if not len(over):
         return []
     most = max(range(len(parts)), key=lambda number: parts[number])
     detail = (
         f"more than {limit} % is cut off {count_of(len(over), 'images')}, {parts[most]:.3g} % at most off"
-        f" {samples.names[int(rows[(size_number == most).argmax()])]}"
+        f" {samples.names[int(rows[(input_number == most).argmax()])]}"
     )
     hint = "no table keeps --max-crop for them: raise it, or allow more --max-buckets or a longer --max-side"
     return [samples.note(over, "latents", "over-max-crop", detail=detail, hint=hint)]

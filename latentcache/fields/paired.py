@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import count_of
-from latentcache.fields.clips import ClipSettings
 from latentcache.fields.latents import EncoderSpec, Latents, LatentsRecipe, LatentsSettings, Normalization
 from latentcache.fields.protocol import FieldPlan, WorkSize
 from latentcache.fields.table import SampleTable
@@ -55,7 +54,7 @@ class Mask(Paired):
     name = "mask"
     kind = 10
     inputs = ("image", "mask")
-    one_frame = True
+    one_frame = True  # beside clips an axis of one frame: (B, 1, h, w) would meet their channels
     packing = "block"
     device = "cpu"
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"scaled": ("|u1", ())}
@@ -123,6 +122,4 @@ def mask_recipe(recipe: LatentsRecipe) -> LatentsRecipe:
     )
     # What is transparent was not painted, whatever color it has.
     pixels = replace(recipe.pixels, resample="lanczos-pil", icc="ignore", alpha="#000000")
-    # Beside clips a mask has an axis of one frame: (B, 1, h, w) would meet their channels.
-    clips = None if recipe.geometry.clips is None else ClipSettings(frames=(1,), step=1)
-    return LatentsRecipe(geometry=replace(recipe.geometry, clips=clips), pixels=pixels, encoder=encoder)
+    return LatentsRecipe(geometry=recipe.geometry, pixels=pixels, encoder=encoder)

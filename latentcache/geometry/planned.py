@@ -53,6 +53,8 @@ class PlannedTable(Value):
     """Buckets by ratio, upwards; the last takes every ratio above the one before."""
 
     buckets: tuple[PlannedBucket, ...]
+    frames: int = 1
+    """Length of the clips that it is for; 1: images."""
 
     def within(self, image: Size) -> Size | None:
         """The bucket of an image that must not be enlarged; None: it is smaller than its bucket."""
@@ -84,7 +86,12 @@ class _Ratios:
 
 
 def planned_table(
-    images: NDArray[np.integer], times: NDArray[np.integer], buckets: Sequence[Size], target: Target
+    images: NDArray[np.integer],
+    times: NDArray[np.integer],
+    buckets: Sequence[Size],
+    target: Target,
+    *,
+    frames: int = 1,
 ) -> PlannedTable:
     """The buckets for images of these sizes.
 
@@ -94,6 +101,7 @@ def planned_table(
         buckets: Sizes that may be used; of one ratio the largest is.
         target: The batch size and the limits. A limit that cannot be met is exceeded as little as possible: an image
             whose best bucket cuts off more gets that bucket, and the crop of all grows until the buckets are enough.
+        frames: Length of the clips that these are; 1: images.
 
     Raises:
         RecipeError: There are no images, or no buckets.
@@ -108,7 +116,7 @@ def planned_table(
         above = ratios.lowest[end] if end < len(ratios.lowest) else np.zeros(2, np.int64)
         width, height = (ratios.highest[end - 1] + above).tolist()
         planned.append(PlannedBucket(size=ratios.sizes[bucket], width=width, height=height))
-    return PlannedTable(buckets=tuple(planned))
+    return PlannedTable(buckets=tuple(planned), frames=frames)
 
 
 def _ratios(images: NDArray[np.integer], times: NDArray[np.integer], buckets: Sequence[Size]) -> _Ratios:

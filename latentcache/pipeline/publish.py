@@ -227,7 +227,7 @@ def _timing(work: FieldWork) -> dict[str, Any]:
     if result is None or not result.encoded or not result.began:
         return {}
     stages = {stage: round(seconds, 1) for stage, seconds in result.waits.items()}
-    return {"encoded": result.encoded, "seconds": round(time.monotonic() - result.began, 1), "stages": stages}
+    return {"encoded": result.encoded, "seconds": round(time.monotonic() - result.began, 3), "stages": stages}
 
 
 def _notes(samples: SampleTable, new: FieldRows, work: FieldWork, items: NDArray[np.integer]) -> Iterator[Rejected]:

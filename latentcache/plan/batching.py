@@ -363,7 +363,7 @@ def require_steps(report: PlanReport) -> PlanReport:
         argument=next(name for name in _SIZES if getattr(batches, name)),
         value=batches.batch_size or batches.budget[1],
         where=f"buckets and samples: {short}" if short else "there are no samples",
-        why=f"a step holds one bucket and needs {needed} samples of it",
+        why=f"a step holds one bucket and needs {needed} samples of it" if short else "",
         fix="--remainder=repeat, or more data" if short else "add data, then run `latentcache build` again",
         fix_python="remainder='repeat', or more data" if short else "",
     )

@@ -19,18 +19,22 @@ from typing import Any
 
 from latentcache.geometry.like.trainer import Trainer
 from latentcache.geometry.placement import cropped, unusable
+from latentcache.geometry.planned import PlannedTable
 from latentcache.geometry.sizes import Size
 from latentcache.plan.batching import BatchPlan, Bucket, Remainder, bucket_plan
 from latentcache.value import Value
 
-#: Sizes of images that a comparison names.
+#: Images that a comparison names.
 _NAMED = 3
+#: Length and size of a clip; an image has one frame.
+Clip = tuple[int, Size]
 
 
 class TrainerBucket(Value):
     """One bucket of the trainer, in one epoch."""
 
     size: Size
+    frames: int = 1
     samples: int
     """Images, as often as they are repeated."""
     batches: int = 0
@@ -42,7 +46,8 @@ class TrainerBucket(Value):
     def as_json(self) -> dict[str, int]:
         """For the JSON output."""
         counts = {name: getattr(self, name) for name in ("samples", "batches", "short", "dropped")}
-        return {"height": self.size.height, "width": self.size.width, **counts}
+        frames = {"frames": self.frames} if self.frames > 1 else {}
+        return {**frames, "height": self.size.height, "width": self.size.width, **counts}
 
 
 class TrainerPlan(Value):
@@ -62,8 +67,8 @@ class TrainerPlan(Value):
     """Images that have no bucket, such as those smaller than each."""
     cropped: float
     """Mean part of an image that its bucket cuts off."""
-    worst: tuple[tuple[Size, float], ...] = ()
-    """Sizes of images that lose most, and the part that is cut off."""
+    worst: tuple[tuple[Clip, float], ...] = ()
+    """Images that lose most, and the part that is cut off."""
 
     def as_json(self) -> dict[str, Any]:
         """For the JSON output."""
@@ -110,31 +115,38 @@ class TrainerRun(Value):
     """Images of a batch on each rank."""
     ranks: int = 1
     accum: int = 1
+    max_crop: int = 100
+    """Percent that planned buckets were to cut off at most."""
 
-    def plan(self, sets: Sequence[Mapping[Size, int]]) -> TrainerPlan:
-        """Buckets and steps for images of these sizes, each as often as it is repeated.
+    def plan(self, sets: Sequence[Mapping[Clip, int]]) -> TrainerPlan:
+        """Buckets and steps for images and clips, each as often as it is repeated.
 
-        ``sets``: images that fill batches together.
+        ``sets``: those that fill batches together.
         """
-        buckets, unused, total, lost = list[TrainerBucket](), 0, 0.0, dict[Size, float]()
-        for table, sizes in product(self.tables, sets):
-            counts = Counter[Size]()
-            for size, count in sizes.items():
+        buckets, unused, total, lost = list[TrainerBucket](), 0, 0.0, dict[Clip, float]()
+        for table, clips in product(self.tables, sets):
+            counts = Counter[Clip]()
+            for (frames, size), count in clips.items():
+                if isinstance(table, PlannedTable) and table.frames != frames:
+                    continue
                 bucket = table.nearest(size) if self.upscale else table.within(size)
                 if bucket is None or not self.trainer.fits(size, bucket):
                     unused += count
                     continue
-                counts[bucket] += count
+                counts[frames, bucket] += count
                 part = cropped(size, bucket) / 100
                 total += count * part
-                lost[size] = max(lost.get(size, 0.0), part)
-            buckets += [TrainerBucket(size=bucket, samples=count) for bucket, count in counts.most_common()]
-        worst = nlargest(_NAMED, lost, key=lambda size: lost[size])
+                lost[frames, size] = max(lost.get((frames, size), 0.0), part)
+            buckets += [
+                TrainerBucket(size=bucket, frames=frames, samples=count)
+                for (frames, bucket), count in counts.most_common()
+            ]
+        worst = nlargest(_NAMED, lost, key=lambda clip: lost[clip])
         plan = TrainerPlan(
             buckets=tuple(buckets),
             unused=unused,
             cropped=total / max(sum(bucket.samples for bucket in buckets), 1),
-            worst=tuple((size, lost[size]) for size in worst if lost[size]),
+            worst=tuple((clip, lost[clip]) for clip in worst if lost[clip]),
         )
         return self.counted(plan)
 
@@ -170,13 +182,14 @@ class TrainerRun(Value):
             "lost": round((plan.dropped + plan.short) / samples, 4) if samples else 0.0,
             "cropped": round(plan.cropped, 4),
             "cropped_most": round(plan.worst[0][1], 4) if plan.worst else 0.0,
-            "shapes": len({bucket.size for bucket in plan.buckets if bucket.batches}),
+            "max_crop": self.max_crop / 100,
+            "shapes": len({(bucket.frames, bucket.size) for bucket in plan.buckets if bucket.batches}),
             "steps_per_epoch": plan.steps,
             "steps": steps if self.trainer.carries_accumulation else steps * epochs,
             "buckets_too_small": plan.too_small,
         }
 
-    def suggestion(self, sets: Sequence[Mapping[Size, int]]) -> tuple[str, TrainerPlan] | None:
+    def suggestion(self, sets: Sequence[Mapping[Clip, int]]) -> tuple[str, TrainerPlan] | None:
         """The one change of a setting that loses least, and its plan; None: no change loses less.
 
         Lost are rows of batches that no sample fills, samples that are dropped, and what buckets cut off.

@@ -168,4 +168,15 @@ def test_masks_of_another_size_follow_their_image(run, images, tmp_path):
 def test_limits_that_contradict_get_the_table_that_costs_least(run, images):
     planned = rows(run("plan", images, *WORDS, 8, "--max-crop", 0, "--max-buckets", 1, "--json"))["planned"]
     assert (planned["shapes"], planned["used"], planned["repeated"]) == (1, 30, 2)
-    assert planned["cropped_most"] > 0.2
+    assert planned["cropped_most"] > 0.2 > planned["max_crop"] == 0
+    words = (*WORDS, 8, "--max-buckets", 1)
+    assert "planned: more than 15% of an image is cut off: raise --max-crop" in run("plan", images, *words).out
+
+
+def test_data_without_a_usable_image(run, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.png").write_text("no image")
+    done = run("plan", tmp_path / "data", *WORDS, 4)
+    assert done.status == 1
+    assert "there are no samples" in done.err
+    assert "needs 0 samples" not in done.err

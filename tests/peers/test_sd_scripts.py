@@ -101,7 +101,7 @@ def test_every_image_is_accepted_and_every_value_is_equal(ten, vaes, tmp_path, a
         upscale=True,
         batch=2,
     )
-    sizes = {Size(height, width): 2 if number < 6 else 1 for number, (width, height) in enumerate(TEN)}
+    sizes = {(1, Size(height, width)): 2 if number < 6 else 1 for number, (width, height) in enumerate(TEN)}
     assert counts["batches"] == run.plan([sizes]).batches
 
 

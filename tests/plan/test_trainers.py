@@ -12,7 +12,9 @@ from latentcache.geometry.sizes import Size
 from latentcache.plan.trainers import TrainerRun
 
 sizes = st.dictionaries(
-    st.builds(Size, st.integers(200, 1500), st.integers(200, 1500)), st.integers(1, 9), min_size=1
+    st.tuples(st.just(1), st.builds(Size, st.integers(200, 1500), st.integers(200, 1500))),
+    st.integers(1, 9),
+    min_size=1,
 )
 TRAINER = KohyaTrainer()
 TABLES = (KohyaTable(resolution=Size(512, 512)),)
@@ -42,7 +44,7 @@ def test_a_suggestion_loses_less(sizes, batch):
 
 def test_an_image_smaller_than_a_step_is_counted():
     plan = TrainerRun(trainer=TRAINER, tables=TABLES, upscale=False, batch=2).plan(
-        [Counter({Size(40, 500): 3, Size(600, 600): 1})]
+        [Counter({(1, Size(40, 500)): 3, (1, Size(600, 600)): 1})]
     )
     assert (plan.unused, plan.batches, plan.short) == (3, 1, 1)
 
@@ -61,7 +63,7 @@ def test_onetrainer_drops_what_fills_no_batch_on_every_rank(sizes, batch, ranks,
 def test_a_bucket_that_stops_the_trainer_is_counted_and_the_suggestion_mends_it():
     tables = (SimpleTunerTable(resolution=Size(512, 512)),)
     run = TrainerRun(trainer=SimpleTuner(), tables=tables, upscale=True, batch=4, accum=2)
-    sizes = Counter({Size(512, 512): 9, Size(512, 1024): 5})
+    sizes = Counter({(1, Size(512, 512)): 9, (1, Size(512, 1024)): 5})
     assert (run.plan([sizes]).too_small, run.plan([sizes]).batches) == (1, 5)
     assert run.suggestion([sizes])[1].too_small == 0
 
@@ -69,12 +71,12 @@ def test_a_bucket_that_stops_the_trainer_is_counted_and_the_suggestion_mends_it(
 def test_a_step_larger_than_the_shortest_side_is_not_suggested():
     tables = (KohyaTable(resolution=Size(256, 256), min_side=128),)
     run = TrainerRun(trainer=TRAINER, tables=tables, upscale=True, batch=2)
-    change, _ = run.suggestion([{Size(300, 200): 3, Size(200, 300): 1}]) or ("", None)
+    change, _ = run.suggestion([{(1, Size(300, 200)): 3, (1, Size(200, 300)): 1}]) or ("", None)
     assert change != "bucket_reso_steps = 256"
 
 
 def test_sets_that_fill_no_batch_together_are_counted_apart():
     tables = (SimpleTunerTable(resolution=Size(512, 512)),)
     run = TrainerRun(trainer=SimpleTuner(), tables=tables, upscale=True, batch=4)
-    sets = [{Size(512, 512): 6}, {Size(512, 512): 6}]
-    assert (run.plan(sets).batches, run.plan([{Size(512, 512): 12}]).batches) == (4, 3)
+    sets = [{(1, Size(512, 512)): 6}, {(1, Size(512, 512)): 6}]
+    assert (run.plan(sets).batches, run.plan([{(1, Size(512, 512)): 12}]).batches) == (4, 3)
