@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import io
 import os
 import re
@@ -18,6 +19,7 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
+from textwrap import dedent
 from types import FrameType
 from typing import Any
 
@@ -33,8 +35,10 @@ _HELP = """Compute latents, embeddings and tokens once, verify them on demand, a
 Start with:  latentcache build DATA
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: In the order of the help. The module of a command has its function, under the same name, ``HELP`` and ``EXAMPLES``.
+#: In the order of the help. A command is a function of this name, and its docstring is the help.
 COMMANDS = ("build", "merge", "verify", "inspect", "info", "show", "report", "gc", "export", "plan", "push", "pull")
+#: Command -> module, if its name is another one.
+_MODULES = {"merge": "build", "show": "info", "push": "transfer", "pull": "transfer"}
 
 
 def _show_version(value: bool) -> None:
@@ -72,12 +76,14 @@ def application(command: str | None = None) -> typer.Typer:
     )
     app.callback()(_options)
     for name in [command] if command in COMMANDS else COMMANDS:
-        module = import_module(f"latentcache.cli.commands.{name}")
-        listed = command not in (None, name)
-        function = (lambda: None) if listed else flags.as_command(name, getattr(module, name))
-        short = re.split(r"[;(\n]|\. ", module.HELP)[0].strip(" .")
-        about = {"help": module.HELP, "epilog": module.EXAMPLES, "short_help": short}
-        app.command(name, cls=Command, **about)(function)
+        function = getattr(import_module(f"latentcache.cli.commands.{_MODULES.get(name, name)}"), name)
+        text, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
+        short = re.split(r"[;(\n]|\. ", text)[0].strip(" .")
+        if command not in (None, name):
+            app.command(name, short_help=short)(lambda: None)
+        else:
+            add = app.command(name, cls=Command, help=text, epilog=dedent(examples), short_help=short)
+            add(flags.as_command(name, function))
     return app
 
 

@@ -14,7 +14,8 @@ import functools
 import inspect
 import shlex
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
@@ -25,8 +26,8 @@ import typer
 from latentcache.cli import console
 from latentcache.cli.console import Result
 from latentcache.cli.help import OF_BUILD
-from latentcache.cli.urls import as_folders
 from latentcache.errors import UsageError
+from latentcache.store.paths import url_of
 from latentcache.value import Value
 
 if TYPE_CHECKING:
@@ -80,6 +81,10 @@ _SETTINGS = {
     "build": ("latentcache.pipeline.settings", "BuildSettings"),
     "export": ("latentcache.export.settings", "ExportSettings"),
 }
+#: Commands that take URLs; `pull` brings a cache to the others.
+_COMMANDS = ("build", "info", "inspect", "merge", "plan", "report", "show", "verify")
+#: Parameters of commands that name caches, or a cache to be written.
+_CACHES, _OUT = ("cache", "other", "path", "parts"), "out_folder"
 #: Settings of a build that change nothing before it encodes.
 _OF_WORK = ("publish_every", "commit_every", "events", "engine", "address", "scratch")
 
@@ -170,13 +175,40 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
             arguments["requested"] = dataclasses.replace(requested, source=_words(of_data, source))
         if "as_json" not in signature.parameters:
             del arguments["as_json"]
-        with as_folders(name, arguments) as local:
+        with _as_folders(name, arguments) as local:
             result = command(**local)
             result = result._replace(lines=tuple(result.lines))
         return console.finish(name, result, as_json=as_json)
 
     vars(with_options)["__signature__"] = signature.replace(parameters=parameters, return_annotation=int)
     return with_options
+
+
+@contextmanager
+def _as_folders(command: str, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The arguments of a command with a local folder for each URL; output has the URL in place of the folder."""
+    changed = dict(arguments)
+    with ExitStack() as views:
+
+        def folder(path: Path, *, is_out: bool = False) -> Path:
+            if not (url := url_of(path)):
+                return path
+            from latentcache.store.view import local_view, scratch_folder
+
+            scratch = scratch_folder(arguments.get("run", {}).get("scratch")) if is_out else None
+            root = views.enter_context(local_view(url, scratch=scratch))
+            console.SHOWN_AS[str(root)] = url.rstrip("/")
+            return root
+
+        for name, value in arguments.items() if command in _COMMANDS else ():
+            if name == "data" and isinstance(value, Path) and url_of(value):
+                fix = "mount the bucket (s3fs, gcsfuse, blobfuse), or copy DATA to this machine"
+                raise UsageError("DATA: a URL cannot be read", why="images and records are local files", fix=fix)
+            if name in _CACHES and isinstance(value, list):
+                changed[name] = [folder(path) for path in value]
+            elif name in (*_CACHES, _OUT) and isinstance(value, Path):
+                changed[name] = folder(value, is_out=name == _OUT)
+        yield changed
 
 
 class _Option(Value):

@@ -1,4 +1,4 @@
-"""``latentcache build``: the plan, the progress, the summary."""
+"""``latentcache build`` and ``merge``: the plan, the progress, the summary."""
 
 from __future__ import annotations
 
@@ -10,25 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
 from latentcache.cli.console import Result, finding_lines, findings
-from latentcache.cli.flags import argument
+from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import BuildProgress, about, shared_entries
 from latentcache.errors import StrictError, count_of
 from latentcache.plan.numbers import human_bytes
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildReport, FieldDone
-
-HELP = """Create or update the cache for DATA; only new or changed inputs are encoded.
-
-DATA is a folder with images and their captions, a trainer's configuration that names such folders (dataset.toml,
-concepts.json, multidatabackend.json), or records to tokenize. Records are JSONL, JSON, text, parquet or Arrow: one
-file, or a folder of files. Settings that you do not give follow the cache.
-"""
-EXAMPLES = """\
-latentcache build images/ --model ./sdxl --resolution 1024
-latentcache build images/ --model ./sdxl-vae --resolution 512 --resolution 768 --flip
-latentcache build chats.jsonl --tokenizer ./llama --out chats.latentcache
-"""
 
 
 def build(
@@ -43,20 +31,50 @@ def build(
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> Result:
-    """Create or update the cache for DATA."""
+    """Create or update the cache for DATA; only new or changed inputs are encoded.
+
+    DATA is a folder with images and their captions, a trainer's configuration that names such folders (dataset.toml,
+    concepts.json, multidatabackend.json), or records to tokenize. Records are JSONL, JSON, text, parquet or Arrow:
+    one file, or a folder of files. Settings that you do not give follow the cache.
+
+    Examples:
+        latentcache build images/ --model ./sdxl --resolution 1024
+        latentcache build images/ --model ./sdxl-vae --resolution 512 --resolution 768 --flip
+        latentcache build chats.jsonl --tokenizer ./llama --out chats.latentcache
+    """
     from latentcache.pipeline.build import build_cache
     from latentcache.pipeline.settings import BuildSettings
 
     settings = BuildSettings(data=data, out=out_folder, source=source, **run, **requested.build)
     try:
         with closing(BuildProgress(quiet=quiet)) as display:
-            return summary(build_cache(settings, observer=display))
+            return _summary(build_cache(settings, observer=display))
     except StrictError as error:
         items = findings((), error.notes)
         return Result({"items": [finding.as_json() for finding in items]}, finding_lines(items), error=error)
 
 
-def summary(report: BuildReport) -> Result:
+def merge(
+    parts: list[Path] = argument("PART...", "Caches that build --part made from the same data, or their URLs."),
+    *,
+    out_folder: Path = option(..., "--out -o CACHE", "The merged cache, or its URL."),
+    field: flags.Kinds = None,
+    quiet: flags.Quiet = False,
+) -> Result:
+    """Merge the parts of a build into one cache.
+
+    Examples:
+        latentcache build images/ --model ./sdxl --part 0/2 --out part0
+        latentcache build images/ --model ./sdxl --part 1/2 --out part1
+        latentcache merge part0 part1 --out images.latentcache
+    """
+    from latentcache.pipeline.merge import merge_caches
+
+    with closing(BuildProgress(quiet=quiet)) as display:
+        return _summary(merge_caches(parts, out_folder, observer=display))
+
+
+def _summary(report: BuildReport) -> Result:
     """Return the outcome of a build or a merge, as JSON and as text."""
     return Result(_payload(report), _lines(report), exit_code=int(report.too_many_failed))
 

@@ -30,13 +30,6 @@ _NEXT = {
 _PREPARED = "dataset_kwargs={'skip_prepare_dataset': True}, max_length=None"
 _TRL = {"pad": _PREPARED, "chunk": _PREPARED, "pack": f"{_PREPARED}, padding_free=True"}
 
-HELP = "Write a cache as files that trainers and other programs read."
-EXAMPLES = """\
-latentcache export images.latentcache train/ --to kohya --release lora-scripts
-latentcache export chats.latentcache rows --pad 4096 --for trl
-latentcache export images.latentcache shards/ --to webdataset
-"""
-
 
 def export(
     cache: flags.Cache,
@@ -46,7 +39,13 @@ def export(
     run: flags.Run,
     quiet: flags.Quiet = False,
 ) -> Result:
-    """Write tokens, images with their latents for a trainer, or whole samples."""
+    """Write a cache as files that trainers and other programs read.
+
+    Examples:
+        latentcache export images.latentcache train/ --to kohya --release lora-scripts
+        latentcache export chats.latentcache rows --pad 4096 --for trl
+        latentcache export images.latentcache shards/ --to webdataset
+    """
     from latentcache.export.run import opened, write_export
     from latentcache.export.settings import ExportSettings
 

@@ -15,13 +15,6 @@ from latentcache.store.paths import url_of
 if TYPE_CHECKING:
     from latentcache.verify.collect import CollectReport
 
-HELP = "Delete unreferenced data (dry run unless --apply)."
-EXAMPLES = """\
-latentcache gc images.latentcache
-latentcache gc images.latentcache --keep 1 --apply
-latentcache gc s3://bucket/images --older-than 7d --apply
-"""
-
 
 def gc(
     cache: flags.CacheOrUrl,
@@ -35,7 +28,13 @@ def gc(
     ),
     field: flags.Kinds = None,
 ) -> Result:
-    """Delete old snapshots, unreferenced entries and leftovers (dry run unless --apply)."""
+    """Delete unreferenced data (dry run unless --apply).
+
+    Examples:
+        latentcache gc images.latentcache
+        latentcache gc images.latentcache --keep 1 --apply
+        latentcache gc s3://bucket/images --older-than 7d --apply
+    """
     from latentcache.plan.numbers import duration
     from latentcache.verify.collect import KEEP, collect
     from latentcache.verify.collect_url import collect_url

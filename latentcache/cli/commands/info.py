@@ -1,4 +1,4 @@
-"""``latentcache info``: the contents of a cache, finished or not."""
+"""``latentcache info`` and ``show``: the contents of a cache, finished or not, and of one sample."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from typing import Any
 
 from latentcache.cli import flags
 from latentcache.cli.console import Result, Table, repeats_lines
-from latentcache.cli.flags import option
+from latentcache.cli.flags import argument, option
 from latentcache.errors import count_of
 from latentcache.plan.numbers import human_bytes
-
-HELP = "Show what a cache contains."
-EXAMPLES = """\
-latentcache info images.latentcache
-latentcache info images.latentcache --entries
-latentcache info images.latentcache --json
-"""
 
 
 def info(
@@ -25,11 +18,39 @@ def info(
     entries: bool = option(False, "--entries", "List every entry; reads every payload."),
     field: flags.Kinds = None,
 ) -> Result:
-    """Show what a cache contains."""
+    """Show what a cache contains.
+
+    Examples:
+        latentcache info images.latentcache
+        latentcache info images.latentcache --entries
+        latentcache info images.latentcache --json
+    """
     from latentcache.report.cache import describe_cache
 
     payload = describe_cache(cache, entries=entries)
     return Result(payload, _lines(payload))
+
+
+def show(
+    cache: flags.CacheOrUrl,
+    name: str = argument("NAME", "The sample: a file below DATA, FILE:LINE for a record, or its number from 0."),
+    *,
+    field: flags.Kinds = None,
+) -> Result:
+    """Show one sample of a cache: size, crop, caption, values, decoded tokens with loss.
+
+    Examples:
+        latentcache show images.latentcache cats/one.png
+        latentcache show images.latentcache 0
+        latentcache show chats.latentcache 0 --json
+    """
+    from latentcache.report.sample import find_sample, sample_lines, sample_of
+    from latentcache.store.snapshot import open_leased
+
+    snapshot = open_leased(cache)
+    facts = sample_of(snapshot, find_sample(snapshot, name)).facts
+    is_damaged = any("shape" not in item for values in facts["fields"].values() for item in values["items"])
+    return Result({"cache": str(cache), "sample": facts}, sample_lines(facts), exit_code=int(is_damaged))
 
 
 # text

@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from latentcache.sources.scan import Listing
     from latentcache.verify.findings import Finding
 
-HELP = """Show how DATA is understood, what build would do, and if this machine can.
-
-Three samples are shown with their captions, splits, buckets and masks. Nothing is written. Exit status: 0 fine,
-1 inputs are rejected (or noticed and not used, with --strict), 2 build would reject DATA, 3 the machine cannot build.
-"""
-EXAMPLES = """\
-latentcache inspect images/ --model ./sdxl
-latentcache inspect chats.jsonl --tokenizer ./llama
-latentcache inspect --machine
-"""
-
 
 def inspect(
     data: Path | None = argument("[DATA]", "A folder with images, a table with images, or records.", None),
@@ -42,7 +31,17 @@ def inspect(
     source: flags.Source,
     run: flags.Run,
 ) -> Result:
-    """Show what is understood of DATA, and what build would do."""
+    """Show how DATA is understood, what build would do, and if this machine can.
+
+    Three samples are shown with their captions, splits, buckets and masks. Nothing is written. Exit status: 0 fine,
+    1 inputs are rejected (or noticed and not used, with --strict), 2 build would reject DATA, 3 the machine cannot
+    build.
+
+    Examples:
+        latentcache inspect images/ --model ./sdxl
+        latentcache inspect chats.jsonl --tokenizer ./llama
+        latentcache inspect --machine
+    """
     from latentcache.pipeline.settings import BuildSettings
     from latentcache.pipeline.workers.local import LocalEngine
     from latentcache.report.machine import machine_checks

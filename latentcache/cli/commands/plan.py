@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 #: Batch sizes of a comparison at most; each plans its buckets.
 _MAX_SIZES = 64
 
-HELP = "Count the steps per epoch, by bucket or row length."
-EXAMPLES = """\
-latentcache plan images.latentcache --batch-size 4
-latentcache plan images/ --batch-size 4 --world-size 8 --remainder drop
-latentcache plan texts.latentcache --batch-size 8 --pack 4096
-"""
-
 
 def plan(
     path: Path = argument("CACHE|DATA", "A cache or its URL, or DATA as for build."),
@@ -67,7 +60,13 @@ def plan(
     requested: flags.Requested,
     source: flags.Source,
 ) -> Result:
-    """Count the steps of an epoch before training; recipe flags apply to DATA folders only."""
+    """Count the steps per epoch, by bucket or row length.
+
+    Examples:
+        latentcache plan images.latentcache --batch-size 4
+        latentcache plan images/ --batch-size 4 --world-size 8 --remainder drop
+        latentcache plan texts.latentcache --batch-size 8 --pack 4096
+    """
     from latentcache.plan.batching import BatchPlan, require_steps
 
     if epochs is not None and not compare:

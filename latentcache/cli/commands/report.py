@@ -13,13 +13,6 @@ from latentcache.cli.flags import argument, option
 from latentcache.errors import UsageError, count_of
 from latentcache.plan.numbers import human_bytes
 
-HELP = "Write a page that shows a cache: images, crops, captions, tokens, findings. With OTHER: the changes to it."
-EXAMPLES = """\
-latentcache report images.latentcache -o report.html
-latentcache report images.latentcache -o report.html --no-images
-latentcache report old.latentcache new.latentcache -o changes.html
-"""
-
 
 def report(
     cache: flags.CacheOrUrl,
@@ -38,7 +31,13 @@ def report(
     open_page: bool = option(False, "--open", "Open the page in a browser."),
     field: flags.Kinds = None,
 ) -> Result:
-    """Write one self-contained HTML file; nothing in the cache is changed."""
+    """Write a page that shows a cache: images, crops, captions, tokens, findings. With OTHER: the changes to it.
+
+    Examples:
+        latentcache report images.latentcache -o report.html
+        latentcache report images.latentcache -o report.html --no-images
+        latentcache report old.latentcache new.latentcache -o changes.html
+    """
     from latentcache.report.figures import compare_facts
     from latentcache.report.page import cache_of, render, report_facts, snapshot_at
 

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from latentcache.verify.findings import VerifyReport
     from latentcache.verify.verify import Repair
 
-HELP = """Check a cache against its sources; exit 1 with stale, missing or damaged samples.
-
-With recipe flags: check if a build with these flags would reuse the entries. Read-only without --repair.
-"""
-EXAMPLES = """\
-latentcache verify images.latentcache
-latentcache verify images.latentcache --full --repair
-latentcache verify images.latentcache --model ./sdxl
-"""
 _ALLOWED = "Exit with 0 if at most N files (or X %) are rejected. [default: as the cache]"
 
 
@@ -53,7 +44,15 @@ def verify(
     requested: flags.Requested,
     allow_failed: str | None = option(None, "--allow-failed N|X%", _ALLOWED),
 ) -> Result:
-    """Check a cache against its sources."""
+    """Check a cache against its sources; exit 1 with stale, missing or damaged samples.
+
+    With recipe flags: check if a build with these flags would reuse the entries. Read-only without --repair.
+
+    Examples:
+        latentcache verify images.latentcache
+        latentcache verify images.latentcache --full --repair
+        latentcache verify images.latentcache --model ./sdxl
+    """
     from latentcache.export.folder import is_export
     from latentcache.plan.numbers import tolerated
     from latentcache.verify.entries import Depth, parse_slice
