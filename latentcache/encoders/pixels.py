@@ -25,7 +25,7 @@ from latentcache.images.clips import EncodedClip
 from latentcache.images.decode import EncodedImage, cut, encoded_file
 from latentcache.images.resize import pixel_hash
 from latentcache.sources.causes import fault, hint_for
-from latentcache.sources.formats.rows import close_tables
+from latentcache.sources.formats.archives import close_tables
 from latentcache.sources.locations import bytes_of
 
 Pixels = NDArray[np.uint8]

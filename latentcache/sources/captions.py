@@ -24,11 +24,9 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Input
 from latentcache.identity.content import HASH_BYTES, StatMemo, content_hash
 from latentcache.sources.causes import Findings, fault
-from latentcache.sources.formats.files import read_source, shown
-from latentcache.sources.formats.text import UTF16_BOMS, parse_json
-from latentcache.sources.known import KnownFiles, hash_rows, take_rows
+from latentcache.sources.formats.files import UTF16_BOMS, parse_json, read_source, shown
+from latentcache.sources.known import KnownFiles, Units, hash_rows, take_rows
 from latentcache.sources.layout import CAPTION_COLUMNS, CaptionRule
-from latentcache.sources.units import Units
 
 #: Longest caption file, in bytes.
 MAX_CAPTION_BYTES = 1 << 20

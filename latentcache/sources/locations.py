@@ -23,8 +23,8 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import SampleTable
 from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import cause_of, fault
+from latentcache.sources.formats.archives import close_tables, read_row
 from latentcache.sources.formats.files import open_source, read_source
-from latentcache.sources.formats.rows import close_tables, read_row
 
 #: Column of samples, (S, 2) uint64. Range of a file: offset and bytes; row: number of its column and 0; file: zeros.
 SPAN = "span"

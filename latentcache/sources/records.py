@@ -22,10 +22,20 @@ from typing import Any
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import StatMemo, content_hash, json_hash
 from latentcache.sources.causes import Notes, as_rejected, fault
-from latentcache.sources.formats import ARROW, PARQUET
-from latentcache.sources.formats.files import MAX_SOURCE_BYTES, listed, open_source, shown, stat_source
-from latentcache.sources.formats.rows import open_rows
-from latentcache.sources.formats.text import BLANK, MAX_LINE_BYTES, LineReader, decode, list_items, parse_json
+from latentcache.sources.formats.archives import ARROW, PARQUET, open_rows
+from latentcache.sources.formats.files import (
+    BLANK,
+    MAX_LINE_BYTES,
+    MAX_SOURCE_BYTES,
+    LineReader,
+    decode,
+    list_items,
+    listed,
+    open_source,
+    parse_json,
+    shown,
+    stat_source,
+)
 from latentcache.sources.inventory import extension_of
 from latentcache.value import Value
 

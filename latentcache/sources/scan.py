@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from latentcache.errors import SourceError
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.sources.inventory import Inventory
+from latentcache.sources.known import Scan, ScanResult
 from latentcache.sources.layout import Layout
 from latentcache.sources.locations import locations
 from latentcache.sources.options import SourceOptions
@@ -25,7 +26,6 @@ from latentcache.sources.readers.folder import NO_CAPTION, read_images
 from latentcache.sources.readers.records import read_records, scan_records
 from latentcache.sources.recognize.find import IMAGES, RECORDS, find_kind, find_layout
 from latentcache.sources.recognize.records import find_records
-from latentcache.sources.units import Scan, ScanResult
 
 _BLOCK = 1 << 12
 

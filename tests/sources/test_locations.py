@@ -12,7 +12,7 @@ import pytest
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
-from latentcache.sources.formats.rows import close_tables, open_rows
+from latentcache.sources.formats.archives import close_tables, open_rows
 from latentcache.sources.locations import SPAN, locations, open_image, read_image
 
 DATA = bytes(range(256)) * 10

@@ -22,16 +22,13 @@ from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import StatMemo, content_hash
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import Findings, Notes, fault, rejected
-from latentcache.sources.formats import TAR
+from latentcache.sources.formats.archives import TAR, Member, open_rows, tar_members
 from latentcache.sources.formats.files import check_not_packed, listed, open_source, stat_source
-from latentcache.sources.formats.rows import open_rows
-from latentcache.sources.formats.tar import Member, tar_members
 from latentcache.sources.inventory import IMAGE_EXTENSIONS
-from latentcache.sources.known import KnownFiles
+from latentcache.sources.known import KnownFiles, Scan, Units
 from latentcache.sources.layout import CAPTION_COLUMNS, ImageSet, Layout, above, choose_column, named
 from latentcache.sources.locations import SPAN
 from latentcache.sources.splits import missing_shards
-from latentcache.sources.units import Scan, Units
 
 _RULE = 2
 _CAPTIONS = ("txt", "caption", "json")

@@ -24,7 +24,7 @@ from latentcache.fields.table import OF_TABLE, STAT_WIDTH, Files, Input, Rejecte
 from latentcache.identity.content import HASH_BYTES, StatMemo
 from latentcache.sources.captions import CaptionFiles
 from latentcache.sources.causes import Findings, counted, in_order, rejected
-from latentcache.sources.formats import TAR
+from latentcache.sources.formats.archives import TAR
 from latentcache.sources.inventory import (
     CAPTION_EXTENSIONS,
     CLIP_EXTENSIONS,
@@ -35,13 +35,22 @@ from latentcache.sources.inventory import (
     count_unused,
     extension_of,
 )
-from latentcache.sources.known import KnownFiles, hash_rows, is_range, match_names, take_rows, with_hashes
+from latentcache.sources.known import (
+    KnownFiles,
+    Scan,
+    ScanResult,
+    Units,
+    hash_rows,
+    is_range,
+    match_names,
+    take_rows,
+    with_hashes,
+)
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout, balanced
 from latentcache.sources.locations import SPAN, sizes
 from latentcache.sources.partners import ENDINGS, Partners
 from latentcache.sources.readers.archive import archive_reading, open_archives, read_archives
 from latentcache.sources.readers.table import read_tables
-from latentcache.sources.units import Scan, ScanResult, Units
 from latentcache.value import Value
 
 #: What an image without a caption is counted as.

@@ -26,7 +26,7 @@ from latentcache.identity.content import HASH_BYTES, StatMemo
 from latentcache.sources.causes import in_order
 from latentcache.sources.causes import rejected as note
 from latentcache.sources.formats.files import stat_source
-from latentcache.sources.known import KnownFiles, hash_rows, is_range
+from latentcache.sources.known import KnownFiles, Scan, ScanResult, hash_rows, is_range
 from latentcache.sources.layout import RecordFiles
 from latentcache.sources.records import (
     EXPECTED,
@@ -35,7 +35,6 @@ from latentcache.sources.records import (
     reading_of,
     record_size,
 )
-from latentcache.sources.units import Scan, ScanResult
 
 _OFTEN = 4096
 #: A row, as numpy and as ``struct`` have it.

@@ -22,11 +22,10 @@ from latentcache.errors import TableError, UnusableSampleError
 from latentcache.identity.content import StatMemo, content_hash
 from latentcache.sources.captions import caption_fault, captions_in
 from latentcache.sources.causes import Findings, Notes, fault, rejected
-from latentcache.sources.formats import PARQUET
-from latentcache.sources.formats.files import listed, read_source, shown
-from latentcache.sources.formats.rows import open_rows
-from latentcache.sources.formats.text import UTF16_BOMS, parse_json
+from latentcache.sources.formats.archives import PARQUET, open_rows
+from latentcache.sources.formats.files import UTF16_BOMS, listed, parse_json, read_source, shown
 from latentcache.sources.inventory import IMAGE_EXTENSIONS, extension_of
+from latentcache.sources.known import Units
 from latentcache.sources.layout import (
     CAPTION_COLUMNS,
     FILE_COLUMNS,
@@ -35,7 +34,6 @@ from latentcache.sources.layout import (
     choose_column,
     named,
 )
-from latentcache.sources.units import Units
 
 _QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
 _HEADER = "put a header line above it that names the columns, such as file_name,text"

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from latentcache.errors import Fix, SourceError, SourceNotFoundError, count_of
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
-from latentcache.sources.formats.files import shown
-from latentcache.sources.formats.text import read_document
+from latentcache.sources.formats.files import read_document, shown
 from latentcache.sources.layout import ImageSet, Layout, above
 
 Pair = tuple[str, str]

@@ -19,7 +19,7 @@ from latentcache.errors import (
     SourceNotFoundError,
     UsageError,
 )
-from latentcache.sources.formats import kind_of_archive
+from latentcache.sources.formats.archives import kind_of_archive
 from latentcache.sources.inventory import TABLE_NAMES, Inventory, extension_of, not_a_folder
 from latentcache.sources.layout import FOLDER, ImageSet, Layout, above, unfit
 from latentcache.sources.options import SourceOptions

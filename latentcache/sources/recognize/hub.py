@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from latentcache.errors import TableError, count_of
-from latentcache.sources.formats import ARROW, PACKED, PARQUET, TAR, kind_of_archive
+from latentcache.sources.formats.archives import ARROW, PACKED, PARQUET, TAR, kind_of_archive
 from latentcache.sources.inventory import TABLE_NAMES, Inventory
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout, unfit
 from latentcache.sources.options import SourceOptions

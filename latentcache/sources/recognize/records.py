@@ -17,11 +17,8 @@ from typing import Any
 
 from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError
 from latentcache.sources.causes import rejected
-from latentcache.sources.formats import TAR, kind_of_archive
-from latentcache.sources.formats.files import open_source
-from latentcache.sources.formats.rows import open_rows
-from latentcache.sources.formats.tar import tar_members
-from latentcache.sources.formats.text import read_document
+from latentcache.sources.formats.archives import TAR, kind_of_archive, open_rows, tar_members
+from latentcache.sources.formats.files import open_source, read_document
 from latentcache.sources.inventory import (
     IMAGE_EXTENSIONS,
     PACKED_EXTENSIONS,

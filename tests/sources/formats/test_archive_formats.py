@@ -1,7 +1,9 @@
-"""Images in parquet and Arrow rows, compared with pyarrow and `datasets`."""
+"""Images in parquet and Arrow rows, and members of tars, also of damaged ones."""
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_archives import write_tar
 
 from latentcache.errors import UnusableSampleError
-from latentcache.sources.formats import PARQUET, rows
-from latentcache.sources.formats.rows import close_tables, open_rows, read_row
+from latentcache.sources.formats import archives
+from latentcache.sources.formats.archives import (
+    PARQUET,
+    Member,
+    close_tables,
+    open_rows,
+    read_row,
+    tar_members,
+)
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -59,7 +71,7 @@ def test_the_first_values_show_which_columns_hold_images(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("how", [{}, {"row_group_size": 3}, {"compression": "zstd", "row_group_size": 5}], ids=str)
 def test_rows_of_parquet_in_any_order(tmp_path: Path, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(archives, "_BLOCK_BYTES", 1000)
     path, expected = as_parquet(tmp_path / "a.parquet", table(), **how), images(20)
     for row in [*range(1, 21), 20, 1, 13, 2, 7, 19]:
         data, memo = read_row(path, row, 0)
@@ -96,3 +108,69 @@ def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
     with pytest.raises(UnusableSampleError) as error:
         read_row(path, 5, 0)
     assert error.value.slug == "changing"
+
+
+# tars
+
+
+LONG = "a" * 90 + "/" + "b" * 50 + "/" + "c" * 60 + ".jpg"
+
+
+def read(path: Path) -> list[Member]:
+    with path.open("rb") as file:
+        return list(tar_members(file))
+
+
+def until_fault(path: Path) -> tuple[list[str], UnusableSampleError]:
+    found: list[str] = []
+    with path.open("rb") as file, pytest.raises(UnusableSampleError) as error:
+        found.extend(member.name for member in tar_members(file))
+    return found, error.value
+
+
+def test_what_is_no_plain_file_has_no_size(tmp_path: Path) -> None:
+    path = tmp_path / "some.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, kind in (("d", tarfile.DIRTYPE), ("l", tarfile.SYMTYPE), ("h", tarfile.LNKTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "a.jpg"
+            tar.addfile(info)
+        info = tarfile.TarInfo("a.jpg")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"abc"))
+    assert [(one.number, one.name, one.size) for one in read(path)] == [(2, "l", -1), (3, "h", -1), (4, "a.jpg", 3)]
+
+
+@pytest.mark.parametrize(
+    ("cut", "left", "words"),
+    [(900, [], "member 1 (a.jpg) ends at byte"), (1600, ["a.jpg"], "is cut short"), (2100, ["a.jpg"], "(b.jpg)")],
+)
+def test_a_truncated_tar_gives_its_complete_members(tmp_path: Path, cut: int, left: list[str], words: str) -> None:
+    path = write_tar(tmp_path / "some.tar", [("a.jpg", bytes(600)), ("b.jpg", bytes(600)), ("c.jpg", b"c")])
+    path.write_bytes(path.read_bytes()[:cut])
+    found, error = until_fault(path)
+    assert found == left
+    assert error.slug == "tar-truncated"
+    assert words in error.what
+    assert error.fix
+
+
+def test_a_tar_without_end_blocks_is_complete(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "some.tar", [("a.jpg", b"a")])
+    path.write_bytes(path.read_bytes()[:1024])
+    assert [one.name for one in read(path)] == ["a.jpg"]
+
+
+@given(st.binary(max_size=4096), st.integers(0, 3))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_give_members_or_a_reason(tmp_path: Path, noise: bytes, at: int) -> None:
+    path = write_tar(tmp_path / "some.tar", [("a.jpg", bytes(300)), (LONG, b"b")], tarfile.PAX_FORMAT)
+    data = bytearray(path.read_bytes())
+    data[at * 512 : at * 512 + len(noise)] = noise
+    path.write_bytes(data)
+    cause = ""
+    try:
+        read(path)
+    except UnusableSampleError as error:
+        cause = error.slug
+    assert cause in {"", "tar-damaged", "tar-truncated"}

@@ -1,13 +1,19 @@
-"""Parquet and Arrow files: columns, batches of rows, and the bytes of an image in a row. Needs the extra ``hf``.
+"""Archives: the members of tars, and the columns, rows and images of parquet and Arrow files (extra ``hf``).
 
 A column of images is binary, or the struct ``{bytes, path}`` of Hugging Face ``datasets`` (5.2,
 ``features/image.py``), and one of its first values begins like an image. Rows of an Arrow file are read from a map of
 the file. Rows of a parquet file are decompressed in blocks that are kept. So rows that are read in their order are
 decompressed once.
+
+Python's ``tarfile`` reads the headers of tars, about 25 us each, and no payload. It takes a damaged header for the
+end, and gives a last member that is cut short: both are errors here. A tar that ends without its two blocks of zeros
+is complete if its last member is. Links and sparse files have no bytes of their own: WebDataset skips them, and they
+are noted here.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import time
@@ -18,14 +24,17 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate, chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import fault, sniff_cause
-from latentcache.sources.formats import ARROW, PARQUET, kind_of_archive
 from latentcache.sources.formats.files import stat_source
 
+TAR, PARQUET, ARROW = "tar", "parquet", "arrow"
+_KINDS = {".tar": TAR, ".parquet": PARQUET, ".arrow": ARROW}
+#: Endings of compressed tars, whose members cannot be read one by one.
+PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 #: Bytes of a block of rows, about; blocks that are kept of one file; files that are kept open in this process.
 _BLOCK_BYTES, _BLOCKS, _OPEN = 8 << 20, 3, 2
 _ROWS = 1 << 14
@@ -34,6 +43,11 @@ _HEAD_BYTES = 4096
 _LOOKED_AT = 16
 #: What ``sniff_cause`` says of bytes that begin like an image.
 _IMAGES = frozenset(("truncated", "svg", "heic-needs-plugin", "jxl-needs-plugin"))
+
+
+def kind_of_archive(name: str) -> str:
+    """``tar``, ``parquet`` or ``arrow``; empty for other files."""
+    return _KINDS.get(name[name.rfind(".") :].lower(), "")
 
 
 class TableFile:
@@ -217,3 +231,56 @@ def _is_text(kind: Any) -> bool:
 
     kind = kind.value_type if types.is_list(kind) or types.is_large_list(kind) or types.is_dictionary(kind) else kind
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+# tars
+
+
+class Member(NamedTuple):
+    """A file in a tar."""
+
+    number: int
+    """Number from 1, counting all members, as ``tar -t`` lists them."""
+    name: str
+    """As it is written, without ``./`` in front."""
+    offset: int
+    size: int
+    """Negative for a link, a sparse file or a device: its bytes are not a range of the tar."""
+
+
+def tar_members(file: BinaryIO) -> Iterator[Member]:
+    """The members of an open tar but its folders, in order.
+
+    Raises:
+        UnusableSampleError: ``tar-truncated`` or ``tar-damaged``, with the byte; all members before were given.
+    """
+    import tarfile
+
+    descriptor, end = file.fileno(), os.fstat(file.fileno()).st_size
+    number, tar = 0, None
+    with io.FileIO(descriptor, closefd=False) as headers:  # without a buffer: no payload is read
+        try:
+            headers.seek(0)
+            tar = tarfile.TarFile(fileobj=headers, errors="surrogateescape", encoding="utf-8")
+            while (header := tar.next()) is not None:
+                vars(tar)["members"] = []  # it keeps all
+                number, last = number + 1, header.offset_data + header.size
+                if header.isdir():
+                    continue
+                is_plain = header.isreg() and not header.issparse()
+                if is_plain and last > end:
+                    problem = f"member {number} ({header.name}) ends at byte {last}, the file at byte {end}"
+                    raise fault("tar-truncated", problem)
+                yield Member(
+                    number, header.name.removeprefix("./"), header.offset_data, header.size if is_plain else -1
+                )
+            at = tar.offset
+        except (tarfile.TarError, OSError, ValueError, LookupError, OverflowError, MemoryError) as error:
+            at = tar.offset if tar else 0
+            words = str(error) or "its size is too large"
+            raise fault("tar-damaged", f"the header at byte {at} cannot be read: {words}") from error
+    rest = os.pread(descriptor, tarfile.BLOCKSIZE, at)
+    if rest.strip(b"\0"):
+        if len(rest) < tarfile.BLOCKSIZE:
+            raise fault("tar-truncated", f"the header at byte {at} is cut short, the file ends at byte {end}")
+        raise fault("tar-damaged", f"the header at byte {at} cannot be read: its checksum or a number is wrong")
