@@ -61,7 +61,7 @@ class Result(NamedTuple):
 
     payload: Mapping[str, Any] = {}
     """Content of the JSON object."""
-    lines: Iterable[str | Table] = ()
+    lines: Iterable[str] = ()
     """The same as text."""
     exit_code: int = 0
     error: LatentcacheError | None = None
@@ -76,10 +76,7 @@ class Result(NamedTuple):
 def finish(command: str, result: Result, *, as_json: bool) -> int:
     """Write what a command gives, as text or as JSON; errors on stderr. Returns the exit status."""
     for line in () if as_json else result.lines:
-        if isinstance(line, Table):
-            line.show()
-        else:
-            out(line)
+        out(line)
     for line in error_lines(result.error):
         say(line)
     if as_json:
@@ -235,52 +232,13 @@ def repeats_lines(repeats: Sequence[Mapping[str, int]]) -> Iterator[str]:
         yield f"repeats: {some} per epoch"
 
 
-class Table(NamedTuple):
-    """Rows of a result; the first row is the head, all columns but the first are right-aligned."""
-
-    rows: Sequence[Sequence[object]]
-    indent: str = ""
-    """Before each row in plain text."""
-
-    def plain(self) -> Iterator[str]:
-        """The rows as aligned text."""
-        cells = [[str(cell) for cell in row] for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for first, *rest in cells:
-            numbers = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-            yield self.indent + "  ".join([first.ljust(widths[0]), *numbers]).rstrip()
-
-    def show(self) -> None:
-        """Write the rows to stdout: on a terminal with a bar for a first column of counts, else as plain text."""
-        if not sys.stdout.isatty():
-            for line in self.plain():
-                out(line)
-            return
-        import rich.box
-        import rich.console
-        import rich.progress_bar
-        import rich.table
-        import rich.text
-
-        (label, *names), *rows = self.rows
-        has_bars = all(isinstance(row[1], int) for row in rows)
-        counts = [int(str(row[1])) if has_bars else 0 for row in rows]
-        drawn = rich.table.Table(str(label), box=rich.box.SIMPLE_HEAD)
-        if has_bars:
-            drawn.add_column("", width=16)
-        for name in names:
-            drawn.add_column(str(name), justify="right")
-        for row, count in zip(rows, counts, strict=True):
-            cells = [rich.text.Text(printable(str(cell))) for cell in row]
-            if has_bars:
-                bar = rich.progress_bar.ProgressBar(
-                    total=max(1, *counts), completed=count, complete_style="cyan", finished_style="cyan"
-                )
-                drawn.add_row(cells[0], bar, *cells[1:])
-            else:
-                drawn.add_row(*cells)
-        with contextlib.suppress(OSError):
-            rich.console.Console().print(drawn)
+def table_lines(rows: Sequence[Sequence[object]], *, indent: str = "") -> Iterator[str]:
+    """Yield rows in columns; the first row is the head, and all columns but the first are right-aligned."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for label, *rest in cells:
+        numbers = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+        yield indent + "  ".join([label.ljust(widths[0]), *numbers]).rstrip()
 
 
 def findings(rejected: Iterable[Rejected], notes: Iterable[Rejected]) -> list[Finding]:

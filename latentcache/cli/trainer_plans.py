@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from latentcache.cli.console import Table
+from latentcache.cli.console import table_lines
 from latentcache.errors import UsageError, count_of
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _sizes(planned: Planned, trainer: Trainer) -> list[Counter[Clip]]:
     return list(counts.values())
 
 
-def lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str | Table]:
+def lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str]:
     """The same images in the trainer: its buckets, its steps, and the suggestion."""
     plan = payload.get("trainer")
     if plan is None:
@@ -209,7 +209,7 @@ def lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str | Table]:
     for bucket in plan["buckets"]:
         size = "x".join(str(bucket[side]) for side in sides if side in bucket)
         rows.append((size, bucket["samples"], bucket["batches"], bucket["short"], bucket["dropped"]))
-    yield Table(rows)
+    yield from table_lines(rows)
     yield (
         f"{plan['name']}: {count_of(plan['steps_per_epoch'], 'steps')} per epoch; small batches lack"
         f" {count_of(plan['samples_short'], 'samples')}, {plan['samples_dropped']} are dropped,"
@@ -233,7 +233,7 @@ def lines_of_trainer(payload: Mapping[str, Any]) -> Iterator[str | Table]:
         yield "suggestion: none, no single setting loses less"
 
 
-def lines_of_comparison(payload: Mapping[str, Any]) -> Iterator[str | Table]:
+def lines_of_comparison(payload: Mapping[str, Any]) -> Iterator[str]:
     """The rows of a comparison, and the lost samples by batch size."""
     rows = payload.get("compare", ())
     if not rows:
@@ -247,7 +247,7 @@ def lines_of_comparison(payload: Mapping[str, Any]) -> Iterator[str | Table]:
         if "why" not in row:
             crops = f"{row['cropped']:.1%}", f"{row['cropped_most']:.1%}", ", ".join(row["worst"][:1]) or "-"
             table.append((row["name"], *(row[name] for name in names), *crops))
-    yield Table(table)
+    yield from table_lines(table)
     for row in rows:
         if "why" in row:
             yield f"{row['name']}: not compared: {row['why']}"
@@ -267,4 +267,4 @@ def lines_of_comparison(payload: Mapping[str, Any]) -> Iterator[str | Table]:
         columns = [row["name"] for row in rows if "why" not in row]
         lines: list[tuple[object, ...]] = [("batch size", *columns)]
         lines += [(size["batch_size"], *(f"{size['lost'][name]:.1%}" for name in columns)) for size in sizes]
-        yield Table(lines)
+        yield from table_lines(lines)

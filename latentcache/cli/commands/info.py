@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from latentcache.cli import flags
-from latentcache.cli.console import Result, Table, repeats_lines
+from latentcache.cli.console import Result, repeats_lines, table_lines
 from latentcache.cli.flags import argument, option
 from latentcache.errors import count_of
 from latentcache.plan.numbers import human_bytes
@@ -56,7 +56,7 @@ def show(
 # text
 
 
-def _lines(payload: Mapping[str, Any]) -> Iterator[str | Table]:
+def _lines(payload: Mapping[str, Any]) -> Iterator[str]:
     counts = payload["counts"]
     state = "complete" if payload["complete"] else "not complete: run the same `latentcache build` again to continue"
     state = f"a build is running: {payload['builder']}" if payload["builder"] else state
@@ -79,7 +79,7 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[str | Table]:
     for name, field in payload["fields"].items():
         yield from _field_lines(name, field, demo=bool(payload.get("demo")))
         if groups := [(group["label"], group["items"]) for group in field.get("groups", ()) if group["label"]]:
-            yield Table([("bucket", "items"), *groups], indent="  ")
+            yield from table_lines([("bucket", "items"), *groups], indent="  ")
     for entry in payload.get("entries", ()):
         shape = "x".join(map(str, entry["shape"]))
         about = f"{entry['field']} {entry['dtype']} {shape}  {entry['checksum'] or 'DAMAGED'}"

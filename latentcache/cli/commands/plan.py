@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
-from latentcache.cli.console import SHOWN, Result, Table, repeats_lines
+from latentcache.cli.console import SHOWN, Result, repeats_lines, table_lines
 from latentcache.cli.flags import argument, option
 from latentcache.cli.trainer_plans import Planned, compared, lines_of_comparison, lines_of_trainer, of_trainer
 from latentcache.errors import EmptyPlanError, UsageError, count_of
@@ -291,7 +291,7 @@ def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
     }
 
 
-def _lines(payload: dict[str, Any]) -> Iterator[str | Table]:
+def _lines(payload: dict[str, Any]) -> Iterator[str]:
     is_budget = payload["batch_size"] is None
     names = ("samples", *(("batch_size",) if is_budget else ()), "batches", "repeated", "dropped")
     sides = [name for name in ("frames", "height", "width") if any(name in bucket for bucket in payload["buckets"])]
@@ -303,7 +303,7 @@ def _lines(payload: dict[str, Any]) -> Iterator[str | Table]:
         label = "x".join(dims) or bucket.get("length", bucket.get("label")) or "all"
         batch_bytes = (human_bytes(bucket["batch_bytes"]),) if is_budget else ()
         rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}", *batch_bytes))
-    yield Table(rows)
+    yield from table_lines(rows)
     yield from repeats_lines(payload["repeats"])
     ranks = count_of(payload["world_size"], "ranks")
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
