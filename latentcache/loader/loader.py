@@ -32,7 +32,7 @@ from latentcache.fields.registry import load
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.device import InFlight, Transfer
 from latentcache.loader.formats import Batch
-from latentcache.loader.prefetch import ShardFeed, blocks_of, read_ahead, read_soon
+from latentcache.loader.prefetch import ShardFeed, blocks_of, read_ahead
 from latentcache.loader.ranks import check_double_sharding, check_ranks, find_ranks
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder
@@ -336,9 +336,7 @@ class Loader(IterableDataset[Batch]):
 
         def read(rows: Ints) -> Batch:
             again = index.again if len(rows) == len(index.rows) else None  # else a sample of its own
-            work = reader.work(replace(index, rows=rows, again=again), self._pool, on_device=on_device)
-            read_soon(work.byte_ranges())
-            return work.read()
+            return reader.read(replace(index, rows=rows, again=again), self._pool, on_device=on_device)
 
         batch = self._substitutes.read(reader.index, index, read)
         if is_pad is None and self.report.batches.remainder == "pad":

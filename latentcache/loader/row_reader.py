@@ -8,7 +8,7 @@ and widened to 64 bits for all rows at once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,13 @@ from latentcache.identity.content import json_hash
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch, check_row_format, row_format
-from latentcache.loader.prefetch import ShardUse
+from latentcache.loader.prefetch import ShardUse, read_soon
 from latentcache.loader.samples import split
 from latentcache.plan.batching import Bucket
 from latentcache.plan.documents import Ints, begins, joined, loss_spans, spread
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.rows import LastChunk, Overflow, plan_rows
 from latentcache.plan.samples import BatchIndex, SampleIndex
-from latentcache.store.reader import ByteRange, Located
 from latentcache.store.snapshot import Snapshot
 from latentcache.value import Value
 
@@ -142,24 +141,83 @@ class RowReader:
         part = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self.parts[part].where(row - int(self._starts[part]))
 
-    def work(self, batch: BatchIndex, pool: BufferPool, *, on_device: bool) -> RowBatch:
+    def read(self, batch: BatchIndex, pool: BufferPool, *, on_device: bool) -> Batch:
         """The batch of an index; rows of tokens are the same in every epoch and on every device."""
         return self.batch(batch.rows, pool)
 
-    def batch(self, rows: Ints, pool: BufferPool) -> RowBatch:
-        """A batch of these rows."""
-        width = self.settings.length
-        lengths = self.lengths[rows]
-        fronts = np.arange(len(rows)) * width
+    def batch(self, rows: Ints, pool: BufferPool) -> Batch:
+        """A batch of these B rows, (B, L) tensors."""
+        width, count, isolated = self.settings.length, len(rows), self.settings.isolated
         counts = self.plan.ends[rows] - self.begins[rows]
-        pieces = spread(self.begins[rows], counts)
+        pieces, fronts = spread(self.begins[rows], counts), np.arange(count) * width
         starts = np.repeat(fronts, counts) + self._columns[pieces]
+        memory = pool.take(count * width * (28 if isolated else 24))
+        ids, labels, third = memory[: count * width * 24].view(np.int64).reshape(3, count, width)
+        ids[:] = self._ids(pieces, starts, count, pool)
+        self._learn(ids.reshape(-1), labels.reshape(-1), rows, fronts, starts)
+        batch: dict[str, NDArray[Any]] = {self.settings.field: ids, "labels": labels}
+        lengths = self.lengths[rows]
+        if isolated:  # an attention mask would have models of transformers ignore where documents begin
+            numbers = memory[count * width * 24 :].view(np.int32).reshape(count, width)
+            batch |= {"position_ids": third, "seq_idx": numbers}
+            last = np.cumsum(counts) - 1
+            ends = np.append(starts[1:], 0)
+            ends[last] = fronts + lengths
+            self._number(third.reshape(-1), numbers.reshape(-1), starts, ends, np.repeat(last - counts + 1, counts))
+        else:
+            batch["attention_mask"] = third
+            third[:] = 1
+        for row, length in enumerate(lengths.tolist()):
+            if length < width:
+                gap = row, slice(length, width)
+                ids[gap], labels[gap] = self.settings.pad_id, IGNORED
+                third[gap] = self.counting[: width - length] if isolated else 0
+                if isolated:
+                    numbers[gap] = 0
+        tensors: Batch = {name: torch.from_numpy(array) for name, array in batch.items()}
+        return tensors | {"names": list(map(self.where, rows.tolist()))} if self.named else tensors
+
+    def _ids(self, pieces: Ints, starts: Ints, count: int, pool: BufferPool) -> NDArray[Any]:
+        """(B, L) ids as they are stored, of pieces of documents that begin at ``starts``."""
+        dtype, width = self.parts[0].documents.dtype, self.settings.length
         start, length = self.plan.start[pieces], self.plan.length[pieces]
         located = [
-            self.parts[number].documents.located(document, start[at], length[at], starts[at], len(rows) * width)
+            self.parts[number].documents.located(document, start[at], length[at], starts[at], count * width)
             for number, at, document in split(self._documents, self.plan.document[pieces])
         ]
-        return RowBatch(self, rows, lengths, fronts, counts, starts, located, pool)
+        read_soon([piece for part in located for piece in part.byte_ranges()])
+        memory = pool.take(count * width * dtype.itemsize)
+        for part in located:
+            part.read(memory)
+        return memory.view(dtype).reshape(count, width)
+
+    def _learn(
+        self, ids: NDArray[np.int64], labels: NDArray[np.int64], rows: Ints, fronts: Ints, starts: Ints
+    ) -> None:
+        """Labels of all ids; rows begin at ``fronts`` and their pieces at ``starts``."""
+        if self.spans is None:
+            labels[:] = ids
+            labels[fronts if self.plan.cross_document else starts] = IGNORED
+            return
+        labels[:] = IGNORED
+        first = begins(self.spans.ends)[rows]
+        number = self.spans.ends[rows] - first
+        which, shift = spread(first, number), np.repeat(fronts, number)
+        bounds = (self.spans.first[which] + shift).tolist(), (self.spans.last[which] + shift).tolist()
+        for begin, end in zip(*bounds, strict=True):
+            labels[begin:end] = ids[begin:end]
+
+    def _number(
+        self, positions: NDArray[np.int64], documents: NDArray[np.int32], starts: Ints, ends: Ints, before: Ints
+    ) -> None:
+        """Positions in each document, from 0, and numbers of documents in each row, from 1.
+
+        ``before`` (P,): pieces before the row of each piece.
+        """
+        numbers = np.arange(1, len(starts) + 1) - before
+        for begin, end, number in zip(starts.tolist(), ends.tolist(), numbers.tolist(), strict=True):
+            positions[begin:end] = self.counting[: end - begin]
+            documents[begin:end] = number
 
     def notes(self, title: str) -> list[str]:
         """Nothing: every row is served."""
@@ -188,79 +246,3 @@ class RowReader:
     def finish(self, batch: Batch, form: str | None, *, on_device: bool) -> Batch:
         """Nothing is scaled."""
         return batch
-
-
-@dataclass(slots=True, eq=False)
-class RowBatch:
-    """B rows, and the P pieces of their documents."""
-
-    reader: RowReader
-    rows: Ints
-    lengths: Ints
-    """(B,) tokens of documents in each row."""
-    fronts: Ints
-    """(B,) where they begin in memory."""
-    counts: Ints
-    """(B,) pieces of each row."""
-    starts: Ints
-    """(P,) where each piece begins in memory."""
-    located: list[Located]
-    pool: BufferPool
-
-    def byte_ranges(self) -> list[ByteRange]:
-        """Where the bytes of all pieces are."""
-        return [piece for located in self.located for piece in located.byte_ranges()]
-
-    def read(self) -> Batch:
-        """The batch, (B, L) tensors."""
-        reader, settings, width = self.reader, self.reader.settings, self.reader.settings.length
-        shape, num_ids, isolated = (len(self.rows), width), len(self.rows) * width, settings.isolated
-        memory = self.pool.take(num_ids * (28 if isolated else 24))
-        ids, labels, third = memory[: num_ids * 24].view(np.int64).reshape(3, *shape)
-        batch: dict[str, NDArray[Any]] = {settings.field: ids, "labels": labels}
-        dtype = reader.parts[0].documents.dtype
-        narrow = self.pool.take(num_ids * dtype.itemsize).view(dtype).reshape(shape)
-        for located in self.located:
-            located.read(narrow.reshape(-1).view(np.uint8))
-        ids[:] = narrow
-        self._learn(ids.reshape(-1), labels.reshape(-1))
-        if isolated:  # an attention mask would have models of transformers ignore where documents begin
-            batch |= {"position_ids": third, "seq_idx": memory[num_ids * 24 :].view(np.int32).reshape(shape)}
-            self._number(batch["position_ids"].reshape(-1), batch["seq_idx"].reshape(-1))
-        else:
-            batch["attention_mask"] = third
-            third[:] = 1
-        for row, length in enumerate(self.lengths.tolist()):
-            if length < width:
-                gap = row, slice(length, width)
-                ids[gap], labels[gap] = settings.pad_id, IGNORED
-                third[gap] = reader.counting[: width - length] if isolated else 0
-                if isolated:
-                    batch["seq_idx"][gap] = 0
-        tensors: Batch = {name: torch.from_numpy(array) for name, array in batch.items()}
-        return tensors | {"names": list(map(reader.where, self.rows.tolist()))} if reader.named else tensors
-
-    def _learn(self, ids: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
-        """Labels of all ids."""
-        spans = self.reader.spans
-        if spans is None:
-            labels[:] = ids
-            labels[self.fronts if self.reader.plan.cross_document else self.starts] = IGNORED
-            return
-        labels[:] = IGNORED
-        first = begins(spans.ends)[self.rows]
-        number = spans.ends[self.rows] - first
-        which, shift = spread(first, number), np.repeat(self.fronts, number)
-        bounds = (spans.first[which] + shift).tolist(), (spans.last[which] + shift).tolist()
-        for begin, end in zip(*bounds, strict=True):
-            labels[begin:end] = ids[begin:end]
-
-    def _number(self, positions: NDArray[np.int64], documents: NDArray[np.int32]) -> None:
-        """Positions in each document, from 0, and numbers of documents in each row, from 1."""
-        starts, last = self.starts, np.cumsum(self.counts) - 1
-        ends = np.append(starts[1:], 0)
-        ends[last] = self.fronts + self.lengths
-        numbers = np.arange(1, len(starts) + 1) - np.repeat(last - self.counts + 1, self.counts)
-        for begin, end, number in zip(starts.tolist(), ends.tolist(), numbers.tolist(), strict=True):
-            positions[begin:end] = self.reader.counting[: end - begin]
-            documents[begin:end] = number

@@ -147,7 +147,7 @@ class Rows(View, Dataset[Batch]):
             CorruptEntryError: A document fails its check.
             MissingEntryError: A shard is gone.
         """
-        return self._reader.batch(checked_rows(rows, len(self)), self._pool).read()
+        return self._reader.batch(checked_rows(rows, len(self)), self._pool)
 
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""

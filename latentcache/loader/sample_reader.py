@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, table_values
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import Batch, check_embeddings, check_sample_format, sample_format
-from latentcache.loader.prefetch import ShardUse
+from latentcache.loader.prefetch import ShardUse, read_soon
 from latentcache.loader.samples import (
     CAPTION,
     METADATA,
@@ -44,15 +43,15 @@ from latentcache.plan.samples import BatchIndex
 from latentcache.plan.shuffle import drawn_of_samples
 from latentcache.store import gather
 from latentcache.store.gather import Scaling
-from latentcache.store.reader import ByteRange, Checksum, EntryReader, Located
+from latentcache.store.reader import Checksum, EntryReader, Located
 from latentcache.store.snapshot import Snapshot
 
 Epoch = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
 Metadata = dict[tuple[str, str], Any]
 """Field (or the samples) and name of a column -> its values for all samples: (n, ...), or a list of n texts."""
-_Located = tuple[str, tuple[int, ...], Sequence[Located]]
-"""A field, its (B, ...) in a batch, and where the items of each part are."""
+_Located = tuple[tuple[int, ...], Sequence[Located]]
+"""(B, ...) of a field in a batch, and where the items of each part are."""
 Variants = Mapping[str, Ints]
 """First input of fields -> (n,) variant that each sample is served in; without it the first."""
 #: Variant of a sample whose texts are left out.
@@ -158,26 +157,86 @@ class SampleReader:
             )
         return lines
 
-    def work(self, batch: BatchIndex, pool: BufferPool, *, on_device: bool) -> SampleBatch:
+    def read(self, batch: BatchIndex, pool: BufferPool, *, on_device: bool) -> Batch:
         """A batch: drawn where a posterior is stored; for a device as stored, else scaled and cast."""
-        epoch = batch.seed, batch.epoch
+        epoch, count = (batch.seed, batch.epoch), len(batch.rows)
         parts = self._selection.split(batch.rows)
         chosen = [
             self._chosen(self._sources[number], local, None if batch.again is None else batch.again[at], epoch)
             for number, at, local in parts
         ]
         columns = _merged([at for _, at, _ in parts], [described for _, described in chosen])
-        bucket, count = self.index.buckets[batch.bucket], len(batch.rows)
+        bucket = self.index.buckets[batch.bucket]
         if "target_size" in self.metadata:
             columns[SAMPLES, "target_size"] = np.tile(np.array(bucket.size[1:]), (count, 1))
-        fields, shapes = list[_Located](), dict(bucket.shapes)
+        shapes, located = dict(bucket.shapes), dict[str, _Located]()
         for name in self.fields:
             items = [
                 (self._sources[number], at, rows[name])
                 for (number, at, _), (rows, _) in zip(parts, chosen, strict=True)
             ]
-            fields.append(self._located(name, items, count, shapes.get(name, ()), columns))
-        return SampleBatch(self, fields, columns, epoch, pool, on_device)
+            located[name] = self._located(name, items, count, shapes.get(name, ()), columns)
+        read_soon([piece for _, entries in located.values() for part in entries for piece in part.byte_ranges()])
+        values = self._tensors(located, columns, epoch, pool, on_device=on_device)
+        for name in self.metadata:
+            if name == "keys":
+                values[name] = {field: torch.from_numpy(columns[field, "key"]) for field in self.fields}
+            elif (SAMPLES, name) in columns:
+                column = columns[SAMPLES, name]
+                values[name] = column if isinstance(column, list) else torch.from_numpy(column)
+        return values
+
+    def _tensors(
+        self,
+        located: Mapping[str, _Located],
+        columns: Metadata,
+        epoch: Epoch,
+        pool: BufferPool,
+        *,
+        on_device: bool = False,
+    ) -> Batch:
+        """Fields (B, ...) and masks of ragged ones; drawn, scaled and cast, unless a device does it."""
+        batch: Batch = {}
+        for name, (shape, parts) in located.items():
+            draw, is_valued = self._draws[name], name in self._values and not on_device
+            scaling = self._scalings.get(name) if is_valued and gather.LIBRARY is not None else None
+            values = self._stored(name, shape, parts, columns.get((name, "length")), pool, scaling)
+            if draw is not None or (is_valued and scaling is None):
+                with without_team():
+                    if draw is not None:
+                        moments, (count, channels, *rest) = values, shape
+                        drawn = pool.take(math.prod(shape) // 2 * 4)
+                        values = torch.from_numpy(drawn).view(torch.float32).view(count, channels // 2, *rest)
+                        posterior(moments, columns[name, "key"], values, draw, epoch, columns[SAMPLES, "again"])
+                    if is_valued:
+                        values = self._valued(name, values, pool)
+            batch[name] = values
+        for name, (shape, _) in located.items():
+            if (name, "length") in columns:
+                batch[f"{name}_mask"] = torch.from_numpy(np.arange(shape[1]) < columns[name, "length"][:, None])
+        return batch
+
+    def _stored(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        parts: Sequence[Located],
+        lengths: Ints | None,
+        pool: BufferPool,
+        scaling: Scaling | None,
+    ) -> torch.Tensor:
+        """(B, ...) of a field in the storage type; ``scaling``: scaled as it is read."""
+        spec = self._specs[name]
+        stored_type, dtype = numpy_dtype(spec.dtype), getattr(torch, spec.dtype)
+        memory = pool.take(math.prod(shape) * stored_type.itemsize)
+        values = memory.view(stored_type).reshape(shape)
+        if lengths is not None:
+            for item, length in zip(values, lengths.tolist(), strict=True):
+                item[length:] = spec.pad_value
+        for located in parts:
+            located.read(memory, scaling)
+        stored = torch.from_numpy(values)
+        return stored if stored.dtype == dtype else stored.view(dtype)  # as bfloat16
 
     def complete(self, batch: Batch, form: str | None) -> Batch:
         """The batch; :meth:`finish` names all of it."""
@@ -322,7 +381,7 @@ class SampleReader:
         size = math.prod(shape) * numpy_dtype(self._specs[name].dtype).itemsize
         front = np.arange(count) * size
         parts = [source.entries.located(name, rows, front[at], count * size) for source, at, rows in items]
-        return name, (count, *shape), parts
+        return (count, *shape), parts
 
     def prompt(self, text: str) -> Batch:
         """The items of a prompt that belongs to fields and to no sample, (1, ...) each, with masks."""
@@ -335,7 +394,7 @@ class SampleReader:
             if self._specs[name].ragged:
                 described[name, "length"] = source.column(name, "length")[row]
             located = self._located(name, [(source, none, row)], 1, fields[name].groups[0].shape, described)
-            batch |= SampleBatch(self, [located], described, (0, 0), BufferPool(1), False).read()
+            batch |= self._tensors({name: located}, described, (0, 0), BufferPool(1))
         if not batch:
             stored = sorted(
                 {prompt for field in fields.values() if field.recipe for prompt in field.recipe.read_time.prompts}
@@ -392,68 +451,6 @@ class SampleReader:
                     fix="run the same `latentcache build` with --empty-prompt: one prompt is encoded",
                     slug="no-prompt",
                 )
-
-
-@dataclass(slots=True, eq=False)
-class SampleBatch:
-    """The samples of a batch: where their items are, and what describes them."""
-
-    _reader: SampleReader
-    _fields: Sequence[_Located]
-    _columns: Metadata
-    _epoch: Epoch
-    _pool: BufferPool
-    _on_device: bool
-
-    def byte_ranges(self) -> list[ByteRange]:
-        """Where the bytes of all items are."""
-        return [piece for _, _, parts in self._fields for located in parts for piece in located.byte_ranges()]
-
-    def read(self) -> Batch:
-        """The batch."""
-        reader, columns = self._reader, self._columns
-        batch: Batch = {name: self._values(name, shape, parts) for name, shape, parts in self._fields}
-        for name, (_, longest, *_), _ in self._fields:
-            if (name, "length") in columns:
-                batch[f"{name}_mask"] = torch.from_numpy(np.arange(longest) < columns[name, "length"][:, None])
-        for name in reader.metadata:
-            if name == "keys" and (SAMPLES, "names") in columns:  # not of a prompt
-                batch[name] = {field: torch.from_numpy(columns[field, "key"]) for field in reader.fields}
-            elif (SAMPLES, name) in columns:
-                values = columns[SAMPLES, name]
-                batch[name] = values if isinstance(values, list) else torch.from_numpy(values)
-        return batch
-
-    def _values(self, name: str, shape: tuple[int, ...], parts: Sequence[Located]) -> torch.Tensor:
-        """(B, ...) of a field; drawn, scaled and cast, unless a device does it."""
-        reader, spec, draw = self._reader, self._reader._specs[name], self._reader._draws[name]
-        stored_type, dtype = numpy_dtype(spec.dtype), getattr(torch, spec.dtype)
-        memory = self._pool.take(math.prod(shape) * stored_type.itemsize)
-        values = memory.view(stored_type).reshape(shape)
-        if (name, "length") in self._columns:
-            for item, length in zip(values, self._columns[name, "length"].tolist(), strict=True):
-                item[length:] = spec.pad_value
-        is_valued = name in reader._values and not self._on_device
-        scaling = reader._scalings.get(name) if is_valued and gather.LIBRARY is not None else None
-        for located in parts:
-            located.read(memory, scaling)
-        stored = torch.from_numpy(values)
-        stored = stored if stored.dtype == dtype else stored.view(dtype)  # as bfloat16
-        if scaling is not None or (draw is None and not is_valued):
-            return stored
-        with without_team():
-            if draw is not None and (name, "key") in self._columns:
-                stored = self._drawn(name, stored, draw)
-            return reader._valued(name, stored, self._pool) if is_valued else stored
-
-    def _drawn(self, name: str, moments: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """(B, C, ...) float32 of stored posteriors (B, 2C, ...)."""
-        count, channels, *rest = moments.shape
-        shape = (count, channels // 2, *rest)
-        drawn = torch.from_numpy(self._pool.take(math.prod(shape) * 4)).view(torch.float32).view(shape)
-        keys, again = self._columns[name, "key"], self._columns[SAMPLES, "again"]
-        posterior(moments, keys, drawn, draw, self._epoch, again)
-        return drawn
 
 
 def _merged(at: Sequence[Ints], parts: Sequence[Metadata]) -> Metadata:
