@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.geometry.buckets import bucket_table
-from latentcache.geometry.like.trainer import SizeOptions
 from latentcache.geometry.like.trainers import TRAINERS
 from latentcache.geometry.planned import Target, planned_table
 from latentcache.geometry.sizes import Size
@@ -82,10 +81,8 @@ def runs(images: Images, batch: int) -> Iterator[tuple[str, TrainerRun]]:
         tables = [planned(images, batch, limit)]
         yield f"planned, crops up to {limit} %", TrainerRun(trainer=ours, tables=tables, upscale=True, batch=batch)
     for name, trainer in TRAINERS.items():
-        options = SizeOptions(
-            resolutions=(RESOLUTION,), buckets=(), step=trainer.step or STEP, min_side=None, max_side=None
-        )
-        yield name, TrainerRun(trainer=trainer, tables=trainer.tables(options), upscale=True, batch=batch)
+        buckets = trainer.tables(resolutions=(RESOLUTION,), step=trainer.step or STEP)
+        yield name, TrainerRun(trainer=trainer, tables=buckets, upscale=True, batch=batch)
 
 
 def rows(images: Images, batch: int) -> list[dict[str, Any]]:

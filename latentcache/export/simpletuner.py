@@ -175,7 +175,9 @@ class SimpleTuner(Format):
         """See ``Format``: the list of backends, and the sizes of each."""
         files = {"multidatabackend.json": self._listed()}
         for name, table in self._maps().items():
-            files[name] = _json({str(ratio): [size.width, size.height] for ratio, size in table.sizes.items()})
+            files[name] = _json(
+                {str(ratio): [size.width, size.height] for ratio, size in table.size_of_ratio.items()}
+            )
         for backend in self._backends:
             buckets, entries = dict[str, list[str]](), dict[str, Any]()
             for sample in backend.samples:

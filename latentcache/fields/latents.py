@@ -40,7 +40,7 @@ from latentcache.fields.protocol import (
 from latentcache.fields.settings import Settings, setting
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_table, explicit_table
-from latentcache.geometry.like.trainer import SizeOptions, Table, Trainer
+from latentcache.geometry.like.trainer import Table, Trainer
 from latentcache.geometry.like.trainers import TRAINERS, trainer_of
 from latentcache.geometry.placement import CROPS, Placement, cropped, enlarged, place_in, unusable
 from latentcache.geometry.planned import PlannedTable, Target, planned_table
@@ -214,14 +214,13 @@ class GeometrySettings(Value):
 
     def like_tables(self) -> Sequence[Table]:
         """The buckets of the trainer ``like``, one table per resolution; raises RecipeError."""
-        sizes = SizeOptions(
+        return TRAINERS[self.like or ""].tables(
             resolutions=self.resolutions,
             buckets=self.buckets,
             step=self.multiple,
             min_side=self.min_side,
             max_side=self.max_side,
         )
-        return TRAINERS[self.like or ""].tables(sizes)
 
 
 class LatentsRecipe(FieldRecipe):

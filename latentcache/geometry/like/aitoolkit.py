@@ -4,8 +4,8 @@ Rules (ostris/ai-toolkit 27a03a9): ``get_bucket_for_image_size`` of ``toolkit/bu
 ``toolkit/dataloader_mixins.py``. Settings are read from the file of a job, YAML or JSON; names and defaults are those
 of ``toolkit/config_modules.py``. Only sizes are theirs: pixels are resized by our one kernel.
 
-A bucket is no entry of a list: it is the size of the image itself, rounded to the step of the model. So images of
-many sizes have many buckets.
+There is no list of buckets. The size of each image is rounded to the step of the model, so images of many sizes have
+many buckets.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from latentcache.geometry.like.trainer import (
-    SizeOptions,
     Table,
     Trainer,
     TrainerSettings,
     check_alike,
     refused_in,
     shown,
+    size_options,
+    source_of,
 )
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, square
 
 #: ``arch`` of a model -> the step of its sides (``get_bucket_divisibility``), where it is not 16.
 _STEPS = {"sd3": 32, "flux": 32, "flex1": 32, "flex2": 32, "chroma": 32, "qwen_image": 32, "wan22_5b": 32}
 #: Models by the flags of older settings.
 _FLAGS = {"is_v2": "sd2", "is_v3": "sd3", "is_xl": "sdxl", "is_pixart_sigma": "pixart_sigma", "is_pixart": "pixart",
           "is_auraflow": "auraflow", "is_flux": "flux", "is_lumina2": "lumina2"}  # fmt: skip
-#: Settings of a data set with which the trainer takes no cached latents of ours, and no cached text.
+#: Settings of a data set that forbid cached latents, and those that forbid cached text.
 _NO_LATENTS = ("random_crop", "random_scale", "flip_y", "augments", "augmentations", "standardize_images",
                "cache_tensors_to_disk", "auto_frame_count")  # fmt: skip
 _NO_TEXT = ("shuffle_tokens", "token_dropout_rate", "random_triggers", "diff_output_preservation")
@@ -48,9 +49,10 @@ class Job(NamedTuple):
 
 
 class AiToolkitTable(Table):
-    """The buckets of one resolution, a square, whose area no bucket exceeds; the step is that of the model."""
+    """The buckets of one resolution. No bucket has a larger area than its square; the model decides the step."""
 
     title: ClassVar[str] = "ai-toolkit"
+    without_buckets: ClassVar[str] = "square_crop = true"
 
     def nearest(self, image: Size) -> Size:
         """The bucket of an image: its size, shrunk to the area of the resolution and rounded."""
@@ -71,12 +73,6 @@ class AiToolkitTable(Table):
         scale = max(bucket.width / image.width, bucket.height / image.height)
         return Size(math.ceil(image.height * scale), math.ceil(image.width * scale))
 
-    @property
-    def words(self) -> str:
-        """See ``Table``."""
-        crop = "" if self.buckets else ", square_crop true"
-        return f"resolution {self.resolution.width}{crop}, sides are multiples of {self.step}"
-
 
 class AiToolkit(Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
@@ -85,17 +81,11 @@ class AiToolkit(Trainer):
     table = AiToolkitTable
     parts_sets = True
     batch_setting = "batch_size"
-    without_buckets = "square_crop = true"
+    squares = ("resolutions", "buckets")
     step = 16
     adds_flips = True
     repeats = True
     carries_accumulation = True
-
-    def tables(self, sizes: SizeOptions) -> Sequence[Table]:
-        """See ``Trainer``."""
-        sizes.reject("ai-toolkit", "min_side", "max_side")
-        sizes.squares("ai-toolkit")
-        return super().tables(sizes)
 
     def read(self, path: Path, value: Any) -> TrainerSettings:
         """See ``Trainer``."""
@@ -103,9 +93,7 @@ class AiToolkit(Trainer):
         check_alike(path, job.datasets, {"resolution": 512, "square_crop": False})
         first, step = job.datasets[0], step_of(job.arch)
         resolution = first.get("resolution", 512)
-        sides = tuple(resolution) if isinstance(resolution, list) else (int(resolution),)
-        is_square = bool(first.get("square_crop"))
-        sizes = {"buckets": tuple(Size(side, side) for side in sides)} if is_square else {"resolutions": sides}
+        sides = [square(int(side)) for side in (resolution if isinstance(resolution, list) else [resolution])]
         words = [shown("resolution", first, 512), shown("square_crop", first, False)]
         words += [f"sides are multiples of {step} ({job.arch})"]
         words += [f"trigger_word {word!r}" for word in sorted({*map(trigger_of, job.datasets)} - {""})]
@@ -114,11 +102,11 @@ class AiToolkit(Trainer):
         return TrainerSettings(
             words=", ".join(words),
             options={
-                **sizes,
+                **size_options(sides, has_buckets=not first.get("square_crop")),
                 "bucket_step": step,
                 "flip": any(dataset.get("flip_x") for dataset in job.datasets) or None,
             },
-            source={"config": str(path.resolve()), "config_folder": str(Path.cwd()), "layout": ""},
+            source=source_of(path),
             no_latents=refused_in(job.datasets, _NO_LATENTS) + tuple(other),
             no_text=refused_in(job.datasets, _NO_TEXT) + refused_in([job.train], ["train_text_encoder"]),
             batch=int(job.train.get("batch_size", 1)),

@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.geometry.like.trainer import (
-    SizeOptions,
     Table,
     Trainer,
     TrainerSettings,
@@ -29,8 +28,10 @@ from latentcache.geometry.like.trainer import (
     refused_in,
     several,
     shown,
+    size_options,
+    source_of,
 )
-from latentcache.geometry.sizes import Size, square
+from latentcache.geometry.sizes import Size
 
 #: Defaults of ``min_bucket_reso``, ``max_bucket_reso`` and ``bucket_reso_steps``, in pixels.
 MIN_SIDE, MAX_SIDE, STEP = 256, 1024, 64
@@ -55,6 +56,7 @@ class KohyaTable(Table):
     """The buckets of one resolution, whose area is the largest of a bucket; ``buckets`` is ``enable_bucket``."""
 
     title: ClassVar[str] = "kohya"
+    without_buckets: ClassVar[str] = "enable_bucket = false"
     min_side: int = MIN_SIDE
     max_side: int = MAX_SIDE
 
@@ -89,8 +91,7 @@ class KohyaTable(Table):
         """The bucket of an image that may be enlarged: of its own size, else of the nearest width / height."""
         if image in self.sizes:
             return image
-        aspect = image.width / image.height
-        return min(self.sizes, key=lambda size: abs(size.width / size.height - aspect))
+        return super().nearest(image)
 
     def within(self, image: Size) -> Size | None:
         """The bucket of an image that must not be enlarged; None: it is smaller than a step."""
@@ -111,9 +112,8 @@ class KohyaTable(Table):
     @property
     def words(self) -> str:
         """See ``Table``."""
-        size = f"resolution {self.resolution.width},{self.resolution.height}"
-        limits = f"min_bucket_reso {self.min_side}, max_bucket_reso {self.max_side}, bucket_reso_steps {self.step}"
-        return f"{size}, {limits if self.buckets else 'enable_bucket false'}"
+        limits = f", min_bucket_reso {self.min_side}, max_bucket_reso {self.max_side}" if self.buckets else ""
+        return f"{super().words}{limits}"
 
     @property
     def _limits(self) -> tuple[int, int]:
@@ -155,14 +155,8 @@ class KohyaTrainer(Trainer):
 
     name = "kohya"
     table = KohyaTable
+    limits = ("min_side", "max_side")
     keeps_batch = True
-
-    def tables(self, sizes: SizeOptions) -> Sequence[Table]:
-        """See ``Trainer``."""
-        if sizes.buckets:
-            return super().tables(sizes)
-        limits: dict[str, Any] = {"min_side": sizes.min_side or MIN_SIDE, "max_side": sizes.max_side or MAX_SIDE}
-        return [KohyaTable(resolution=square(side), step=sizes.step, **limits) for side in sizes.resolutions]
 
     def read(self, path: Path, value: Any) -> TrainerSettings:
         """See ``Trainer``."""
@@ -176,7 +170,7 @@ class KohyaTrainer(Trainer):
             values = " and ".join(dict.fromkeys(str(subset.get(name, default)) for subset in subsets))
             is_given = any(name in subset for subset in subsets)
             words.append(shown(name, {name: values or "''"} if is_given else {}, values or "''"))
-        source: dict[str, Any] = {"config": str(path.resolve()), "config_folder": str(Path.cwd()), "layout": ""}
+        source = source_of(path)
         first = subsets[0]
         if not names_sets:
             source = {"config": "", **_captions(first)}
@@ -262,15 +256,11 @@ def _captions(settings: Mapping[str, Any]) -> dict[str, str]:
 def _options(resolutions: tuple[Size, ...], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Options of ``build`` for the sizes."""
     sizes = {name: type(default)(settings.get(name, default)) for name, default in _SIZES.items()}
-    if not sizes["enable_bucket"]:
-        return {"buckets": resolutions}
-    return {
-        "resolutions": tuple(size.height if size.height == size.width else size for size in resolutions),
-        "min_side": sizes["min_bucket_reso"],
-        "max_side": sizes["max_bucket_reso"],
-        "bucket_step": sizes["bucket_reso_steps"],
-        "upscale": not sizes["bucket_no_upscale"],
-    }
+    options = size_options(resolutions, has_buckets=bool(sizes["enable_bucket"]))
+    if sizes["enable_bucket"]:
+        options |= {"min_side": sizes["min_bucket_reso"], "max_side": sizes["max_bucket_reso"]}
+        options |= {"bucket_step": sizes["bucket_reso_steps"], "upscale": not sizes["bucket_no_upscale"]}
+    return options
 
 
 def _resolution(path: Path, value: Any) -> Size:

@@ -9,13 +9,21 @@ kernel.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError
-from latentcache.geometry.like.trainer import SizeOptions, Table, Trainer, TrainerSettings, check_alike, shown
+from latentcache.geometry.like.trainer import (
+    Table,
+    Trainer,
+    TrainerSettings,
+    check_alike,
+    shown,
+    size_options,
+    source_of,
+)
 from latentcache.geometry.sizes import Size, floor_to
 
 #: Every side is a multiple of it, for all models of images and videos but HiDream-O1.
@@ -31,8 +39,18 @@ class MusubiTable(Table):
     """The buckets of one resolution, whose area is the largest of a bucket; ``buckets`` is ``enable_bucket``."""
 
     title: ClassVar[str] = "musubi-tuner"
+    without_buckets: ClassVar[str] = "enable_bucket = false"
+    step: int = STEP
 
     def __post_init__(self) -> None:
+        if self.buckets and self.step != STEP:
+            raise RecipeError(
+                f"musubi-tuner rounds sides to {STEP} pixels",
+                argument="bucket_step",
+                value=self.step,
+                fix=f"--bucket-step {STEP}",
+                fix_python=f"bucket_step={STEP}",
+            )
         if self.buckets and self.resolution.area < 4 * STEP * STEP:
             raise RecipeError(
                 f"musubi-tuner has no buckets at {self.resolution}",
@@ -53,11 +71,6 @@ class MusubiTable(Table):
             pairs |= {(width, height), (height, width)}
         return tuple(Size(height, width) for width, height in sorted(pairs))
 
-    def nearest(self, image: Size) -> Size:
-        """The bucket of the nearest width / height."""
-        aspect = image.width / image.height
-        return min(self.sizes, key=lambda size: abs(size.width / size.height - aspect))
-
     def within(self, image: Size) -> Size | None:
         """The bucket of an image that must not be enlarged: its own size, rounded down; None: a side is too short."""
         if not self.buckets or image.area > self.resolution.area:
@@ -70,12 +83,6 @@ class MusubiTable(Table):
         scale = max(bucket.width / image.width, bucket.height / image.height)
         return Size(int(image.height * scale + 0.5), int(image.width * scale + 0.5))
 
-    @property
-    def words(self) -> str:
-        """See ``Table``."""
-        buckets = f"enable_bucket {str(self.buckets).lower()}"
-        return f"resolution [{self.resolution.width}, {self.resolution.height}], {buckets}"
-
 
 class Musubi(Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
@@ -84,22 +91,8 @@ class Musubi(Trainer):
     table = MusubiTable
     parts_sets = True
     batch_setting = "batch_size"
-    without_buckets = "enable_bucket = false"
     step = STEP
     has_videos = True
-
-    def tables(self, sizes: SizeOptions) -> Sequence[Table]:
-        """See ``Trainer``."""
-        sizes.reject("musubi-tuner", "min_side", "max_side")
-        if sizes.step != STEP and not sizes.buckets:
-            raise RecipeError(
-                f"musubi-tuner rounds sides to {STEP} pixels",
-                argument="bucket_step",
-                value=sizes.step,
-                fix=f"--bucket-step {STEP}",
-                fix_python=f"bucket_step={STEP}",
-            )
-        return super().tables(sizes)
 
     def read(self, path: Path, value: Any) -> TrainerSettings:
         """See ``Trainer``."""
@@ -107,7 +100,6 @@ class Musubi(Trainer):
         check_alike(path, datasets, {"enable_bucket": False, "bucket_no_upscale": False})
         first = datasets[0]
         sides = tuple(dict.fromkeys(_resolution(dataset) for dataset in datasets))
-        sizes = {"resolutions": tuple(side.height if side.height == side.width else side for side in sides)}
         frames = sorted({_rounded(each) for dataset in datasets for each in dataset.get("target_frames", ())})
         words = [f"resolution [{side.width}, {side.height}]" for side in sides]
         words += [shown(name, first, default) for name, default in _SIZES.items() if name != "resolution"]
@@ -115,17 +107,12 @@ class Musubi(Trainer):
         return TrainerSettings(
             words=", ".join(words),
             options={
-                **(sizes if first.get("enable_bucket") else {"buckets": sides}),
+                **size_options(sides, has_buckets=bool(first.get("enable_bucket"))),
                 "bucket_step": STEP,
                 "upscale": not (first.get("enable_bucket") and first.get("bucket_no_upscale")),
                 "frames": tuple(frames) or None,
             },
-            source={
-                "config": str(path.resolve()),
-                "config_folder": str(Path.cwd()),
-                "layout": "",
-                **({"videos": True} if frames else {}),
-            },
+            source=source_of(path) | ({"videos": True} if frames else {}),
             no_latents=tuple(
                 f"frame_extraction = {kind}"
                 for kind in sorted({str(dataset.get("frame_extraction", "head")) for dataset in datasets} - {"head"})

@@ -14,9 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from latentcache.errors import RecipeError, UsageError
+from latentcache.errors import UsageError
 from latentcache.geometry.like.trainer import (
-    SizeOptions,
     Table,
     Trainer,
     TrainerSettings,
@@ -24,6 +23,7 @@ from latentcache.geometry.like.trainer import (
     read_file,
     refused,
     shown,
+    size_options,
 )
 from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
@@ -55,6 +55,7 @@ class OneTrainerTable(Table):
     """The buckets of one resolution, in pixels."""
 
     title: ClassVar[str] = "OneTrainer"
+    without_buckets: ClassVar[str] = "aspect_ratio_bucketing = false"
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
@@ -87,12 +88,6 @@ class OneTrainerTable(Table):
             return Size(round(image.height * (bucket.width / image.width)), bucket.width)
         return Size(bucket.height, round(image.width * (bucket.height / image.height)))
 
-    @property
-    def words(self) -> str:
-        """See ``Table``."""
-        buckets = "" if self.buckets else ", aspect_ratio_bucketing false"
-        return f"resolution {self.resolution}{buckets}, sides are multiples of {self.step}"
-
 
 class OneTrainer(Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
@@ -100,24 +95,9 @@ class OneTrainer(Trainer):
     name = "onetrainer"
     table = OneTrainerTable
     batch_setting = "batch_size"
-    without_buckets = "aspect_ratio_bucketing = false"
+    squares = ("resolutions",)
     carries_accumulation = True
     draws_resolution = True
-
-    def tables(self, sizes: SizeOptions) -> Sequence[Table]:
-        """See ``Trainer``."""
-        sizes.reject("OneTrainer", "min_side", "max_side")
-        squares = map(square, sizes.resolutions)
-        oblong = next((size for size in squares if size.height != size.width), None)
-        if oblong is not None:
-            raise RecipeError(
-                "OneTrainer has one number as a resolution; a size of two sides is its only bucket",
-                argument="resolutions",
-                value=str(oblong),
-                fix=f"--bucket {oblong}",
-                fix_python=f"buckets=['{oblong}']",
-            )
-        return super().tables(sizes)
 
     def read(self, path: Path, value: Any) -> TrainerSettings:
         """See ``Trainer``."""
@@ -129,9 +109,8 @@ class OneTrainer(Trainer):
             width, height = (round(int(side) / step) * step for side in text.split("x"))
             options["buckets"] = (Size(height, width),)
         else:
-            sides = tuple(dict.fromkeys(int(side) for side in text.split(",")))
-            squares = {"buckets": tuple(Size(side, side) for side in sides)}
-            options |= {"resolutions": sides} if has_buckets else squares
+            sides = [square(int(side)) for side in text.split(",")]
+            options |= size_options(sides, has_buckets=has_buckets)
         flips = ("enable_random_flip", "enable_fixed_flip")
         images = [concept.get("image", {}) for concept in config.concepts]
         options["flip"] = any(image.get(name) for image in images for name in flips) or None
@@ -197,7 +176,7 @@ def read_config(path: Path) -> TrainingConfig:
 
 def _config(path: Path, values: Any) -> TrainingConfig:
     if not isinstance(values, dict) or not values.keys() & _KNOWN:
-        problem, fix = f"{path} is no file of OneTrainer", "give the JSON file that OneTrainer saves"
+        problem, fix = f"{path}: OneTrainer saves no such file", "give the JSON file that OneTrainer saves"
         raise UsageError(problem, where=str(path), fix=fix)
     concepts, missing = values.get("concepts"), ""
     if concepts is None:

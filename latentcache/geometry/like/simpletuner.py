@@ -22,15 +22,15 @@ from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.geometry.like.trainer import (
-    SizeOptions,
     Table,
     Trainer,
     TrainerSettings,
     file_near,
     read_file,
     several,
+    size_options,
 )
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, square
 
 #: Megapixels -> the side of a square image near this number, which differs from that of other images.
 _SQUARES = {0.25: 512, 0.5: 768, 1.0: 1024, 2.0: 1536, 4.0: 2048}
@@ -57,6 +57,26 @@ class SimpleTunerTable(Table):
     """The buckets of one resolution, a square: of its area, or of its side as their shorter one."""
 
     title: ClassVar[str] = "SimpleTuner"
+    without_buckets: ClassVar[str] = "crop = true and crop_aspect = square"
+    min_side: int | None = None
+    """The resolution, if it is the shorter side of a bucket (``resolution_type = pixel``)."""
+
+    def __post_init__(self) -> None:
+        edge = self.min_side
+        if edge and (not self.buckets or edge % self.step or self.resolution.width != edge):
+            raise RecipeError(
+                "SimpleTuner: the shortest side is the resolution itself (resolution_type = pixel)",
+                argument="min_side",
+                value=edge,
+                why=f"it is a multiple of {self.step}, as all sides are",
+                fix=f"--resolution {edge} --min-side {edge} --bucket-step STEP; or leave --min-side out",
+                fix_python=f"resolutions=[{edge}], min_side={edge}; or leave min_side out",
+            )
+
+    @property
+    def by_edge(self) -> bool:
+        """See ``Table``."""
+        return bool(self.min_side)
 
     @property
     def megapixels(self) -> float:
@@ -71,7 +91,7 @@ class SimpleTunerTable(Table):
         return Size(side, side)
 
     @cached_property
-    def sizes(self) -> Mapping[float, Size]:
+    def size_of_ratio(self) -> Mapping[float, Size]:
         """Ratio of width to height -> the size of its bucket."""
         nearest = dict[float, tuple[float, Size]]()
         for hundredths in range(1, _LONGEST):
@@ -92,7 +112,7 @@ class SimpleTunerTable(Table):
             width, height = (side, int(side / ratio)) if is_tall else (int(side * ratio), side)
             return Size(self._rounded(height), self._rounded(width))
         size = self._computed(_ratio(image))
-        return self.sizes.get(_ratio(size), size)
+        return self.size_of_ratio.get(_ratio(size), size)
 
     def resized(self, image: Size, bucket: Size, *, upscale: bool) -> Size:
         """Size that an image is resized to before its middle is cut out: the intermediary size.
@@ -122,13 +142,6 @@ class SimpleTunerTable(Table):
             height = bucket.height
         return Size(max(height, bucket.height), max(width, bucket.width))
 
-    @property
-    def words(self) -> str:
-        """See ``Table``."""
-        kind = "pixel" if self.by_edge else "pixel_area"
-        crop = "" if self.buckets else ", crop_aspect square"
-        return f"resolution {self.resolution.width} ({kind}){crop}, aspect_bucket_alignment {self.step}"
-
     def _computed(self, ratio: float) -> Size:
         """The size of the first image of a ratio."""
         edge = self._rounded(int(math.sqrt(self.megapixels * 1e6)))
@@ -145,23 +158,8 @@ class SimpleTuner(Trainer):
     name = "simpletuner"
     table = SimpleTunerTable
     parts_sets = True
-    without_buckets = "crop = true and crop_aspect = square"
-
-    def tables(self, sizes: SizeOptions) -> Sequence[SimpleTunerTable]:
-        """See ``Trainer``. The shortest side is the resolution of ``resolution_type = pixel``."""
-        sizes.reject("SimpleTuner", "max_side")
-        squares, edge = sizes.squares("SimpleTuner"), sizes.min_side
-        if edge and (sizes.buckets or edge % sizes.step or any(size.width != edge for size in squares)):
-            raise RecipeError(
-                "SimpleTuner: the shortest side is the resolution itself (resolution_type = pixel)",
-                argument="min_side",
-                value=edge,
-                why=f"it is a multiple of {sizes.step}, as all sides are",
-                fix=f"--resolution {edge} --min-side {edge} --bucket-step STEP; or leave --min-side out",
-                fix_python=f"resolutions=[{edge}], min_side={edge}; or leave min_side out",
-            )
-        options: dict[str, Any] = {"step": sizes.step, "buckets": not sizes.buckets, "by_edge": bool(edge)}
-        return [SimpleTunerTable(resolution=size, **options) for size in squares]
+    limits = ("min_side",)
+    squares = ("resolutions", "buckets")
 
     def read(self, path: Path, value: Any) -> TrainerSettings:
         """See ``Trainer``."""
@@ -242,14 +240,8 @@ def _sizes(
     words += [f"{name} is not used" for name in _UNUSED if any(backend.get(name) for backend in backends)]
     styles = [backend.get("crop") and backend.get("crop_style", "random") for backend in backends]
     words += ["crops are centered, crop_style is not used"] if {"random", "face"}.intersection(styles) else []
-    options: dict[str, Any] = {"bucket_step": step}
-    if is_square:
-        options["buckets"] = tuple(Size(side, side) for side in sides)
-    else:
-        options["resolutions"] = sides
-    if by_edge:
-        options["min_side"] = sides[0]
-    return words, options
+    options = {"bucket_step": step, **size_options(map(square, sides), has_buckets=not is_square)}
+    return words, options | ({"min_side": sides[0]} if by_edge else {})
 
 
 def _side(backend: Mapping[str, Any]) -> int:

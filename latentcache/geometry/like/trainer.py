@@ -19,18 +19,29 @@ class Table(Value):
 
     title: ClassVar[str]
     """The trainer."""
+    without_buckets: ClassVar[str] = ""
+    """Its setting for one size of all images."""
     resolution: Size
-    """Pixels: the only bucket where buckets are off, else about its area, or side, is that of each."""
+    """Pixels: the only bucket if buckets are off, else each has about its area, or its side."""
     step: int = 64
     """Pixels that every side is a multiple of."""
     buckets: bool = True
     """False: all images have one size."""
-    by_edge: bool = False
-    """True: the resolution is the shorter side of a bucket, and decides how an image is resized."""
+
+    @property
+    def by_edge(self) -> bool:
+        """True: the resolution is the shorter side of a bucket, and decides how an image is resized."""
+        return False
+
+    @property
+    def sizes(self) -> Sequence[Size]:
+        """All buckets, in the trainer's order."""
+        raise NotImplementedError
 
     def nearest(self, image: Size) -> Size:
-        """The bucket of an image that may be enlarged."""
-        raise NotImplementedError
+        """The bucket of an image that may be enlarged: that of the nearest width / height."""
+        aspect = image.width / image.height
+        return min(self.sizes, key=lambda size: abs(size.width / size.height - aspect))
 
     def within(self, image: Size) -> Size | None:
         """The bucket of an image that must not be enlarged; None: it is too small. Raises RecipeError."""
@@ -48,46 +59,17 @@ class Table(Value):
 
     @property
     def words(self) -> str:
-        """Its numbers, with the trainer's names of settings."""
-        raise NotImplementedError
-
-
-class SizeOptions(Value):
-    """Sizes as the options of a build say them, in pixels."""
-
-    resolutions: tuple[int | Size, ...]
-    buckets: tuple[Size, ...]
-    """Instead of resolutions: each image has each of these sizes."""
-    step: int
-    min_side: int | None
-    max_side: int | None
-
-    def reject(self, title: str, *names: str) -> None:
-        """Raise a RecipeError for a limit of sides that a trainer has no setting for."""
-        for name in names:
-            if getattr(self, name):
-                problem = f"{title} has no {'shortest' if name == 'min_side' else 'longest'} side of a bucket"
-                raise RecipeError(problem, argument=name, value=getattr(self, name), fix="leave it out")
-
-    def squares(self, title: str) -> list[Size]:
-        """Its resolutions, or its buckets; raises RecipeError for a size of two sides."""
-        squares = [square(resolution) for resolution in self.buckets or self.resolutions]
-        if oblong := [size for size in squares if size.height != size.width]:
-            raise RecipeError(
-                f"{title} has one number as a resolution",
-                argument="buckets" if self.buckets else "resolutions",
-                value=str(oblong[0]),
-                fix="--resolution PIXELS",
-                fix_python="resolutions=[PIXELS]",
-            )
-        return squares
+        """Its sizes, for the output of ``plan``."""
+        kind = " (shorter side)" if self.by_edge else ""
+        grid = f"sides are multiples of {self.step}" if self.buckets else self.without_buckets
+        return f"resolution {self.resolution}{kind}, {grid}"
 
 
 class TrainerSettings(Value):
     """What a trainer's settings file says."""
 
     words: str
-    """Its settings, with the trainer's names: those that are used, which are defaults, and those that are not."""
+    """Its settings by the trainer's names: used ones, those that are defaults, and those that no cache follows."""
     options: Mapping[str, Any]
     """Options of ``build`` that say the same: ``resolutions``, ``buckets``, ``min_side``, ``flip``, ..."""
     source: Mapping[str, Any] = field(default_factory=dict)
@@ -109,6 +91,10 @@ class Trainer:
 
     name: str
     table: type[Table]
+    limits: Sequence[str] = ()
+    """Those of ``min_side`` and ``max_side`` that it has settings for."""
+    squares: Sequence[str] = ()
+    """Those of ``resolutions`` and ``buckets`` that have one number in its settings."""
     step: int | None = None
     """Default of ``bucket_step`` in pixels; None: that of every build."""
     has_videos: bool = False
@@ -116,8 +102,6 @@ class Trainer:
     """True: images of other repeats, and regularization images, are in other batches."""
     batch_setting: str = "train_batch_size"
     """Name of the setting of its batch size."""
-    without_buckets: str = ""
-    """Its setting for one size of all images."""
     keeps_batch: bool = False
     """True: a change to a batch of less than half is no suggestion, because all batches would be small."""
     adds_flips: bool = False
@@ -129,11 +113,38 @@ class Trainer:
     carries_accumulation: bool = False
     """True: gradients accumulate over the end of an epoch."""
 
-    def tables(self, sizes: SizeOptions) -> Sequence[Table]:
-        """Its buckets, for each resolution; raises RecipeError for sizes that it does not take."""
-        if sizes.buckets:
-            return [self.table(resolution=size, step=sizes.step, buckets=False) for size in sizes.buckets]
-        return [self.table(resolution=square(side), step=sizes.step) for side in sizes.resolutions]
+    def tables(
+        self,
+        *,
+        resolutions: Sequence[int | Size] = (),
+        buckets: Sequence[Size] = (),
+        step: int,
+        min_side: int | None = None,
+        max_side: int | None = None,
+    ) -> Sequence[Table]:
+        """Its buckets, for each resolution in pixels, or for each size that all images have (``buckets``).
+
+        ``step``: pixels that every side is a multiple of. Raises RecipeError for sizes that it does not take.
+        """
+        title, options = self.table.title, dict[str, Any]()
+        for limit, side, kind in (("min_side", min_side, "shortest"), ("max_side", max_side, "longest")):
+            if side and limit not in self.limits:
+                problem = f"{title} has no {kind} side of a bucket"
+                raise RecipeError(problem, argument=limit, value=side, fix="leave it out")
+            options |= {limit: side} if side else {}
+        name, sizes = ("buckets", buckets) if buckets else ("resolutions", resolutions)
+        sides = [square(size) for size in sizes]
+        oblong = next((side for side in sides if side.height != side.width), None)
+        if oblong is not None and name in self.squares:
+            bucket = "" if "buckets" in self.squares else f", or --bucket {oblong}"
+            raise RecipeError(
+                f"{title} has one number as a resolution",
+                argument=name,
+                value=str(oblong),
+                fix=f"--resolution PIXELS{bucket}",
+                fix_python="resolutions=[PIXELS]" + (bucket and f", or buckets=['{oblong}']"),
+            )
+        return [self.table(resolution=side, step=step, buckets=not buckets, **options) for side in sides]
 
     def settings(self, path: Path) -> TrainerSettings:
         """The settings of a file; raises UsageError with the line or the name of what is wrong."""
@@ -171,12 +182,25 @@ class Trainer:
 
     def changes(self, tables: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
         """Each one setting of sizes changed: its words, and the tables that follow. By default no buckets."""
-        yield self.without_buckets, [replace(table, buckets=False) for table in tables]
+        yield self.table.without_buckets, [replace(table, buckets=False) for table in tables]
 
 
 def shown(name: str, values: Mapping[str, Any], default: Any) -> str:
     """A setting with its value, for ``TrainerSettings.words``."""
     return f"{name} {values[name]}" if name in values else f"{name} {default} (default)"
+
+
+def size_options(sides: Iterable[Size], *, has_buckets: bool) -> dict[str, Any]:
+    """Options of ``build`` for resolutions, each once; without buckets each is the size of all images."""
+    sizes = tuple(dict.fromkeys(sides))
+    if not has_buckets:
+        return {"buckets": sizes}
+    return {"resolutions": tuple(size.height if size.height == size.width else size for size in sizes)}
+
+
+def source_of(path: Path) -> dict[str, Any]:
+    """Options of DATA for a file that names the folders of images."""
+    return {"config": str(path.resolve()), "config_folder": str(Path.cwd()), "layout": ""}
 
 
 def refused(values: Mapping[str, Any], names: Mapping[str, Any], label: str = "") -> tuple[str, ...]:
