@@ -436,6 +436,7 @@ class _Build:
             ).run(lambda progress: self.advanced(plan, progress))
         work.noise = join_noise(work.noise, work.result.noise)
         self.listing = replace(self.listing, samples=with_read_contents(self.samples, work.kind, work.result.read))
+        work.result.read = ReadColumns()
 
     def locations(self, work: FieldWork) -> tuple[Any, ...]:
         """Where some of the inputs are, for machines that see DATA at another path or as a copy."""

@@ -201,8 +201,10 @@ class FieldWork:
     def jobs(self, listing: Listing) -> Iterator[Job]:
         """The jobs of the items to make, one at a time."""
         samples, sample = listing.samples, self.plan.sample[self.todo]
-        starts = np.flatnonzero(np.diff(sample, prepend=-1))
-        rows, ends = sample[starts], np.append(starts[1:], len(sample))
+        bounds = np.append(np.flatnonzero(np.diff(sample, prepend=-1)), len(sample))
+        starts, ends = bounds[:-1], bounds[1:]
+        rows = sample[starts]
+        del sample  # this frame stays while workers encode
         content, wanted = self.kind.content(samples), self.kind.sample_columns
         columns_now = {name: samples.columns[name] for name in wanted if name in samples.columns}
         inputs = listing.job_inputs(rows, self.kind.inputs)
@@ -354,9 +356,11 @@ def _is_known(content: NDArray[np.uint8]) -> NDArray[np.bool_]:
 def _repeats(keys: NDArray[np.uint8]) -> NDArray[np.intp]:
     """Positions of keys that an earlier position has too."""
     words = np.ascontiguousarray(keys).view(np.uint64)
-    order = np.argsort(words[:, 1] ^ words[:, 0], kind="stable")
-    same = (words[order[1:]] == words[order[:-1]]).all(axis=1)
-    repeated: NDArray[np.intp] = order[1:][same]
+    marks = words[:, 1] ^ words[:, 0]
+    order = np.argsort(marks, kind="stable")
+    near = np.flatnonzero(marks[order[1:]] == marks[order[:-1]])
+    same = (words[order[near + 1]] == words[order[near]]).all(axis=1)
+    repeated: NDArray[np.intp] = order[near[same] + 1]
     return repeated
 
 

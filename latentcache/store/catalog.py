@@ -98,7 +98,7 @@ class Catalog:
     def find(self, keys: NDArray[np.uint8]) -> NDArray[np.int64]:
         """(n,) item of each key (n, 32); -1 if it is not committed."""
         numbers = np.full(len(keys), -1, dtype=np.int64)
-        rows, items = self._candidates(_KEY, _mixed(keys))
+        rows, items = self._candidates(_KEY, mixed(keys))
         is_right = (self.keys(items) == keys[rows]).all(axis=1)
         numbers[rows[is_right]] = items[is_right]
         return numbers
@@ -106,7 +106,7 @@ class Catalog:
     def find_same(self, same: bytes, key: bytes) -> int:
         """The item with a same-hash whose key differs from this key in its content only; -1: there is none."""
         wanted, hashes = (np.frombuffer(data, dtype=np.uint8)[None] for data in (key, same))
-        _, items = self._candidates(_SAME, _mixed(wanted, hashes))
+        _, items = self._candidates(_SAME, mixed(wanted, hashes))
         for _, _, index, rows in self._parts(items):
             stored = index.keys(rows)
             stored[:, CONTENT_SLICE] = wanted[:, CONTENT_SLICE]
@@ -152,29 +152,25 @@ class Catalog:
     def own_columns(self, kind: FieldKind, items: NDArray[np.integer]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The kind's plain and ragged columns of n items; what their heads lack is zeros."""
         plain = {name: np.zeros((len(items), *shape), dtype) for name, (dtype, shape) in kind.columns.items()}
-        parts = {
-            name: [(np.zeros(0, np.int64), np.zeros((0, *shape), dtype))]
-            for name, (dtype, shape) in kind.ragged_columns.items()
-        }
-        order = [np.zeros(0, dtype=np.intp)]
+        counts = {name: np.zeros(len(items), np.int64) for name in kind.ragged_columns}
+        paths = {f"columns/{kind.kind}/{name}": column for name, column in plain.items()}
+        paths |= {f"ragged/{kind.kind}/{name}.counts": column for name, column in counts.items()}
         for at, _, index, rows in self._parts(items):
-            order.append(np.arange(len(items))[at])
-            for name, column in plain.items():
-                stored = index.columns.get(f"columns/{kind.kind}/{name}")
-                if stored is not None:
+            for path, column in paths.items():
+                if (stored := index.columns.get(path)) is not None:
                     column[at] = stored[rows]
-            for name, some in parts.items():
-                counts = index.columns.get(f"ragged/{kind.kind}/{name}.counts")
-                if counts is None:
-                    some.append((np.zeros(len(rows), np.int64), some[0][1]))
-                else:
-                    values = index.columns.get(f"ragged/{kind.kind}/{name}.values")
-                    ends, chosen = picked(np.cumsum(counts, dtype=np.int64), values, rows)
-                    some.append((np.diff(ends, prepend=0), chosen.astype(some[0][1].dtype)))
-        back, ragged = np.argsort(np.concatenate(order)), dict[str, Any]()
-        for name, some in parts.items():
-            counts, values = (np.concatenate(column) for column in zip(*some, strict=True))
-            ragged[name] = picked(np.cumsum(counts), values, back)
+        ragged = dict[str, Any]()
+        for name, (dtype, shape) in kind.ragged_columns.items():
+            ends = np.cumsum(counts[name], out=counts[name])
+            ragged[name] = ends, np.zeros((int(ends[-1]) if len(ends) else 0, *shape), dtype)
+            for at, _, index, rows in self._parts(items):
+                if (stored := index.columns.get(f"ragged/{kind.kind}/{name}.counts")) is not None:
+                    stored_ends = np.cumsum(stored, dtype=np.int64)
+                    values = index.columns[f"ragged/{kind.kind}/{name}.values"]
+                    to = np.arange(len(items), dtype=np.int32)[at]
+                    for start in range(0, len(rows), _TOGETHER):
+                        some = slice(start, start + _TOGETHER)
+                        ragged[name][1][_spans(ends, to[some])] = values[_spans(stored_ends, rows[some])]
         return plain, ragged
 
     def stored(self, number: int) -> tuple[EntryHeader, int, memoryview] | None:
@@ -255,15 +251,15 @@ class Catalog:
     def _table(self, name: str) -> Table:
         if name not in self._tables:
             parts = [*self._mixed_parts(name)]
-            mixed = np.concatenate([np.zeros(0, np.uint64), *(part[0] for part in parts)])
+            numbers = np.concatenate([np.zeros(0, np.uint64), *(part[0] for part in parts)])
             items = np.concatenate([np.zeros(0, np.uint32), *(part[1] for part in parts)])
             del parts
-            order = np.argsort(mixed, kind="stable")
-            mixed, items = mixed[order], items[order]
+            order = np.argsort(numbers, kind="stable")
+            numbers, items = numbers[order], items[order]
             # Two keys of one number have a chance of 2**-64 for each pair; the second one is then not found.
-            is_first = np.ones(len(mixed), dtype=np.bool_)
-            is_first[1:] = mixed[1:] != mixed[:-1]
-            self._tables[name] = (mixed, items) if is_first.all() else (mixed[is_first], items[is_first])
+            is_first = np.ones(len(numbers), dtype=np.bool_)
+            is_first[1:] = numbers[1:] != numbers[:-1]
+            self._tables[name] = (numbers, items) if is_first.all() else (numbers[is_first], items[is_first])
         return self._tables[name]
 
     def _mixed_parts(self, name: str) -> Iterator[Table]:
@@ -276,7 +272,7 @@ class Catalog:
                 items = np.arange(base + part.start, base + part.stop, dtype=np.uint32)
                 same = None if name == _KEY else index.columns["item.same"][part]
                 chosen = np.ones(len(items), dtype=np.bool_) if same is None else same.any(axis=1)
-                yield _mixed(keys[chosen], None if same is None else same[chosen]), items[chosen]
+                yield mixed(keys[chosen], None if same is None else same[chosen]), items[chosen]
 
     def _index(self, shard: int) -> ShardIndex:
         if shard not in self._indexes:
@@ -324,21 +320,28 @@ def _mapped(path: Path, dtype: type) -> Any:
     return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
 
 
-def _mixed(keys: NDArray[np.uint8], hashes: NDArray[np.uint8] | None = None) -> NDArray[np.uint64]:
+def mixed(keys: NDArray[np.uint8], hashes: NDArray[np.uint8] | None = None) -> NDArray[np.uint64]:
     """(n,) 8 bytes of hashes (n, 16), or of the contents of keys (n, 32), mixed with the rest of the keys.
 
     Keys that differ in their content only keep their order in ranges, so neighbors are near each other in an index.
     """
     words = np.ascontiguousarray(keys).view(">u8").astype(np.uint64)
     first = words[:, 1] if hashes is None else np.ascontiguousarray(hashes).view(">u8")[:, 0]
-    mixed: NDArray[np.uint64] = first ^ (words[:, 0] * _ODD + words[:, 3])
-    return mixed
+    numbers: NDArray[np.uint64] = first ^ (words[:, 0] * _ODD + words[:, 3])
+    return numbers
 
 
 def picked(ends: Any, values: Any, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Rows of a ragged column: where the values of each end, and the values."""
     stops = np.asarray(ends, dtype=np.int64)
-    counts = np.diff(stops, prepend=np.int64(0))[rows]
-    total = np.cumsum(counts)
-    at = np.arange(int(total[-1]) if len(total) else 0) + np.repeat(stops[rows] - total, counts)
-    return total, np.asarray(values)[at]
+    return np.cumsum(np.diff(stops, prepend=np.int64(0))[rows]), np.asarray(values)[_spans(stops, rows)]
+
+
+def _spans(ends: NDArray[np.int64], rows: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Positions of the values of rows, one row after the other, by where the values of all rows end."""
+    first = np.where(rows > 0, ends[rows - 1], 0)
+    counts = ends[rows] - first
+    positions: NDArray[np.int64] = np.arange(int(counts.sum())) + np.repeat(
+        first - np.cumsum(counts) + counts, counts
+    )
+    return positions

@@ -29,6 +29,7 @@ from latentcache.fields.protocol import Failure, Group, Job
 from latentcache.fields.table import STAT_WIDTH
 from latentcache.identity.content import HASH_BYTES, KEY_BYTES
 from latentcache.store.atomic_io import writing
+from latentcache.store.catalog import mixed
 from latentcache.value import Value
 
 #: Stages of a step.
@@ -284,7 +285,8 @@ class RunResult:
         read and decoded, ``encode`` in the encoder, ``write`` waiting for the disk, ``idle`` without work."""
         self.noise: Mapping[str, Any] = {}
         self.read = ReadColumns()
-        self._keys: list[bytes] = []
+        self._keys = array("Q")
+        """Eight bytes of each item key that was reported."""
         self._sample, self._content, self._stat = array("i"), bytearray(), array("Q")
 
     def committed(self, message: Committed, settled: Mapping[int, Job]) -> None:
@@ -323,21 +325,21 @@ class RunResult:
         """Note item keys (32 bytes each) that are durable."""
         self.encoded += encoded
         if keys:
-            self._keys.append(keys)
+            self._keys.frombytes(mixed(np.frombuffer(keys, np.uint8).reshape(-1, KEY_BYTES)).tobytes())
             if self._events is not None:
                 self._events.commit(key_list(keys))
 
     def finish(self) -> None:
-        """Put the columns together."""
-        keys = np.unique(np.frombuffer(b"".join(self._keys), dtype=f"S{KEY_BYTES}"))
-        self.encoded = max(len(keys) - self.copied, 0)
+        """Put the columns of one run together."""
+        self.encoded = max(len(np.unique(self._keys)) - self.copied, 0)
         self.encode_s = time.monotonic() - self.began if self.began else 0.0
         if count := len(self._sample):
             self.read = ReadColumns(
-                np.array(self._sample, np.int32),
-                np.array(self._content, np.uint8).reshape(count, -1, HASH_BYTES),
-                np.array(self._stat, np.uint64).reshape(count, -1, STAT_WIDTH),
+                np.frombuffer(self._sample, np.int32),
+                np.frombuffer(self._content, np.uint8).reshape(count, -1, HASH_BYTES),
+                np.frombuffer(self._stat, np.uint64).reshape(count, -1, STAT_WIDTH),
             )
+            self._sample, self._content, self._stat = array("i"), bytearray(), array("Q")
 
     def _done(self, job: Job) -> None:
         self.done += len(job.outputs)

@@ -413,6 +413,7 @@ class Run:
         self._workers.remove(worker)
         self._results.ended(end)
         if not end.died and not worker.leases:
+            worker.reported.clear()  # its process may wait for the next field
             return
         known, begun, cause = self._recovered(worker, end), end.begun, end.how
         self._results.restarts += 1

@@ -63,22 +63,30 @@ def _matching(
     records: Iterable[Record], rows: NDArray[np.integer], held: Input
 ) -> Iterator[tuple[int, Record | None]]:
     """Rows of one file with their records, by line and content."""
-    assert held.line is not None
-    lines, contents, done = np.asarray(held.line)[rows].tolist(), np.asarray(held.content)[rows].tobytes(), 0
-    numbers = rows.tolist()
+    expected = _expected(rows, held)
+    wanted = next(expected, None)
     try:
         for record in records:
-            while done < len(lines) and lines[done] < record.line:
-                yield numbers[done], None
-                done += 1
-            if done == len(lines):
+            while wanted is not None and wanted[1] < record.line:
+                yield wanted[0], None
+                wanted = next(expected, None)
+            if wanted is None:
                 return
-            if lines[done] == record.line and contents.startswith(record.content, done * HASH_BYTES):
-                yield numbers[done], record
-                done += 1
+            if wanted[1:] == (record.line, record.content):
+                yield wanted[0], record
+                wanted = next(expected, None)
     except (UnusableSampleError, SourceError):
         pass  # the rest is not there
-    yield from ((row, None) for row in numbers[done:])
+    yield from ((row, None) for row, _, _ in chain([] if wanted is None else [wanted], expected))
+
+
+def _expected(rows: NDArray[np.integer], held: Input) -> Iterator[tuple[int, int, bytes]]:
+    """Row, line and content of each record."""
+    assert held.line is not None
+    for start in range(0, len(rows), _BLOCK):  # there may be ten million
+        block = rows[start : start + _BLOCK]
+        contents = np.ascontiguousarray(held.content[block]).view(f"V{HASH_BYTES}")[:, 0]
+        yield from zip(block.tolist(), held.line[block].tolist(), contents.tolist(), strict=True)
 
 
 def scan_records(request: Scan, files: RecordFiles) -> ScanResult:
