@@ -33,8 +33,7 @@ from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
-from latentcache.verify.entries import Check, check_entries
-from latentcache.verify.payloads import scan_payloads
+from latentcache.verify.entries import Check, check_entries, scan_payloads
 from latentcache.verify.verify import verify_cache
 
 _MIB = 1 << 20

@@ -36,9 +36,9 @@ from latentcache.report.figures import (
 from latentcache.report.sheet import sheet_facts
 from latentcache.report.tokens import row_facts, text_decoder, token_facts
 from latentcache.store.snapshot import FieldRows, Snapshot, open_leased
+from latentcache.verify.compare import find_data
 from latentcache.verify.entries import Depth
 from latentcache.verify.findings import Finding, grouped, shown_text
-from latentcache.verify.sources import find_data
 from latentcache.verify.verify import check_cache
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ sample.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError
+from latentcache.errors import EmptySourceError, SourceNotFoundError
 from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, Rejected, SampleTable, table_values
@@ -42,6 +43,24 @@ _OF_CAPTION = "a build records the new caption; it encodes embeddings alone"
 _RECORDED_ONLY = "no entry is affected: a build only records the new value"
 #: Gives a value of a sample as text.
 Shown = Callable[[SampleTable, int], str]
+
+
+def find_data(cache: Path, source: Mapping[str, Any], data: Path | None) -> Path:
+    """The data that was named, else that of ``source``: as recorded, or moved together with the cache."""
+    if data is not None:
+        return data
+    recorded = Path(str(source["root"]))
+    relative = str(source.get("relative", ""))
+    folders = [recorded, *([Path(cache, relative)] if relative else [])]
+    for folder in folders:
+        if folder.exists():
+            return folder
+    raise SourceNotFoundError(
+        f"the data of this cache is gone: {recorded}",
+        where=str(recorded),
+        why="; ".join(f"nothing at {folder}" for folder in folders),
+        fix=f"name it: `latentcache verify {shlex.quote(str(cache))} --data DATA`",
+    )
 
 
 def list_sources(check: Check, root: Path | None, depth: Depth, chosen: NDArray[np.bool_]) -> Listing | None:

@@ -1,4 +1,4 @@
-"""Choose what a check reads, and check entries without payloads: indexes and file sizes against a snapshot's columns.
+"""Choose what a check reads, and check entries: indexes and file sizes against a snapshot's columns, then payloads.
 
 ``n/t`` takes the entries whose key falls into the n-th of t slices. Keys hold content hashes, so t runs read every
 entry once, and new entries move no other.
@@ -11,25 +11,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, LatentcacheError, StoreError, UsageError
+from latentcache.errors import CacheDamagedError, CorruptEntryError, LatentcacheError, StoreError, UsageError
+from latentcache.failpoint import failpoint
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import CONTENT_SLICE
 from latentcache.plan.documents import spread
 from latentcache.sources.known import match_names
-from latentcache.store.index import ShardIndex, checked_index
+from latentcache.store.atomic_io import file_descriptor
+from latentcache.store.index import ShardIndex, checked_index, read_entry
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
 from latentcache.verify.findings import HINTS, Finding, Findings
 
 _CERTAINTY = 0.95
+#: Threads that read payloads, and entries that a thread reads at a time.
+_THREADS, _BATCH_ENTRIES = 2, 64
 #: Reason of entries that are not there.
 LOST = "lost"
 
@@ -254,6 +260,54 @@ def reason_word(error: OSError) -> str:
     return "permission" if isinstance(error, PermissionError) else "io-error"
 
 
+def scan_payloads(check: Check, chosen: Mapping[str, NDArray[np.bool_]]) -> None:
+    """Read the chosen entries, and note what is wrong with them.
+
+    What passes here cannot fail in a reader, which compares the same checksum with the same bytes. A thread needs
+    memory for one entry.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for number in check.readable:
+            failpoint("scan-shard")
+            for view in check.views.values():
+                entries = view.in_shard(number, chosen[view.name])
+                batches = np.split(entries, range(_BATCH_ENTRIES, len(entries), _BATCH_ENTRIES))
+                try:
+                    with file_descriptor(check.paths.data(check.snapshot.shards[number])) as descriptor:
+                        for damage in chain.from_iterable(pool.map(partial(_damage, view, descriptor), batches)):
+                            entry, category, reason, text = damage
+                            check.note(view, category, reason, np.array([entry]), found=text)
+                except OSError as error:
+                    check.note(view, "unverifiable", reason_word(error), entries, found=words(error))
+                    continue
+                check.payloads += len(entries)
+                check.payload_bytes += int(view.bytes[entries].sum())
+
+
+def _damage(view: View, descriptor: int, entries: NDArray[np.intp]) -> list[tuple[int, str, str, str]]:
+    """Wrong entries of a shard, each with category, reason and text."""
+    kind, recipe, dtype = view.rows.kind, view.rows.recipe, numpy_dtype(view.rows.spec.dtype)
+    damage = list[tuple[int, str, str, str]]()
+    for entry in entries.tolist():
+        head, size, key = int(view.head[entry]), int(view.bytes[entry]), view.key[entry].tobytes()
+        try:
+            header, value = read_entry(descriptor, int(view.offset[entry]) - head, head + size, key)
+            if (header.head_bytes, header.payload_checksum) != (head, int(view.checksum[entry])):
+                raise CorruptEntryError("its length or checksum differs from the snapshot", reason="header")
+            failure = (
+                None if kind is None or recipe is None else kind.check(np.frombuffer(value[head:], dtype), recipe)
+            )
+            if failure is not None:
+                raise CorruptEntryError(failure.detail, reason="values")
+        except OSError as error:
+            damage.append((entry, "unverifiable", reason_word(error), words(error)))
+        except StoreError as error:
+            damage.append((entry, "corrupt", getattr(error, "reason", "header"), words(error)))
+        except ValueError as error:  # they are not a whole number of values
+            damage.append((entry, "corrupt", "values", str(error)))
+    return damage
+
+
 def _index(check: Check, name: str) -> ShardIndex | None:
     """The index of a shard; None with a finding if it is damaged."""
     try:
@@ -270,22 +324,16 @@ def _index(check: Check, name: str) -> ShardIndex | None:
         return None
 
 
-def positions(index: ShardIndex, view: View, entries: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """(n,) the position of each entry in the index of its shard, and True if the index lists it there."""
-    offset = np.asarray(index.offset).astype(np.int64)
-    order = np.argsort(offset, kind="stable")
-    position = order[np.minimum(np.searchsorted(offset[order], view.offset[entries]), len(order) - 1)]
-    listed = (offset[position] == view.offset[entries]) & (index.key[position] == view.key[entries]).all(axis=1)
-    return position, listed
-
-
 def _check_index(check: Check, view: View, entries: NDArray[np.intp], index: ShardIndex) -> None:
     """Compare entries of a shard with what its index says of them."""
     check.headers += len(entries)
     if not index.entries:
         check.note(view, "missing", "entry-lost", entries, found="the index of its shard lists nothing")
         return
-    position, listed = positions(index, view, entries)
+    offset = np.asarray(index.offset).astype(np.int64)
+    order = np.argsort(offset, kind="stable")
+    position = order[np.minimum(np.searchsorted(offset[order], view.offset[entries]), len(order) - 1)]
+    listed = (offset[position] == view.offset[entries]) & (index.key[position] == view.key[entries]).all(axis=1)
     same = np.asarray(index.bytes)[position].astype(np.int64) == view.bytes[entries]
     same &= np.asarray(index.head)[position].astype(np.int64) == view.head[entries]
     same &= np.asarray(index.checksum)[position] == view.checksum[entries]

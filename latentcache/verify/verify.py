@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.publish import kept_rows, publish_replacement
 from latentcache.store.snapshot import Snapshot, open_leased
 from latentcache.value import Value
-from latentcache.verify.compare import compare_sources, list_sources
+from latentcache.verify.compare import compare_sources, find_data, list_sources
 from latentcache.verify.entries import (
     LOST,
     BadEntries,
@@ -50,12 +50,10 @@ from latentcache.verify.entries import (
     choose,
     confidence,
     parse_slice,
+    scan_payloads,
 )
 from latentcache.verify.findings import PROBLEMS, Commands, VerifyReport
-from latentcache.verify.sources import check_plans, check_recipes, described_now, find_data
-
-if TYPE_CHECKING:
-    from latentcache.verify.payloads import Reencode
+from latentcache.verify.recipes import Reencode, check_plans, check_recipes, described_now, reencode_samples
 
 #: Largest sizes by name, bytes; everything else but shards has ``_MOST_FILE_BYTES``.
 _FILE_BYTES = {"CURRENT": 64, "BUILDING": 1 << 20, "builder.lock": 1 << 16, "manifest.json": 1 << 26}
@@ -144,8 +142,6 @@ def check_cache(
     changes = check_recipes(check, described)
     again = None
     if reencode is not None and root is not None:
-        from latentcache.verify.payloads import reencode_samples
-
         again = reencode_samples(check, reencode, described, root, chosen.samples, depth)
     counts = check.findings.counts(chosen.samples)
     categorized = int((chosen.samples | check.findings.of(*PROBLEMS)).sum())
@@ -204,8 +200,6 @@ def _look(check: Check, depth: Depth, root: Path | None, chosen: Chosen) -> List
     check_plans(check, chosen.samples)
     if not depth.reads:
         return list_sources(check, root, depth, chosen.samples)
-    from latentcache.verify.payloads import scan_payloads
-
     with ThreadPoolExecutor(1) as pool:
         listing = pool.submit(list_sources, check, root, depth, chosen.samples)  # beside the reads of shards
         scan_payloads(check, chosen.entries)

@@ -5,7 +5,7 @@ from synthetic_caches import made_latents, noise
 
 from latentcache.geometry.sizes import Size
 from latentcache.pipeline.build import build_cache
-from latentcache.verify.payloads import scan_payloads
+from latentcache.verify.entries import scan_payloads
 from latentcache.verify.verify import verify_cache
 
 

@@ -9,7 +9,7 @@ from made_cache import DEPTHS, counts, make
 from latentcache.errors import UsageError
 from latentcache.store import gather
 from latentcache.store.reader import EntryReader
-from latentcache.verify import payloads
+from latentcache.verify import entries as entries_module
 from latentcache.verify.entries import choose, confidence, parse_slice
 from latentcache.verify.verify import check_cache, verify_cache
 
@@ -42,9 +42,7 @@ def test_a_damaged_index_is_a_finding_of_its_shard_and_of_no_sample(case, depth)
 
 @pytest.mark.parametrize("change", ["checksum", "head", "key", "offset"])
 def test_an_index_that_disagrees_with_the_snapshot(case, change, monkeypatch):
-    from latentcache.verify import entries
-
-    load = entries.checked_index
+    load = entries_module.checked_index
 
     def changed(folder, **more):
         index = load(folder, **more)
@@ -56,7 +54,7 @@ def test_an_index_that_disagrees_with_the_snapshot(case, change, monkeypatch):
             setattr(index, change, np.asarray(getattr(index, change)) + 1)
         return index
 
-    monkeypatch.setattr(entries, "checked_index", changed)
+    monkeypatch.setattr(entries_module, "checked_index", changed)
     report = verify_cache(case.cache)
     lost = change in ("key", "offset")
     assert counts(report) == {"missing" if lost else "corrupt": 4, "ok": 4}
@@ -64,14 +62,14 @@ def test_an_index_that_disagrees_with_the_snapshot(case, change, monkeypatch):
 
 
 def test_a_shard_that_may_not_be_read_is_unverifiable(case, monkeypatch):
-    path, opened = case.entry(2)[0], payloads.file_descriptor
+    path, opened = case.entry(2)[0], entries_module.file_descriptor
 
     def denied(place):
         if place == path:
             raise PermissionError(13, "Permission denied")
         return opened(place)
 
-    monkeypatch.setattr(payloads, "file_descriptor", denied)
+    monkeypatch.setattr(entries_module, "file_descriptor", denied)
     report = verify_cache(case.cache, full=True)
     assert counts(report) == {"unverifiable": 4, "ok": 4}
     assert {(one.reason, one.fix) for one in report.findings} == {("permission", f"chmod -R u+rX {case.cache}")}

@@ -1,13 +1,13 @@
-"""Compare a snapshot with its data, its recipes and today's plan, and note samples that are out of date.
+"""Compare a snapshot with its recipes, with today's plan, and with what an encoder gives today, for any kind.
 
-``verify.compare`` decides which file or record changed; this module gives each state its category, for any kind.
+Samples are encoded by the caller, one field after the other, so that one model is loaded at a time. The field's kind
+decides what noise is (``kind.compare``).
 """
 
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,32 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EncoderError, LatentcacheError, SourceNotFoundError, UsageError
-from latentcache.fields.protocol import DescribeContext, Described, FieldPlan, Group
+from latentcache.errors import EncoderError, LatentcacheError, StoreError, UsageError
+from latentcache.fields.protocol import DescribeContext, Described, Difference, Failure, FieldPlan, Group, Made
 from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import hint_for
-from latentcache.store.snapshot import Snapshot
-from latentcache.verify.entries import Check, Depth, View
-from latentcache.verify.findings import RecipeChange
-
-
-def find_data(cache: Path, source: Mapping[str, Any], data: Path | None) -> Path:
-    """The data that was named, else that of ``source``: as recorded, or moved together with the cache."""
-    if data is not None:
-        return data
-    recorded = Path(str(source["root"]))
-    relative = str(source.get("relative", ""))
-    folders = [recorded, *([Path(cache, relative)] if relative else [])]
-    for folder in folders:
-        if folder.exists():
-            return folder
-    raise SourceNotFoundError(
-        f"the data of this cache is gone: {recorded}",
-        where=str(recorded),
-        why="; ".join(f"nothing at {folder}" for folder in folders),
-        fix=f"name it: `latentcache verify {shlex.quote(str(cache))} --data DATA`",
-    )
+from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import FieldRows, Snapshot
+from latentcache.verify.entries import BadEntries, Check, Depth, View, confidence, words
+from latentcache.verify.findings import PROBLEMS, RecipeChange, Reencoded
 
 
 def described_now(
@@ -188,3 +171,97 @@ def _both(changes: list[RecipeChange], side: str) -> str:
     values = [(change.setting, getattr(change, side)) for change in changes]
     texts = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in values]
     return texts[0][1][:80] if len(texts) == 1 else ", ".join(f"{name} {text[:80]}" for name, text in texts)
+
+
+#: Encode the inputs of rows of a field again, in any order, with a described encoder: each row, its item or why there
+#: is none (``source-changed``: the input is another one), and the device.
+Reencode = Callable[..., Iterable[tuple[int, Made | Failure, str]]]
+
+
+def reencode_samples(
+    check: Check,
+    reencode: Reencode,
+    descriptions: Mapping[str, Described],
+    root: Path,
+    chosen: NDArray[np.bool_],
+    depth: Depth,
+) -> Reencoded:
+    """Encode some of the chosen samples (S,) without a problem again, all fields of each, and note what differs."""
+    fine = chosen & ~check.findings.of(*PROBLEMS)
+    # In an order of its own: one fine sample more or less moves no other in or out but the last.
+    order = np.random.default_rng(depth.seed).permutation(len(fine))
+    drawn = order[fine[order]][: depth.reencode]
+    differences, failed, device = list[Difference](), set[int](), ""
+    reader = EntryReader(check.paths, check.snapshot)
+    try:
+        for view in check.views.values():
+            known = view.rows.kind is not None and view.rows.recipe is not None
+            rows, described = np.flatnonzero(np.isin(view.sample, drawn)).tolist(), descriptions.get(view.name)
+            arguments = check.snapshot, root, view.name, rows, described
+            for row, item, used in reencode(*arguments, device=depth.device) if known and rows else ():
+                device = used or device
+                difference = _compare(check, reader, view, row, item, device)
+                if difference is None:
+                    failed.add(int(view.sample[row]))
+                else:
+                    differences.append(difference)
+    finally:
+        reader.close()
+    samples, drifted = max(len(drawn) - len(failed), 0), sum(difference.differs for difference in differences)
+    return Reencoded(
+        asked=depth.reencode,
+        seed=depth.seed,
+        samples=samples,
+        entries=len(differences),
+        drifted=drifted,
+        device=device,
+        largest=max((difference.largest for difference in differences), default=0.0),
+        mean=max((difference.mean for difference in differences), default=0.0),
+        confidence=confidence(samples, int(fine.sum())) if samples and not drifted and not failed else "",
+    )
+
+
+def _compare(
+    check: Check, reader: EntryReader, view: View, number: int, item: Made | Failure, device: str
+) -> Difference | None:
+    """Compare a stored item with the item that was encoded now; None if that is not possible."""
+    rows, row = view.rows, np.array([number])
+    sample, entry = view.sample[row], view.entry[row]
+    if isinstance(item, Failure):
+        if item.reason == "source-changed":
+            check.findings.add("stale", "source-changed", sample, found=item.detail)
+        else:
+            text = f"{item.reason}: {item.detail}" if item.detail else item.reason
+            check.findings.add("unverifiable", "not-encoded", sample, field=view.name, found=text)
+        return None
+    try:
+        stored = reader.read(view.name, number)
+    except StoreError as error:
+        is_unread = type(error) is StoreError or getattr(error, "reason", "") == "io-error"
+        category, reason = ("unverifiable", "io-error") if is_unread else ("corrupt", "payload")
+        check.note(view, category, reason, entry, found=words(error))
+        return None
+    assert rows.kind is not None
+    assert rows.recipe is not None
+    difference = rows.kind.compare(stored, item.array, {**rows.noise, "device": device}, rows.recipe)
+    other = [name for name, value in item.columns.items() if not _equal(_stored_column(rows, name, number), value)]
+    if difference.differs or other:
+        # A block holds items of other samples: it has to go, and only this sample has drifted.
+        check.bad.append(BadEntries(view.name, "drift", entry))
+        text = difference.detail if difference.differs else f"other values of {', '.join(other)}"
+        keys = rows.row_keys(row)
+        check.findings.add("drift", "reencoded", sample, field=view.name, keys=keys, expected="as stored", found=text)
+    return replace(difference, differs=bool(difference.differs or other))
+
+
+def _equal(stored: NDArray[Any], now: Any) -> bool:
+    """Exactly; measurements, which are floats, within a tenth."""
+    return np.allclose(stored, now, rtol=0.1) if stored.dtype.kind == "f" else np.array_equal(stored, now)
+
+
+def _stored_column(rows: FieldRows, name: str, row: int) -> NDArray[Any]:
+    """The stored value of one of a kind's own columns."""
+    if name in rows.ragged_columns:
+        ends, values = rows.ragged_columns[name]
+        return np.asarray(values[int(ends[row - 1]) if row else 0 : int(ends[row])])
+    return np.asarray(rows.columns[name][row]) if name in rows.columns else np.empty(0)
