@@ -41,8 +41,7 @@ from latentcache.sources.known import with_contents, writable
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import Listing, scan
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
-from latentcache.store.catalog import Catalog, load_catalog
-from latentcache.store.garbage import mend_shards
+from latentcache.store.catalog import Catalog, load_catalog, mend_shards
 from latentcache.store.lock import check_owner, wait_for_silence
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, remove_snapshot

@@ -40,10 +40,10 @@ from latentcache.sources.known import match_names
 from latentcache.sources.options import Part
 from latentcache.sources.scan import names_root
 from latentcache.store.catalog import Catalog, load_catalog
-from latentcache.store.garbage import copy_entries
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot
 from latentcache.store.remote import remembered
+from latentcache.store.shard import copy_entries
 from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none, open_leased
 from latentcache.store.view import StoredShards
 

@@ -20,10 +20,11 @@ from latentcache.fields.registry import field_kind, field_kinds
 from latentcache.pipeline.preflight import read_state
 from latentcache.plan.numbers import clock
 from latentcache.plan.samples import times_counted
-from latentcache.store.garbage import disk_bytes, stored_catalog, stored_entries
+from latentcache.store.catalog import load_catalog, stored_entries
 from latentcache.store.lock import builder_name
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none
+from latentcache.verify.collect import disk_bytes
 from latentcache.verify.findings import Finding
 
 #: What the thread with the encoder does in each stage of a run.
@@ -36,7 +37,8 @@ def describe_cache(cache: Path, *, entries: bool = False) -> dict[str, Any]:
     Raises:
         StoreError: There is no cache, or it cannot be read.
     """
-    paths, snapshot, stored = CachePaths(cache), current_or_none(cache), stored_catalog(cache)
+    paths, snapshot = CachePaths(cache), current_or_none(cache)
+    stored = load_catalog(paths, open_shards=True)
     is_building = paths.building.exists()
     state: Mapping[str, Any] = read_state(paths) if is_building else {}
     samples, quarantined = _counts(snapshot) if snapshot else (int(state.get("samples", 0)), 0)

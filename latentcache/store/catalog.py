@@ -13,18 +13,26 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, RemoteError, StoreError
 from latentcache.fields.protocol import FieldKind
-from latentcache.identity.content import CONTENT_SLICE, KEY_BYTES
+from latentcache.identity.content import CONTENT_SLICE, KEY_BYTES, checksum
 from latentcache.store.atomic_io import file_descriptor, make_folder, writing
 from latentcache.store.entry import EntryHeader, Item
-from latentcache.store.index import ShardIndex, checked_index, collect_index, load_index, read_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
+from latentcache.store.shard import (
+    ShardIndex,
+    checked_index,
+    collect_index,
+    load_index,
+    mend_index,
+    read_entry,
+    seal_folder,
+)
 
 _TOGETHER = 1 << 17
 _KEY, _SAME = "key", "same"
@@ -38,6 +46,18 @@ Table = tuple[NDArray[np.uint64], NDArray[np.uint32]]
 #: Where an item is: positions in the catalog and in the index of the shard, the others as in ``FieldRows``.
 LOCATION_TYPES = np.dtype("i4,u4,u8,u4,u8,u8,u4,u4")
 LOCATION_TYPES.names = ("shard", "entry", "offset", "head", "bytes", "checksum", "start", "length")
+
+
+class StoredEntry(NamedTuple):
+    """One committed item."""
+
+    key: bytes
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    checksum: int = 0
+    """xxh3-64 of the item's bytes."""
+    intact: bool = False
+    """True if head and payload of its entry pass their checks; else the others are empty."""
 
 
 class Catalog:
@@ -304,6 +324,51 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False) -> Catalog:
     catalog = Catalog([index.folder for index in indexes], [index.items for index in indexes], indexes)
     catalog.damaged = tuple(damaged)
     return catalog
+
+
+def mend_shards(paths: CachePaths) -> tuple[list[str], list[str]]:
+    """Before a build: seal what dead builds left open, and write indexes of damaged shards again.
+
+    Returns the shards whose index was written again, and the shards without an entry that a build can use.
+    """
+    mended, lost = list[str](), list[str]()
+    for folder in paths.open_shards():
+        if not recover_shard(paths, folder):
+            lost.append(folder.name)
+    for name in load_catalog(paths).damaged:
+        (mended if mend_index(paths.shard(name)) else lost).append(name)
+    return mended, lost
+
+
+def recover_shard(paths: CachePaths, folder: Path) -> bool:
+    """Seal the shard that a dead builder left open. False: it is damaged, so nothing is found in it, and it goes."""
+    data = folder / "data.mdb"
+    with writing(folder):
+        if not data.exists() or data.stat().st_size == 0:
+            shutil.rmtree(folder)
+            return True
+        try:
+            seal_folder(folder)
+        except (CacheDamagedError, CorruptEntryError):
+            shutil.rmtree(paths.to_scratch(folder), ignore_errors=True)
+            return False
+    return True
+
+
+def stored_entries(catalog: Catalog) -> Iterator[StoredEntry]:
+    """Every item of a catalog, read and checked."""
+    every = catalog.all_items()
+    rows = catalog.locations(every)
+    starts = np.flatnonzero((np.diff(rows.shard) != 0) | (rows.entry[1:] != rows.entry[:-1])) + 1
+    for some in np.split(every, starts) if len(every) else ():
+        stored = catalog.stored(int(some[0]))
+        numbers = {key.tobytes(): number for number, key in enumerate(stored[0].item_keys())} if stored else {}
+        for key in (key.tobytes() for key in catalog.keys(some)):
+            if stored is None or key not in numbers:
+                yield StoredEntry(key)
+                continue
+            array = stored[0].item(memoryview(stored[2]), numbers[key])
+            yield StoredEntry(key, array.shape, stored[0].dtype, checksum(array.tobytes()), True)
 
 
 def open_lookup(folder: Path) -> Catalog:

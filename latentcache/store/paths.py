@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shlex
 from contextlib import suppress
 from pathlib import Path
 
 from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, StoreError
-from latentcache.store.atomic_io import read_file, unreadable
+from latentcache.store.atomic_io import make_folder, read_file, sync_folder, unreadable
 
 #: The only version that this release reads and writes.
 FORMAT_VERSION = 2
@@ -75,6 +76,14 @@ class CachePaths:
         if self.root.is_dir() and any(_listed(self.root)):
             return f"if this is DATA, make its cache with `latentcache build {path}`; else check the path"
         return f"make one with `latentcache build DATA --out {path}`, or check the path"
+
+    def to_scratch(self, path: Path) -> Path:
+        """Move what is to be removed out of the way in one step; a crash leaves it whole, here or there."""
+        make_folder(self.scratch)
+        moved = self.scratch / f"{path.name}-{os.urandom(4).hex()}"
+        path.rename(moved)
+        sync_folder(path.parent)
+        return moved
 
     def current_snapshot(self) -> int:
         """Number of the snapshot readers open, 0 when no build has ended yet; raises StoreError."""

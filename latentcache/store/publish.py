@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -192,19 +190,10 @@ def remove_snapshot(paths: CachePaths, number: int) -> bool:
     folder = paths.snapshot(number)
     with writing(folder), unleased(folder / MANIFEST) as is_free:
         if is_free:
-            shutil.rmtree(to_scratch(paths, folder), ignore_errors=True)
+            shutil.rmtree(paths.to_scratch(folder), ignore_errors=True)
             with contextlib.suppress(OSError):
                 paths.scratch.rmdir()
     return is_free
-
-
-def to_scratch(paths: CachePaths, path: Path) -> Path:
-    """Move what is to be removed out of the way in one step; a crash leaves it whole, here or there."""
-    make_folder(paths.scratch)
-    moved = paths.scratch / f"{path.name}-{os.urandom(4).hex()}"
-    path.rename(moved)
-    sync_folder(path.parent)
-    return moved
 
 
 def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[dict[str, Any], bytes]:

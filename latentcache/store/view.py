@@ -23,7 +23,6 @@ from tempfile import TemporaryDirectory
 from latentcache.errors import CacheLockedError
 from latentcache.store.atomic_io import make_folder, write_atomically, writing
 from latentcache.store.gather import STAND_INS, identity
-from latentcache.store.index import INDEX
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.remote import (
@@ -37,6 +36,7 @@ from latentcache.store.remote import (
     remember,
     remembered,
 )
+from latentcache.store.shard import INDEX
 from latentcache.store.snapshot import load_manifest
 
 #: Bytes that a thread gets at once when it reads on, and how far it may skip for that.

@@ -1,36 +1,52 @@
-"""``collect``: find data that no snapshot needs and, on request, delete it.
+"""``gc``: find data that no snapshot needs, in a folder or at a URL, and delete it on request.
 
 Guarantee: data of the current snapshot, of kept ones and of ones with a lease is never deleted. Entries of an
 unfinished build stay, too. Each thing is removed by one rename: after a crash it is whole or gone, and the same
 command continues. Sources are not looked at. Cost: payloads are read only to copy them to another shard.
+
+Object storage has no leases, so age decides, by the store's clock. Guarantee: the current snapshot, younger ones,
+their shards and all young objects stay. A build that takes longer than the age may lose shards: it ends with an error
+before it publishes, and the same command encodes them again.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from latentcache.errors import CacheDamagedError, CacheFormatError, CacheReadOnlyError, CorruptEntryError, UsageError
+from latentcache.errors import (
+    CacheDamagedError,
+    CacheFormatError,
+    CacheReadOnlyError,
+    CorruptEntryError,
+    LatentcacheError,
+    RemoteError,
+    UsageError,
+)
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import writing
-from latentcache.store.garbage import (
-    copy_entries,
-    disk_bytes,
-    intact_snapshots,
-    publish_moved,
-    shard_use,
-)
+from latentcache.store.gather import STAND_INS, identity
 from latentcache.store.lock import builder_lock, unleased
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import to_scratch
-from latentcache.store.snapshot import load_manifest, open_snapshot
+from latentcache.store.publish import publish_replacement
+from latentcache.store.remote import Bucket, current_head, no_cache
+from latentcache.store.shard import INDEX, copy_entries, load_index, remove_entries
+from latentcache.store.snapshot import MANIFEST, FieldRows, Snapshot, load_manifest, open_snapshot
 from latentcache.value import Value
 
+#: Bits of an offset in a file; a shard's number is above them.
+_OFFSET_BITS = 44
 #: Snapshots that stay, the current one among them.
 KEEP = 2
 #: A shard is copied if less than this part of its entries is needed: then at least as much is freed as is written.
@@ -38,6 +54,20 @@ MOST_NEEDED = 0.5
 _BUILDING = "until the build that was started has ended"
 _DAMAGED = "until `latentcache verify CACHE --repair --yes` has removed its damaged entries"
 _STATES = ("removable", "removed", "held")
+
+
+class ShardUse(NamedTuple):
+    """Needed part of a sealed shard."""
+
+    name: str
+    entries: int
+    """-1 if its index is damaged."""
+    needed: int
+    """Entries that a snapshot needs."""
+    bytes: int
+    """Bytes of its file."""
+    needed_bytes: int
+    """Heads and payloads of the needed entries."""
 
 
 class Garbage(Value):
@@ -237,7 +267,7 @@ class _Collector:
             return
         failpoint("collect-delete")
         if path.parent != self.paths.scratch:
-            path = to_scratch(self.paths, path)
+            path = self.paths.to_scratch(path)
             failpoint("collect-delete")
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -250,3 +280,149 @@ class _Collector:
             disk_bytes(path) if num_bytes is None else num_bytes,
         )
         self.items.append(Garbage(state=state, reason=reason, file=file, num_bytes=size, **more))
+
+
+def intact_snapshots(paths: CachePaths) -> list[Snapshot]:
+    """The snapshots on disk without damage."""
+    snapshots = list[Snapshot]()
+    for number in paths.snapshots():
+        with suppress(LatentcacheError):
+            snapshot = open_snapshot(paths.root, number)
+            snapshot.check()
+            snapshots.append(snapshot)
+    return snapshots
+
+
+def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse]:
+    """Return the part of each sealed shard that these snapshots need."""
+    folders, uses = paths.sealed_shards(), []
+    number = {folder.name: position for position, folder in enumerate(folders)}
+    spans, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for snapshot in snapshots:
+        numbers = np.array([number.get(name, -1) for name in snapshot.shards], dtype=np.int64)
+        for rows in snapshot.fields.values():
+            spans.append(numbers[np.asarray(rows.shard)] << _OFFSET_BITS | np.asarray(rows.offset).astype(np.int64))
+            sizes.append(np.asarray(rows.head) + np.asarray(rows.bytes).astype(np.int64))
+    span, size = np.concatenate(spans), np.concatenate(sizes)
+    if len(snapshots) > 1:
+        span, first = np.unique(span, return_index=True)
+        size = size[first]
+    shard = (span >> _OFFSET_BITS) + 1  # 0: a shard that is gone
+    entries, num_bytes = (np.bincount(shard, weights, len(folders) + 1)[1:] for weights in (None, size))
+    for folder, needed, needed_bytes in zip(folders, entries.tolist(), num_bytes.tolist(), strict=True):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            whole = (folder / "data.mdb").stat().st_size
+            uses.append(ShardUse(folder.name, _entries(folder), needed, whole, int(needed_bytes)))
+    return uses
+
+
+def publish_moved(paths: CachePaths, snapshot: Snapshot, moved: Mapping[str, str]) -> None:
+    """Publish a snapshot whose entries were copied from shard to shard; no build uses the old shards any more."""
+    names, fields = [*snapshot.shards, *moved.values()], list[FieldRows]()
+    for rows in snapshot.fields.values():
+        shard, offset = np.array(rows.shard), np.array(rows.offset)
+        for old, new in moved.items():
+            entries = np.flatnonzero(shard == names.index(old))
+            index = load_index(paths.shard(new))
+            keys, wanted = (column.view("S32")[:, 0] for column in (np.asarray(index.key), rows.key[entries]))
+            shard[entries] = names.index(new)
+            offset[entries] = np.asarray(index.offset)[np.searchsorted(keys, wanted)]  # in the order of keys
+        fields.append(replace(rows, shard=shard, offset=offset))
+    publish_replacement(paths, snapshot, fields, shards=names)
+    for name in moved:
+        remove_entries(paths.shard(name), np.asarray(load_index(paths.shard(name)).key).view("S32")[:, 0])
+
+
+def disk_bytes(path: Path) -> int:
+    """Space that a file or folder takes, in bytes; a file that is renamed meanwhile counts once or not at all."""
+    total = 0
+    for file in [path, *(Path(folder, name) for folder, _, names in os.walk(path) for name in names)]:
+        with suppress(OSError):
+            status = file.lstat()
+            is_stand_in = identity(status) in STAND_INS
+            total += status.st_size if is_stand_in else status.st_blocks * 512  # POSIX counts in blocks of 512 bytes
+    return total
+
+
+def _entries(folder: Path) -> int:
+    try:
+        return load_index(folder).entries
+    except (CacheDamagedError, CorruptEntryError):
+        return -1
+
+
+def collect_url(url: str, *, older_than_s: float, apply: bool = False) -> CollectReport:
+    """Find objects that no snapshot needs, and delete them if ``apply`` says so.
+
+    Args:
+        url: The cache.
+        older_than_s: Seconds for which objects stay that nothing needs: longer than any reader or build takes.
+        apply: Delete them; otherwise only report them.
+
+    Raises:
+        RemoteError: The store cannot be used, or another snapshot was published meanwhile.
+        CacheNotFoundError: There is no cache at the URL.
+    """
+    bucket = Bucket(url)
+    head, objects = current_head(bucket), bucket.objects()
+    if head is None:
+        raise no_cache(bucket)
+    folders = defaultdict[str, list[str]](list)
+    for key in objects:
+        folders["/".join(key.split("/")[:2])].append(key)
+    newest = {folder: max(objects[key][1] for key in keys) for folder, keys in folders.items()}
+    size = {folder: sum(objects[key][0] for key in keys) for folder, keys in folders.items()}
+    before = bucket.now() - timedelta(seconds=older_than_s)
+    kept = [
+        name for name in folders if name.startswith("snapshots/") and (newest[name] > before or name == head.folder)
+    ]
+    needed = _needed(bucket, kept, objects)
+    items = [
+        _judged(name, size[name], newest[name], before, head.folder, needed)
+        for name in sorted(folders)
+        if name.startswith(("snapshots/", "shards/", "probe-"))
+    ]
+    garbage = [item for item in items if item is not None]
+    if apply:
+        if current_head(bucket) != head:
+            fix = "run the same command again"
+            raise RemoteError(f"{bucket.url} got a snapshot meanwhile", where=bucket.url, fix=fix)
+        for item in garbage:
+            if item.state == "removable":
+                for key in sorted(folders[item.file], key=lambda key: not key.endswith((INDEX, MANIFEST))):
+                    bucket.remove(key)
+    state = "removed" if apply else "removable"
+    return CollectReport(
+        applied=apply,
+        snapshot=head.snapshot,
+        items=tuple(replace(item, state=state) if item.state == "removable" else item for item in garbage),
+    )
+
+
+def _needed(bucket: Bucket, snapshots: list[str], objects: dict[str, tuple[int, datetime]]) -> set[str] | None:
+    """Folders of the shards of snapshots; None: one is not whole yet, so any shard may be needed."""
+    names = set[str]()
+    with TemporaryDirectory(prefix="latentcache-") as folder:
+        for snapshot in snapshots:
+            if f"{snapshot}/{MANIFEST}" not in objects:
+                return None
+            bucket.fetch(f"{snapshot}/{MANIFEST}", Path(folder, MANIFEST))
+            names.update(load_manifest(Path(folder))["shards"])
+    return {f"shards/{name}" for name in names}
+
+
+def _judged(
+    name: str, size: int, newest: datetime, before: datetime, current: str, needed: set[str] | None
+) -> Garbage | None:
+    """What becomes of the objects of a folder; None: they are in use."""
+    is_snapshot = name.startswith("snapshots/")
+    if name == current or (needed is not None and name in needed):
+        return None
+    if newest > before:
+        reason = "rollback" if is_snapshot else "unfinished-build"
+        return Garbage(state="held", reason=reason, file=name, num_bytes=size, until="until it is older")
+    if needed is None and not is_snapshot:
+        until = "until the push that is under way has ended"
+        return Garbage(state="held", reason="unfinished-build", file=name, num_bytes=size, until=until)
+    reason = "superseded" if is_snapshot else "unreferenced" if name.startswith("shards/") else "left-over"
+    return Garbage(state="removable", reason=reason, file=name, num_bytes=size)

@@ -28,7 +28,7 @@ from latentcache.identity.content import CONTENT_SLICE
 from latentcache.plan.documents import spread
 from latentcache.sources.known import match_names
 from latentcache.store.atomic_io import file_descriptor
-from latentcache.store.index import ShardIndex, checked_index, read_entry
+from latentcache.store.shard import ShardIndex, checked_index, read_entry
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
 from latentcache.verify.findings import HINTS, Finding, Findings

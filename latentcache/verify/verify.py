@@ -32,13 +32,13 @@ from latentcache.fields.registry import load, settings_of
 from latentcache.fields.settings import checked
 from latentcache.plan.numbers import whole
 from latentcache.sources.scan import Listing
-from latentcache.store.garbage import intact_snapshots, shard_use
-from latentcache.store.index import mend_index, remove_entries
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import kept_rows, publish_replacement
+from latentcache.store.shard import mend_index, remove_entries
 from latentcache.store.snapshot import Snapshot, open_leased
 from latentcache.value import Value
+from latentcache.verify.collect import intact_snapshots, shard_use
 from latentcache.verify.compare import compare_sources, find_data, list_sources
 from latentcache.verify.entries import (
     LOST,

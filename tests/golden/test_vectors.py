@@ -16,13 +16,12 @@ from damaged import flip
 
 from latentcache.fields import registry
 from latentcache.identity.content import checksum
-from latentcache.store.catalog import load_catalog
+from latentcache.store.catalog import load_catalog, stored_entries
 from latentcache.store.columns import ColumnFile
 from latentcache.store.entry import read_header
-from latentcache.store.garbage import stored_catalog, stored_entries
-from latentcache.store.index import load_index
 from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
+from latentcache.store.shard import load_index
 from latentcache.store.snapshot import open_snapshot
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "store"))
@@ -142,7 +141,7 @@ def test_the_second_reader_reads_every_kind(program, tmp_path, monkeypatch, coun
     made_entries.install(monkeypatch)
     paths = made_entries.make_cache(tmp_path / "cache", range(count), shards=3)
     lines = [line.split(" ") for line in listed(program, paths.root)]
-    stored = {one.key.hex(): f"{one.checksum:016x}" for one in stored_entries(stored_catalog(paths.root))}
+    stored = {one.key.hex(): f"{one.checksum:016x}" for one in stored_entries(load_catalog(paths, open_shards=True))}
     assert len(lines) == 3 * count
     for line in lines:
         assert stored[line[1]] == line[-2]

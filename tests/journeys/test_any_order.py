@@ -22,8 +22,7 @@ from latentcache import failpoint
 from latentcache.errors import CorruptEntryError, EmptyPlanError, MissingEntryError
 from latentcache.loader.cache import open_cache
 from latentcache.pipeline.build import build_cache
-from latentcache.store.catalog import load_catalog
-from latentcache.store.garbage import stored_catalog, stored_entries
+from latentcache.store.catalog import load_catalog, stored_entries
 from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
@@ -182,7 +181,7 @@ class AnyOrder(RuleBasedStateMachine):
 
         If a killed build encoded an entry again, the repair uses it, or the next build if its shard was not sealed.
         """
-        whole = {entry.key for entry in stored_entries(stored_catalog(self.cache)) if entry.intact}
+        whole = self.intact()
         corrupt = {
             name: key_of(self.built[name][0], self.built_recipe)
             for name, category in self.truth(full=True).items()
@@ -259,7 +258,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def nothing_committed_is_lost(self):
         if (self.cache / "shards").exists():
-            there = {key.tobytes() for key in stored_catalog(self.cache).keys()}  # noqa: SIM118
+            there = {key.tobytes() for key in self.catalog().keys()}  # noqa: SIM118
             assert self.committed <= there
             self.committed = there  # also committed but not yet acknowledged entries
 
@@ -272,7 +271,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def look_again(self):
         """Update the model after removals: all intact known entries must remain."""
-        stored = list(stored_entries(stored_catalog(self.cache)))
+        stored = list(stored_entries(self.catalog()))
         whole = {entry.key for entry in stored if entry.intact}
         assert self.committed - self.damaged <= whole
         self.committed = {entry.key for entry in stored}
@@ -297,6 +296,12 @@ class AnyOrder(RuleBasedStateMachine):
 
     # model
 
+    def catalog(self):
+        return load_catalog(CachePaths(self.cache), open_shards=True)
+
+    def intact(self):
+        return {entry.key for entry in stored_entries(self.catalog()) if entry.intact}
+
     def needed(self):
         return {key_of(content, self.recipe) for content in self.files.values()}
 
@@ -305,11 +310,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def copy_committed(self, key):
         copies = [content for content in CONTENTS if COPIES[content] == self.pixels_of(key)]
-        whole = (
-            {entry.key for entry in stored_entries(stored_catalog(self.cache)) if entry.intact}
-            if self.committed
-            else set()
-        )
+        whole = self.intact() if self.committed else set()
         return any(key_of(content, self.recipe) in whole for content in copies)
 
     def published(self):
@@ -330,7 +331,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert key in self.damaged or catalog.item(place).array.tobytes() == payload_of(content, self.recipe)
         self.built = {name: (content, self.captions.get(name, "")) for name, content in self.files.items()}
         self.built_recipe, self.lost = self.recipe, set()
-        self.damaged -= {entry.key for entry in stored_entries(stored_catalog(self.cache)) if entry.intact}
+        self.damaged -= self.intact()
 
     def truth(self, full):
         """Map the name of every sample that is not ok to its category."""

@@ -11,7 +11,7 @@ import pytest
 from commands import ROOT, acknowledged, build, draw_folder, entries, finished, look, start_build, state_of, wait_for
 from small_cache import open_folder
 
-from latentcache.store.garbage import mend_shards
+from latentcache.store.catalog import mend_shards
 from latentcache.store.paths import CachePaths
 
 __all__ = ["open_folder"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from made_entries import entries_of, flat_entry, items_of, make_shard, open_shard
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
-from latentcache.store.index import INDEX, collect_index, load_index, read_meta, walk
+from latentcache.store.shard import INDEX, collect_index, load_index, read_meta, walk
 
 PAGE = os.sysconf("SC_PAGESIZE")
 

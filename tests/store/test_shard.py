@@ -14,11 +14,10 @@ from made_entries import entries_of, flat_entry, open_shard
 from latentcache.errors import CacheReadOnlyError, DiskFullError, StoreError
 from latentcache.identity.content import checksum
 from latentcache.store import shard as shard_module
+from latentcache.store.catalog import recover_shard
 from latentcache.store.entry import read_header
-from latentcache.store.garbage import recover_shard
-from latentcache.store.index import load_index, read_meta
 from latentcache.store.paths import CachePaths
-from latentcache.store.shard import ShardWriter
+from latentcache.store.shard import ShardWriter, load_index, read_meta
 
 
 def stored(folder):

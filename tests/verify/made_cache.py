@@ -15,9 +15,8 @@ from latentcache.fields.registry import field_kind
 from latentcache.identity.content import json_hash
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
-from latentcache.store.catalog import load_catalog
+from latentcache.store.catalog import load_catalog, mend_shards
 from latentcache.store.entry import Item, pack_items
-from latentcache.store.garbage import mend_shards
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter

@@ -4,8 +4,8 @@ import pytest
 from made_cache import make
 
 from latentcache.errors import CacheLockedError
-from latentcache.store.index import load_index, mend_index
 from latentcache.store.lock import builder_lock
+from latentcache.store.shard import load_index, mend_index
 from latentcache.verify.verify import repair_cache, verify_cache
 
 

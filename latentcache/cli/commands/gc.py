@@ -36,8 +36,7 @@ def gc(
         latentcache gc s3://bucket/images --older-than 7d --apply
     """
     from latentcache.plan.numbers import duration
-    from latentcache.verify.collect import KEEP, collect
-    from latentcache.verify.collect_url import collect_url
+    from latentcache.verify.collect import KEEP, collect, collect_url
 
     url = url_of(cache)
     if (keep if url else older_than) is not None:

@@ -60,8 +60,8 @@ from latentcache.pipeline.workers.resources import (
     limit_memory,
 )
 from latentcache.pipeline.workers.worker import Answer, Question, WorkerLoop, run_loop
-from latentcache.store.index import load_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
+from latentcache.store.shard import load_index
 
 #: Seconds without progress after which a worker is killed; a 100-megapixel PNG takes 8 s, loading a model minutes.
 DEADLINE_S = 120.0
@@ -484,7 +484,7 @@ def worker_count(task: Task, kind: FieldKind, total_cost: int) -> int:
 
 def recovered(task: Task) -> bytes:
     """Seal a dead worker's shard; gives all item keys that the worker committed."""
-    from latentcache.store.garbage import recover_shard
+    from latentcache.store.catalog import recover_shard
     from latentcache.store.lock import check_owner
     from latentcache.store.view import StoredShards
 

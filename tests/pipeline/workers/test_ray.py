@@ -19,8 +19,8 @@ from PIL import Image
 from latentcache.pipeline.workers import local
 from latentcache.pipeline.workers.engine import Task
 from latentcache.pipeline.workers.ray import differences, node_check
-from latentcache.store.index import load_index
 from latentcache.store.paths import CachePaths
+from latentcache.store.shard import load_index
 from latentcache.store.snapshot import open_snapshot
 from tests.ray_cluster import ROOT, Cluster
 

@@ -17,7 +17,7 @@ from latentcache.pipeline.workers.local import LocalEngine, worker_count
 from latentcache.pipeline.workers.resources import BASE_BYTES
 from latentcache.pipeline.workers.scheduler import Run
 from latentcache.store.catalog import load_catalog
-from latentcache.store.index import load_index
+from latentcache.store.shard import load_index
 from tests.pipeline.workers import toy_kinds
 
 TEXTS = [f"word{number}" for number in range(40)]

@@ -8,13 +8,12 @@ from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_cac
 
 from latentcache.errors import StoreError
 from latentcache.identity.content import checksum
-from latentcache.store import index as index_module
+from latentcache.store import shard as shard_module
 from latentcache.store.atomic_io import make_folder
-from latentcache.store.catalog import load_catalog
-from latentcache.store.garbage import copy_entries, mend_shards, stored_catalog, stored_entries
-from latentcache.store.index import INDEX, load_index, remove_entries
+from latentcache.store.catalog import load_catalog, mend_shards, stored_entries
 from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
+from latentcache.store.shard import INDEX, copy_entries, load_index, remove_entries
 from latentcache.store.snapshot import open_snapshot
 
 
@@ -39,7 +38,7 @@ def test_a_shard_that_is_sealed_while_it_is_listed_is_not_called_damaged(tmp_pat
     paths = CachePaths(tmp_path)
     make_folder(paths.shards)
     open_shard(paths.shards / "one.open", entries_of("plane", range(2)))
-    catalog = stored_catalog(tmp_path)
+    catalog = load_catalog(paths, open_shards=True)
     (paths.shards / "one.open").rename(paths.shards / "one")
     assert all(catalog.stored(place) for place in range(2))
 
@@ -90,7 +89,7 @@ def test_a_disk_that_fails_while_entries_are_copied_is_not_damage(paths, tmp_pat
     other = CachePaths(tmp_path / "other")
     rows = open_snapshot(paths.root).fields["words"]
     spans = rows.entry_spans(np.flatnonzero(np.asarray(rows.shard) == 0))
-    monkeypatch.setattr(index_module, "read_at", fail)
+    monkeypatch.setattr(shard_module, "read_at", fail)
     with pytest.raises(StoreError, match=r"data\.mdb cannot be read") as caught:
         copy_entries(other, paths.shard("shard-0"), spans)
     assert (type(caught.value), other.sealed_shards()) == (StoreError, [])
@@ -129,8 +128,8 @@ def test_every_item_is_listed_once(paths):
     make_shard(paths.shard("twice"), entries_of("plane", range(5)))
     open_shard(paths.shards / "left.open", entries_of("words", range(20, 24)))
     items = {item.key: item for item in [*all_items(range(12)), *items_of("words", range(20, 24))]}
-    listed = list(stored_entries(stored_catalog(paths.root)))
-    assert (stored_catalog(paths.root).find(keys_of(list(items.values()))) >= 0).all()
+    listed = list(stored_entries(load_catalog(paths, open_shards=True)))
+    assert (load_catalog(paths, open_shards=True).find(keys_of(list(items.values()))) >= 0).all()
     assert sorted(one.key for one in listed) == sorted(items)
     for one in listed:
         array = items[one.key].array
