@@ -166,7 +166,7 @@ class BuildProgress(ProgressDisplay):
 
 def _data_lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     """(label, text): what was recognized in DATA, in a few lines."""
-    from latentcache.sources.partners import INPUTS
+    from latentcache.sources.layout import INPUTS
 
     listing, counts = plan.listing, Counter[str]()
     if listing is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from latentcache.errors import SourceAmbiguousError, UsageError, keyword, option
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.sources.causes import Findings, fault
+from latentcache.sources.causes import Notes, fault
 from latentcache.sources.formats.files import listed
 from latentcache.sources.inventory import CAPTION_EXTENSIONS
 from latentcache.value import Value
 
-#: Between the stem of an image and ``.png`` in the names of its mask and of its control image (OneTrainer).
-MASK_ENDING, CONTROL_ENDING = "-masklabel", "-condlabel"
+#: Ending of the stem of a mask or a control image beside its image (OneTrainer) -> input.
+ENDINGS = {"-masklabel": "mask", "-condlabel": "control"}
+#: Inputs by the option that names their folders.
+INPUTS = {"masks": ("mask",), "controls": ("control", "control_2", "control_3")}
 FOLDER = "folder"
 #: Folder of control images that ai-toolkit made of the images beside it (``ControlCachingMixin``).
 _MADE_CONTROLS = "_controls"
@@ -241,16 +243,54 @@ def above(path: str) -> Iterator[str]:
     yield ""
 
 
-@dataclass(slots=True)
-class RecordFiles:
-    """The F files of records, and what is said of the others; filled while DATA is looked at."""
+class Partners:
+    """Masks and control images of a data set, by their positions among the files.
 
-    root: Path
-    alone: bool = False
-    """True if DATA is this one file."""
-    names: list[str] = field(default_factory=list)
-    """Below the root."""
-    findings: Findings = field(default_factory=Findings)
+    Beside the sample, the stem of a partner has one of ``ENDINGS``. In a folder for partners it has the path of its
+    image below the folder of the set (SimpleTuner). Else the file name alone decides: sd-scripts
+    ``conditioning_data_dir``, ai-toolkit ``control_path`` and ``mask_path``. Extensions may differ.
+    """
+
+    def __init__(self) -> None:
+        self._beside, self._apart = dict[tuple[str, str], int](), dict[str, int]()
+        """(Input, name of the sample without extension), and name of a file apart without extension -> file."""
+        self._roles = dict[int, tuple[str, str]]()
+        """File -> ``mask`` or ``control``, and its name."""
+
+    def add(self, role: str, name: str, file: int, ending: str = "") -> None:
+        """Note one file; ``ending``: it is beside its image."""
+        stem, self._roles[file] = name.rpartition(".")[0], (role, name)
+        if not ending:
+            self._apart[stem] = file
+        elif name.endswith(".png"):  # its trainer looks for no other format
+            self._beside[role, stem.removesuffix(ending)] = file
+
+    def inputs(self, layout: Layout) -> list[str]:
+        """Inputs that the samples of a layout have."""
+        roles = {name for image_set in layout.sets for name, _ in image_set.paired}
+        roles |= {role for role, _ in self._beside}
+        return [name for names in INPUTS.values() for name in names if name in roles - layout.unpaired]
+
+    def of(self, name: str, image: int, image_set: ImageSet, role: str) -> int:
+        """The file of a sample: ``image``, its own, for its transparency; -1: there is none."""
+        stem, folder = name.rpartition(".")[0], dict(image_set.paired).get(role)
+        if folder == "":
+            return image
+        if folder is not None:
+            for inner in (
+                stem.removeprefix(image_set.prefix),
+                *[stem.rpartition("/")[2]][image_set.paired_by_path :],
+            ):
+                if (file := self._apart.get(f"{folder}/{inner}")) is not None:
+                    return file
+        return self._beside.get((role, stem), -1)
+
+    def note_unused(self, used: Collection[int], layout: Layout, notes: Notes) -> None:
+        """Count masks and control images that belong to no sample, or are not wanted."""
+        for file, (role, name) in self._roles.items():
+            if file not in used:
+                why = "are not wanted" if role in layout.unpaired else "belong to no image"
+                notes.count(role, f"{'masks' if role == 'mask' else 'control images'} {why}", (name,))
 
 
 def unfit(data: Path, word: str, why: str) -> UsageError:

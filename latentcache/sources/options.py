@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from latentcache.errors import UsageError
 from latentcache.fields.settings import Settings, setting
-from latentcache.sources.layout import CaptionRule, Layout
-from latentcache.sources.partners import paired_with
+from latentcache.sources.layout import INPUTS, CaptionRule, Layout
 from latentcache.value import Value, typed_parts
 
 _NO_OPTION = {"flag": None}
 _text = partial(setting, default="")
 _PART = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
 _PART_FIX = "give 0/4 on the first of four nodes, 1/4, 2/4 and 3/4 on the others"
+
+
+#: Word of ``--masks`` for the transparency of each image, and word that turns masks or control images off.
+_ALPHA, _NONE = "alpha", "none"
 
 
 class Part(Value):
@@ -121,12 +126,12 @@ class SourceOptions(Settings):
         return (self.masks, *self.controls)
 
     def applied(self, layout: Layout, recorded: Collection[str]) -> tuple[Layout, SourceOptions]:
-        """A layout with what is said here, and the options with folders named from its root, as ``paired_with``."""
+        """A layout with what is said here, and the options with folders that are named below its root."""
         sets = tuple(replace(image_set, captions=self._captions(image_set.captions)) for image_set in layout.sets)
         if self.repeats is False:
             sets = tuple(replace(image_set, repeats=1, balance="") for image_set in sets)
         folders = {"masks": (self.masks,), "controls": self.controls}
-        layout, named = paired_with(replace(layout, sets=sets), folders, recorded)
+        layout, named = _paired_with(replace(layout, sets=sets), folders, recorded)
         return layout, replace(self, masks="".join(named["masks"]), controls=named["controls"])
 
     def _captions(self, rule: CaptionRule) -> CaptionRule:
@@ -153,3 +158,42 @@ class SourceOptions(Settings):
         """Inverse of :meth:`as_json`; raises TypeError for an unknown name."""
         part = {"part": Part.parse(data["part"])} if "part" in data else {}
         return cls(**typed_parts(cls, {**data, **part}))
+
+
+def _paired_with(
+    layout: Layout, options: Mapping[str, Sequence[str]], recorded: Collection[str]
+) -> tuple[Layout, dict[str, tuple[str, ...]]]:
+    """A layout with the folders that options name, and their names below its root: DATA may be moved.
+
+    Folders ``recorded`` are named so already, and may be gone. Raises UsageError for another one that is not in DATA.
+    """
+    named, root = dict[str, tuple[str, ...]](), layout.root.absolute()
+    for option, values in options.items():
+        inputs, folders = INPUTS[option], list[str]()
+        for value in filter(None, values):
+            paths = (Path(os.path.abspath(root / value)), Path(os.path.abspath(value)))  # noqa: PTH100 - links stay
+            below = next((path for path in paths if path.is_dir() and root in path.parents), None)
+            is_word = value == _NONE or (value == _ALPHA and option == "masks")
+            if not is_word and below is None and value not in recorded:
+                raise UsageError(
+                    f"no such folder in {layout.root}",
+                    argument=option,
+                    value=value,
+                    why="names of files are kept below the folder of the data",
+                    fix="give a folder in it; DATA may be the folder that holds both",
+                )
+            folders.append(value if is_word or below is None else below.relative_to(root).as_posix())
+        if len(folders) > len(inputs):
+            raise UsageError(f"{len(folders)} folders", argument=option, fix=f"give {len(inputs)} at most")
+        named[option] = tuple(folders)
+        if folders == [_NONE]:
+            layout = replace(layout, unpaired=layout.unpaired.union(inputs))
+        elif folders:
+            named_folders = ["" if folder == _ALPHA and option == "masks" else folder for folder in folders]
+            paired = tuple(zip(inputs, named_folders, strict=False))
+            sets = [
+                replace(old, paired=(*(pair for pair in old.paired if pair[0] not in inputs), *paired))
+                for old in layout.sets
+            ]
+            layout = replace(layout, sets=tuple(sets))
+    return layout, named

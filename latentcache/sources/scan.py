@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import SourceError
 from latentcache.fields.table import Rejected, SampleTable
+from latentcache.sources.causes import Findings
 from latentcache.sources.inventory import Inventory
 from latentcache.sources.known import Scan, ScanResult
 from latentcache.sources.layout import Layout
@@ -138,10 +139,11 @@ def scan(
     shared |= {"chosen": chosen, "full": full, "stopping": stopping}
     if options.kind == RECORDS:
         names = set(known.files.names) if known is not None and is_same else set[str]()
-        files = find_records(inventory, options, names)
+        findings = Findings()
+        files = find_records(inventory, options, findings, names)
         digest = inventory.digest()
-        result = scan_records(Scan(options=options, **shared), files)
-        more: dict[str, Any] = {"root": files.root}
+        result = scan_records(Scan(options=options, **shared), inventory, files, findings)
+        more: dict[str, Any] = {"root": inventory.root}
     else:
         layout, options = options.applied(find_layout(inventory, options), recorded)
         if layout.folders and layout.root.absolute() != data.absolute():

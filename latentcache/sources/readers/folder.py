@@ -46,9 +46,8 @@ from latentcache.sources.known import (
     take_rows,
     with_hashes,
 )
-from latentcache.sources.layout import CaptionRule, ImageSet, Layout, balanced
+from latentcache.sources.layout import ENDINGS, CaptionRule, ImageSet, Layout, Partners, balanced
 from latentcache.sources.locations import SPAN, sizes
-from latentcache.sources.partners import ENDINGS, Partners
 from latentcache.sources.readers.archive import archive_reading, open_archives, read_archives
 from latentcache.sources.readers.table import read_tables
 from latentcache.value import Value

@@ -9,8 +9,7 @@ whole (at most 1 GiB). Of parquet and Arrow files one batch is in memory. Their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from struct import Struct
@@ -23,11 +22,11 @@ from latentcache.errors import EmptySourceError, SourceError, UnusableSampleErro
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.identity.content import HASH_BYTES, StatMemo
-from latentcache.sources.causes import in_order
+from latentcache.sources.causes import Findings, in_order
 from latentcache.sources.causes import rejected as note
 from latentcache.sources.formats.files import stat_source
+from latentcache.sources.inventory import Inventory
 from latentcache.sources.known import KnownFiles, Scan, ScanResult, hash_rows, is_range
-from latentcache.sources.layout import RecordFiles
 from latentcache.sources.records import (
     EXPECTED,
     Record,
@@ -89,27 +88,44 @@ def _expected(rows: NDArray[np.integer], held: Input) -> Iterator[tuple[int, int
         yield from zip(block.tolist(), held.line[block].tolist(), contents.tolist(), strict=True)
 
 
-def scan_records(request: Scan, files: RecordFiles) -> ScanResult:
+def scan_records(request: Scan, inventory: Inventory, names: Sequence[str], findings: Findings) -> ScanResult:
     """All records of these files; raises SourceError if there is one file and it cannot be read."""
-    part, text_lines, findings = request.options.part, request.options.text_lines, files.findings
-    reading = hash_rows(reading_of(name, str(part or ""), text_lines=text_lines) for name in files.names)
-    stats = np.array([_state(files.root / name) for name in files.names], dtype=np.uint64).reshape(-1, STAT_WIDTH)
-    held = request.held(Strings.of(files.names), stats, reading)
-    rejected, rows = findings.rejected, bytearray()
-    read = partial(_read, request, files=files, held=held, rows=rows)
-    known = request.contained(held, np.arange(len(files.names)), "record", rejected, read)
+    part, text_lines, rows = request.options.part, request.options.text_lines, bytearray()
+    reading = hash_rows(reading_of(name, str(part or ""), text_lines=text_lines) for name in names)
+    stats = np.array([_state(inventory.root / name) for name in names], dtype=np.uint64).reshape(-1, STAT_WIDTH)
+    held = request.held(Strings.of(names), stats, reading)
+
+    def read(file: int) -> None:
+        held.distrust(np.array([file]))
+        reader = RecordReader(inventory.root / names[file], names[file], text_lines)
+        try:
+            is_whole = _read(request, reader, file, rows, findings)
+        except UnusableSampleError as error:
+            if inventory.is_file:
+                raise SourceError(f"{reader.name}: {error.what}", where=str(reader.path), fix=error.fix) from error
+            raise
+        if is_whole:
+            assert reader.stat is not None
+            held.remember(file, reader.content, reader.stat)
+
+    known = request.contained(held, np.arange(len(names)), "record", findings.rejected, read)
     table = held.table
-    if table is None or len(known) < len(files.names) or not is_range(held.position, len(table.files)):
+    if table is None or len(known) < len(names) or not is_range(held.position, len(table.files)):
         new = np.frombuffer(rows, dtype=_ROW)
         table = _table(held, reading, np.concatenate([_known(held.table, *held.rows_in("record", known)), new]))
-    rejections = in_order(rejected)
+    rejections = in_order(findings.rejected)
     if part is None:  # else they may be in other parts
-        is_none = np.bincount(np.asarray(table.inputs["record"].file), minlength=len(files.names)) == 0
+        is_none = np.bincount(np.asarray(table.inputs["record"].file), minlength=len(names)) == 0
         named = {item.name for item in rejections}
-        names = held.names.take(np.flatnonzero(is_none))
-        findings.notes.add(*(note(name, "unused", "it holds no records") for name in names if name not in named))
+        empty = [name for name in held.names.take(np.flatnonzero(is_none)) if name not in named]
+        findings.notes.add(*(note(name, "unused", "it holds no records") for name in empty))
         if not len(table) and not rejections and not request.stopping():
-            raise _nothing(files)
+            raise EmptySourceError(
+                f"{count_of(len(names), 'files')} of {inventory.root} without a record",
+                where=str(inventory.root),
+                why="; ".join(names[:3]),
+                fix=f"give files of texts or conversations: expected {EXPECTED}",
+            )
     return ScanResult(samples=table, rejected=rejections, notes=findings.notes.all())
 
 
@@ -120,39 +136,25 @@ def _state(path: Path) -> StatMemo:
         return StatMemo(*[0] * STAT_WIDTH)
 
 
-def _read(request: Scan, file: int, files: RecordFiles, held: KnownFiles, rows: bytearray) -> None:
-    """Add the rows of one file, and its rejected records."""
-    name = files.names[file]
-    held.distrust(np.array([file]))
-    reader, part = RecordReader(files.root / name, name, request.options.text_lines), request.options.part
+def _read(request: Scan, reader: RecordReader, file: int, rows: bytearray, findings: Findings) -> bool:
+    """Add the rows of one file, and its rejected records; False: it has to be read again, its rest is unknown."""
+    part, damage = request.options.part, None
     try:
         for number, record in enumerate(reader, start=1):
             if part is None or part.holds(record.content):
                 size = min(record_size(record), 0xFFFF_FFFF)
                 rows += _PACKED.pack(file, record.line, size, record.form, record.content)
             if not number % _OFTEN and request.stopping():
-                return
+                return False
     except UnusableSampleError as error:
-        if reader.last and error.slug != "not-records":
-            error.what = f"rest unread: {error.what}"
-            files.findings.rejected += reader.rejected.all()
-            files.findings.reject(name, error, line=reader.last + 1)
-            return  # to be read again: nothing is known of the rest
-        if files.alone:
-            raise SourceError(f"{name}: {error.what}", where=str(reader.path), fix=error.fix) from error
-        raise
-    assert reader.stat is not None
-    files.findings.rejected += reader.rejected.all()
-    held.remember(file, reader.content, reader.stat)
-
-
-def _nothing(files: RecordFiles) -> EmptySourceError:
-    return EmptySourceError(
-        f"{count_of(len(files.names), 'files')} of {files.root} without a record",
-        where=str(files.root),
-        why="; ".join(files.names[:3]),
-        fix=f"give files of texts or conversations: expected {EXPECTED}",
-    )
+        if not reader.last or error.slug == "not-records":
+            raise
+        error.what = f"rest unread: {error.what}"
+        damage = error
+    findings.rejected += reader.rejected.all()
+    if damage is not None:
+        findings.reject(reader.name, damage, line=reader.last + 1)
+    return damage is None
 
 
 def _known(table: SampleTable | None, rows: NDArray[np.integer], file: NDArray[np.integer]) -> NDArray[Any]:

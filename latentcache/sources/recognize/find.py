@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,39 +20,26 @@ from latentcache.errors import (
 )
 from latentcache.sources.formats.archives import kind_of_archive
 from latentcache.sources.inventory import TABLE_NAMES, Inventory, extension_of, not_a_folder
-from latentcache.sources.layout import FOLDER, ImageSet, Layout, above, unfit
+from latentcache.sources.layout import FOLDER, Layout, unfit
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.recognize import hub, kohya
 from latentcache.sources.recognize.config import MAX_BYTES, Config, Trainer, read_config
+from latentcache.sources.recognize.folders import (
+    ARCHIVES,
+    FOLDERS,
+    KOHYA,
+    Recognizer,
+    is_of_images,
+    plain_folder,
+    recognize_file,
+)
 from latentcache.sources.recognize.records import holds_records
-from latentcache.sources.recognize.trainers import AI_TOOLKIT, MUSUBI, ONETRAINER, SIMPLETUNER
+from latentcache.sources.recognize.trainers import CONFIGS
 from latentcache.sources.records import KINDS
-from latentcache.sources.splits import choose_split, unread_folders
+from latentcache.sources.splits import choose_split
 
 IMAGES, RECORDS = "images", "records"
-
-
-def _plain(inventory: Inventory, options: SourceOptions) -> Layout:
-    why = "images, with caption files beside them if there are any"
-    layout = Layout(word=FOLDER, why=why, root=inventory.root, sets=(ImageSet(folder=""),))
-    aside = {folder.strip("/") for folder in options.folders} - {""}
-    folders = {
-        folder.prefix: folder.images
-        for folder in inventory.below()
-        if folder.images and not layout.role(folder.prefix) and aside.isdisjoint(above(folder.path))
-    }
-    split, unread, notes = unread_folders(inventory.root, folders, options.split)
-    return replace(layout, split=split, unread=unread, notes=notes)
-
-
-#: Conventions of folders by their word.
-FOLDERS: dict[str, hub.Recognizer] = {kohya.WORD: kohya.recognize, **hub.FORMS, FOLDER: _plain}
-#: Conventions of configuration files by their word.
-CONFIGS = {
-    trainer.word: trainer for trainer in (kohya.CONFIG, SIMPLETUNER, ONETRAINER, MUSUBI, AI_TOOLKIT, kohya.METADATA)
-}
 #: Words of ``--layout``.
-WORDS = (*FOLDERS, *CONFIGS)
+WORDS = (*FOLDERS, FOLDER, *CONFIGS)
 
 
 def find_kind(inventory: Inventory, options: SourceOptions, inputs: Collection[str]) -> str:
@@ -65,7 +51,7 @@ def find_kind(inventory: Inventory, options: SourceOptions, inputs: Collection[s
         SourceAmbiguousError: A folder holds both, and nothing decides.
     """
     if inventory.is_file:
-        if is_config(inventory.data) or hub.is_of_images(inventory.data):
+        if is_config(inventory.data) or is_of_images(inventory.data):
             return IMAGES
         if extension_of(inventory.data.name) in KINDS:
             return RECORDS
@@ -121,27 +107,25 @@ def _holds_images(inventory: Inventory, options: SourceOptions) -> bool:
         return True
     if any(folder.images or not _TABLES.isdisjoint(folder.others) for folder in inventory.below()):
         return True
-    return any(recognize(inventory, options) is not None for recognize in hub.ARCHIVES.values())
+    return any(recognize(inventory, options) is not None for recognize in ARCHIVES.values())
 
 
 _TABLES = frozenset(TABLE_NAMES)
 
 
 def _of_folder(inventory: Inventory, options: SourceOptions) -> Layout:
-    finders: dict[str, hub.Recognizer] = {name: partial(_in_folder, trainer) for name, trainer in CONFIGS.items()}
+    finders: dict[str, Recognizer] = {name: partial(_in_folder, trainer) for name, trainer in CONFIGS.items()}
     finders |= FOLDERS
-    word = options.layout
-    if word:
-        layout = finders[word](inventory, options)
+    if word := options.layout:
+        layout = {**finders, FOLDER: plain_folder}[word](inventory, options)
         if layout is None:
             raise unfit(inventory.root, word, "nothing in the folder has this form")
         return layout
-    del finders[FOLDER]
     fitting = [layout for finder in finders.values() if (layout := finder(inventory, options)) is not None]
     if any(layout.word in CONFIGS for layout in fitting):  # it names folders, whatever these are called
-        fitting = [layout for layout in fitting if layout.word != kohya.WORD]
+        fitting = [layout for layout in fitting if layout.word != KOHYA]
     if not fitting:
-        return _plain(inventory, options)
+        return plain_folder(inventory, options)
     readings = [(layout.word, layout.why) for layout in fitting]
     if len(fitting) == 1 and fitting[0].doubt:
         readings.append((FOLDER, fitting[0].doubt))
@@ -158,7 +142,7 @@ def _of_folder(inventory: Inventory, options: SourceOptions) -> Layout:
 
 def _of_file(data: Path, word: str) -> Layout:
     if kind_of_archive(data.name):
-        return hub.recognize_file(data, word)
+        return recognize_file(data, word)
     config = read_config(data)
     trainer = CONFIGS.get(word) if word else _trainer(config.value)
     if trainer is not None and trainer.fits(config.value):

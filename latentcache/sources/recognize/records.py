@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError
-from latentcache.sources.causes import rejected
+from latentcache.sources.causes import Findings, rejected
 from latentcache.sources.formats.archives import TAR, kind_of_archive, open_rows, tar_members
 from latentcache.sources.formats.files import open_source, read_document
 from latentcache.sources.inventory import (
@@ -27,7 +27,6 @@ from latentcache.sources.inventory import (
     count_unused,
     extension_of,
 )
-from latentcache.sources.layout import RecordFiles
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.records import KINDS, RecordReader
 from latentcache.sources.splits import for_training, missing_shards, read_as_train, splits_of, which_split
@@ -41,17 +40,19 @@ _WANTED = frozenset((*KINDS, *_UNREAD, *PACKED_EXTENSIONS))
 _ENTRY = ("file_name", "script_url", "hf_hub_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
 
 
-def find_records(inventory: Inventory, options: SourceOptions, known: Collection[str] = ()) -> RecordFiles:
-    """The files of records in a file or folder; raises as ``scan.scan``.
+def find_records(
+    inventory: Inventory, options: SourceOptions, findings: Findings, known: Collection[str] = ()
+) -> list[str]:
+    """Names of the files of records in a file or folder, below its root; raises as ``scan.scan``.
 
     Only ``.json`` files are opened, to see if they hold records; not those that are ``known`` to do so.
     """
     data = inventory.data
     if inventory.is_file:
         which_split(data, [""], options.split)
-        records = RecordFiles(inventory.root, alone=True, names=[data.name])
+        names = [data.name]
     elif splits := saved_splits(inventory):
-        records = _by_state(inventory, splits, options)
+        names = _by_state(inventory, splits, options, findings)
     elif is_dataset_info(inventory):
         raise SourceError(
             f"{INFO_NAME} of LLaMA-Factory is not followed",
@@ -60,10 +61,10 @@ def find_records(inventory: Inventory, options: SourceOptions, known: Collection
             fix="give one file of records as DATA, or move this one elsewhere to read all files in the folder",
         )
     else:
-        records = _by_names(inventory, options, known)
-    if not records.names and not records.findings.rejected:
+        names = _by_names(inventory, options, findings, known)
+    if not names and not findings.rejected:
         raise _nothing(inventory)
-    if any(map(kind_of_archive, records.names)) and find_spec("pyarrow") is None:
+    if any(map(kind_of_archive, names)) and find_spec("pyarrow") is None:
         raise SourceError(
             "pyarrow is not installed, and these files need it",
             where=str(data),
@@ -71,7 +72,7 @@ def find_records(inventory: Inventory, options: SourceOptions, known: Collection
             fix="pip install 'latentcache[hf]'",
             slug="extra-missing",
         )
-    return records
+    return names
 
 
 def _nothing(inventory: Inventory) -> EmptySourceError:
@@ -103,19 +104,19 @@ def _apart(inventory: Inventory) -> Iterator[str]:
                 yield folder.prefix + name
 
 
-def _with_others(records: RecordFiles, inventory: Inventory, known: Collection[str]) -> RecordFiles:
-    """With what the inventory could not use, and a note on the files that nothing names."""
-    findings = records.findings
-    used = {*records.names, *known, *findings.names()}
+def _note_others(inventory: Inventory, used: Collection[str], findings: Findings) -> None:
+    """Note and reject what the inventory could not use, and the files that nothing names."""
+    used = {*used, *findings.names()}
     for folder in inventory.below():
         findings.rejected += folder.rejected.values()
         findings.notes.add(*folder.notes)
         names = (folder.prefix + name for name in (*folder.names, *folder.loose))
         count_unused(findings.notes, (name for name in names if name not in used))
-    return records
 
 
-def _by_state(inventory: Inventory, splits: Mapping[str, list[str]], options: SourceOptions) -> RecordFiles:
+def _by_state(
+    inventory: Inventory, splits: Mapping[str, list[str]], options: SourceOptions, findings: Findings
+) -> list[str]:
     """A data set that ``datasets`` saved."""
     chosen, used = which_split(inventory.root, list(splits), options.split), set(saved_states(splits))
     if not splits[chosen]:
@@ -124,22 +125,21 @@ def _by_state(inventory: Inventory, splits: Mapping[str, list[str]], options: So
         raise SourceError(
             f"{state} lists no files", where=str(inventory.root / state), why=f"{DICT_NAME} names it", fix=fix
         )
-    records = RecordFiles(inventory.root, names=splits[chosen])
-    for its in filter(chosen.__ne__, splits):
-        names = [folder.prefix + name for folder in inventory.below(its) for name in folder.names]
-        records.findings.notes.count("split-unused", f"files of the split {its}; {chosen} is read", names)
+    for split in filter(chosen.__ne__, splits):
+        names = [folder.prefix + name for folder in inventory.below(split) for name in folder.names]
+        findings.notes.count("split-unused", f"files of the split {split}; {chosen} is read", names)
         used.update(names)
-    return _with_others(records, inventory, used)
+    _note_others(inventory, {*used, *splits[chosen]}, findings)
+    return splits[chosen]
 
 
-def _by_names(inventory: Inventory, options: SourceOptions, known: Collection[str]) -> RecordFiles:
+def _by_names(inventory: Inventory, options: SourceOptions, findings: Findings, known: Collection[str]) -> list[str]:
     """All files of records of one split; text files only if there are none."""
     names = [folder.prefix + name for folder in inventory.below() for name in folder.names]
     names = sorted((name for name in names if extension_of(name) in _WANTED), key=os.fsencode)
     packed = [name for name in names if extension_of(name) in PACKED_EXTENSIONS]
-    records = RecordFiles(inventory.root)
-    notes = records.findings.notes
-    records.findings.rejected += [rejected(name, "compressed", f"{name} is packed") for name in packed]
+    chosen_names, notes = list[str](), findings.notes
+    findings.rejected += [rejected(name, "compressed", f"{name} is packed") for name in packed]
     readable = [name for name in names if extension_of(name) in KINDS]
     texts = [name for name in readable if KINDS[extension_of(name)] == "text"]
     tables = [
@@ -160,11 +160,12 @@ def _by_names(inventory: Inventory, options: SourceOptions, known: Collection[st
     chosen = which_split(inventory.root, splits or [""], options.split) if readable else ""
     for name, split in zip(readable, splits, strict=True):
         if split == chosen:
-            records.names.append(name)
+            chosen_names.append(name)
         else:
             notes.count("split-unused", f"files of the split {split}; {chosen} is read", (name,))
-    notes.add(*missing_shards(records.names), *read_as_train(dict.fromkeys(readable, 1), named))
-    return _with_others(records, inventory, readable)
+    notes.add(*missing_shards(chosen_names), *read_as_train(dict.fromkeys(readable, 1), named))
+    _note_others(inventory, readable, findings)
+    return chosen_names
 
 
 def is_dataset_info(inventory: Inventory) -> bool:

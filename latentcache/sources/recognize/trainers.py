@@ -1,4 +1,11 @@
-"""Configurations of SimpleTuner, OneTrainer, musubi-tuner and ai-toolkit.
+"""Configurations of kohya's sd-scripts, SimpleTuner, OneTrainer, musubi-tuner and ai-toolkit.
+
+kohya's ``dataset.toml`` (kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``library/train_util.py``): a
+setting is looked for in the subset, in its data set, in ``general``. Subsets are folders, not recursive, with
+captions in ``.caption`` files by default. ``conditioning_data_dir`` has control images. Within one data set a folder
+counts once, in several data sets once for each, or once for all if a build makes their resolutions. Fewer repeats
+than one leave a subset out. With ``enable_wildcard`` one line is drawn, so each is a caption; ``{a|b}`` stays as it
+is. Metadata for fine-tuning is refused.
 
 SimpleTuner's ``multidatabackend.json`` (bghira/SimpleTuner bc8e6ab, ``documentation/DATALOADER.md``,
 ``helpers/prompts.py``): ``repeats`` counts further passes, so 0 is once; folders are recursive. ``caption_strategy``
@@ -17,19 +24,28 @@ ai-toolkit (ostris/ai-toolkit 27a03a9, ``toolkit/config_modules.py``) name folde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latentcache.errors import UnusableSampleError, count_of
+from latentcache.errors import SourceError, UnusableSampleError, count_of
 from latentcache.fields.captions import BETWEEN
 from latentcache.geometry.like.aitoolkit import is_job, read_job
 from latentcache.geometry.like.musubi import is_musubi
 from latentcache.sources.captions import read_caption
-from latentcache.sources.layout import CaptionRule, ImageSet, Layout, Trigger
-from latentcache.sources.partners import INPUTS
+from latentcache.sources.layout import INPUTS, CaptionRule, ImageSet, Layout, Trigger
 from latentcache.sources.recognize.config import Config, Pair, Trainer, joined, pixels_in
+from latentcache.sources.recognize.folders import kohya_rule
 
+_SUBSET = ("image_dir", "num_repeats", "caption_extension", "class_tokens", "is_reg", "metadata_file", "subsets",
+         "conditioning_data_dir", "alpha_mask", "enable_wildcard",
+         "caption_prefix", "caption_suffix")  # fmt: skip
+#: Settings of a type; the trainer takes no other.
+_TYPES = {"num_repeats": int, "is_reg": bool, "alpha_mask": bool, "enable_wildcard": bool} | dict.fromkeys(
+    ("caption_extension", "class_tokens", "caption_prefix", "caption_suffix", "caption_separator"), str
+)
+_OF_IMAGES = frozenset(("caption", "tags", "train_resolution", "image_size"))
 _SIMPLE = ("id", "type", "dataset_type", "instance_data_dir", "repeats", "caption_strategy", "instance_prompt",
            "prepend_instance_prompt", "only_instance_prompt", "disable_multiline_split", "disabled", "disable",
            "conditioning_type", "conditioning_data", "is_regularisation_data")  # fmt: skip
@@ -44,6 +60,92 @@ def _is_list(value: Any, required: str, others: set[str]) -> bool:
     """True for a list of objects: all have the required name, and at least one has one of the others."""
     is_list = isinstance(value, list) and len(value) > 0 and all(isinstance(item, dict) for item in value)
     return is_list and all(required in item for item in value) and any(others & set(item) for item in value)
+
+
+# kohya
+
+
+def _kohya(config: Config, base: Path | None) -> Layout:
+    sets, general = list[ImageSet](), config.value.get("general", {})
+    config.take(general, _SUBSET)
+    seen = dict[str, Any]()
+    for number, dataset in enumerate(config.value["datasets"]):
+        config.take(dataset, _SUBSET)
+        seen = seen if config.is_followed else {}
+        for subset in dataset.get("subsets", []):
+            config.take(subset, {*_SUBSET, *general, *dataset})
+            entries = {**general, **dataset, **subset}
+            for name in _TYPES.keys() & entries:
+                if type(entries[name]) is not _TYPES[name]:
+                    raise TypeError(f"{name}: expected {_TYPES[name].__name__}, found {entries[name]!r}")
+            if entries.get("metadata_file"):
+                raise _no_metadata(config)
+            path, resolution = str(entries.get("image_dir")), entries.get("resolution")
+            if seen.get(path, resolution) != resolution:
+                continue  # the build makes all resolutions of a folder
+            if path in seen or entries.get("num_repeats", 1) < 1:
+                why = "it is there twice in one data set" if path in seen else "num_repeats is less than 1"
+                config.note(f"subset {path} is left out, as by the trainer: {why}")
+                continue
+            seen[path] = resolution
+            config.resolutions.update(pixels_in(entries))
+            sets.append(_subset(config, entries, number))
+    why = f"{config.path.name} has {count_of(len(sets), 'subsets')} of kohya"
+    return joined(config, KOHYA.word, why, sets, base)
+
+
+def _subset(config: Config, entries: Mapping[str, Any], dataset: int) -> ImageSet:
+    words = str(entries.get("class_tokens") or "")
+    prefix = f"{entries['caption_prefix']} " if entries.get("caption_prefix") else ""
+    suffix = f" {entries['caption_suffix']}" if entries.get("caption_suffix") else ""
+    bare = bool(prefix or suffix) and not words  # ``process_caption`` adds them to an empty caption too
+    rule = replace(
+        kohya_rule(words, (str(entries.get("caption_extension") or ".caption"),)),
+        prefix=prefix,
+        suffix=suffix,
+        bare=bare,
+        text_source="class words" if words else "prefix and suffix" if bare else "",
+        lines="all" if entries.get("enable_wildcard") else "first",
+    )
+    controls = entries.get("conditioning_data_dir")
+    paired = [("control", str(config.place(controls, "conditioning_data_dir")))] if controls else []
+    paired += [("mask", "")] if entries.get("alpha_mask") else []
+    return ImageSet(
+        folder=str(config.place(entries.get("image_dir"), "image_dir")),
+        name=f"{dataset}:{entries['image_dir']}",
+        recursive=False,
+        captions=rule,
+        repeats=entries.get("num_repeats", 1),
+        class_words=words,
+        is_reg=bool(entries.get("is_reg")),
+        balance=f"{dataset}:{config.path}",
+        paired=tuple(paired),
+    )
+
+
+def _no_metadata(config: Config) -> SourceError:
+    """The error for kohya's metadata, whose captions and tags would be lost if its images were read alone."""
+    return config.error(
+        "captions in metadata files of kohya are not read",
+        "write each caption as a text file beside its image, or all as metadata.jsonl: one object per line, "
+        "with file_name and text",
+    )
+
+
+def _refuse(config: Config, _: Path | None) -> Layout:
+    raise _no_metadata(config)
+
+
+def _is_kohya(value: Any) -> bool:
+    datasets = value.get("datasets") if isinstance(value, dict) else None
+    return isinstance(datasets, list) and any(
+        isinstance(dataset, dict) and "subsets" in dataset for dataset in datasets
+    )
+
+
+def _is_metadata(value: Any) -> bool:
+    first = next(iter(value.values()), None) if isinstance(value, dict) else None
+    return isinstance(first, dict) and bool(_OF_IMAGES & set(first))
 
 
 # SimpleTuner
@@ -286,3 +388,10 @@ ONETRAINER = Trainer(
     lambda value: _is_list(value, "path", {"text", "image", "include_subdirectories", "balancing", "enabled"}),
     _onetrainer,
 )
+KOHYA = Trainer("kohya-config", ("dataset.toml", "dataset_config.toml"), _is_kohya, _kohya)
+#: Names of the files: those that kohya's scripts and their documentation use, the last step first.
+METADATA = Trainer(
+    "kohya-metadata", ("meta_lat.json", "meta_clean.json", "meta_cap_dd.json", "meta_cap.json"), _is_metadata, _refuse
+)
+#: Kinds of configurations by their word.
+CONFIGS = {trainer.word: trainer for trainer in (KOHYA, SIMPLETUNER, ONETRAINER, MUSUBI, AI_TOOLKIT, METADATA)}

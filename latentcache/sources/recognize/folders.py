@@ -1,4 +1,9 @@
-"""Data sets as the Hugging Face hub has them, and WebDataset tars.
+"""Conventions of folders: kohya's names, data sets as the Hugging Face hub has them, WebDataset tars, plain images.
+
+kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``library/train_util.py``: in a folder name ``10_name class``
+the number before the first ``_`` is the repeats, the rest are the class words. Other folders are ignored. A caption
+is the first line of the file; without one the class words. Folders of regularization images are in a folder of their
+own (``reg_data_dir``); see ``layout.balanced``.
 
 Metadata tables (huggingface/datasets b7cb10b, ``folder_based_builder.py``): file names are relative to the folder of
 the table. If there is a table anywhere, images without a row are not used. A folder named ``train``, ``validation``
@@ -9,21 +14,29 @@ ones of each kind.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from latentcache.errors import TableError, count_of
 from latentcache.sources.formats.archives import ARROW, PACKED, PARQUET, TAR, kind_of_archive
-from latentcache.sources.inventory import TABLE_NAMES, Inventory
-from latentcache.sources.layout import CaptionRule, ImageSet, Layout, unfit
+from latentcache.sources.inventory import TABLE_NAMES, Folder, Inventory
+from latentcache.sources.layout import FOLDER, CaptionRule, ImageSet, Layout, above, unfit
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize.records import hold_images, saved_splits, saved_states
-from latentcache.sources.splits import read_as_train, splits_of
+from latentcache.sources.splits import read_as_train, splits_of, unread_folders
 
 TABLES_WORD = "imagefolder"
+KOHYA = "kohya"
+#: Names of the folders that hold training images and regularization images, as kohya_ss makes them.
+IMAGE_FOLDERS, REG_FOLDERS = ("img", "image", "images"), ("reg", "regularization")
+_NAME = re.compile(r"([0-9]+)_(.*)", re.DOTALL)
+#: More repeats than that are rather a year or a number of a series.
+_MOST = 1000
 #: Kind of archive -> word of its layout.
 WORDS = {TAR: "webdataset", PARQUET: "parquet", ARROW: "saved"}
 
@@ -81,10 +94,78 @@ def _saved(inventory: Inventory, _: SourceOptions) -> Layout | None:
     return replace(layout, used=saved_states(splits), doubt="")
 
 
+# folders of images
+
+
+def kohya_rule(class_words: str, extensions: tuple[str, ...] = (".txt", ".caption")) -> CaptionRule:
+    """Captions as sd-scripts reads them: the first line, else the class words."""
+    source = "class words" if class_words else ""
+    return CaptionRule(extensions=extensions, lines="first", text=class_words, text_source=source)
+
+
+def _kohya(inventory: Inventory, options: SourceOptions) -> Layout | None:
+    """Folders named ``N_class words`` that hold images, in DATA or in its folder ``img``."""
+    base = next((name for name in ("", *IMAGE_FOLDERS) if _named(inventory, name)), None)
+    if base is None:
+        return None
+    train = _named(inventory, base)
+    reg = [folder for name in REG_FOLDERS if name in inventory.top.folders for folder in _named(inventory, name)]
+    sets = list[ImageSet]()
+    for number, folder in enumerate([*train, *reg]):
+        repeats, _, words = folder.path.rpartition("/")[2].partition("_")
+        more: dict[str, Any] = {"repeats": int(repeats), "class_words": words, "is_reg": number >= len(train)}
+        rule = kohya_rule(words)
+        sets.append(ImageSet(folder=folder.path, recursive=False, balance=str(inventory.root), captions=rule, **more))
+    first = sets[0]
+    why = f"{first.folder}/ reads as {first.repeats} repeats of {first.class_words or 'no class words'!r}"
+    return Layout(
+        word=KOHYA, why=why, root=inventory.root, sets=tuple(sets), doubt=_doubt(inventory, base, [*train, *reg])
+    )
+
+
+def _named(inventory: Inventory, base: str) -> list[Folder]:
+    if base and base not in inventory.top.folders:
+        return []
+    names = [
+        name for name in inventory.folder(base).folders if (match := _NAME.fullmatch(name)) and int(match[1]) >= 1
+    ]
+    folders = [inventory.folder(f"{base}/{name}" if base else name) for name in names]
+    return [folder for folder in folders if folder.images]
+
+
+def _doubt(inventory: Inventory, base: str, named: list[Folder]) -> str:
+    """Return a doubt: images that kohya would leave out, or numbers that are hardly repeats."""
+    numbers = [folder.path.rpartition("/")[2].partition("_")[0] for folder in named]
+    odd = [number for number in numbers if number.startswith("0") or int(number) > _MOST]
+    if odd:
+        return f"{odd[0]} is hardly a number of repeats"
+    used, top = {folder.path for folder in named}, inventory.folder(base)
+    if top.images:
+        return count_of(top.images, "images are in no such folder")
+    paths = [f"{base}/{name}" if base else name for name in top.folders]
+    others = [inventory.folder(path) for path in paths if path not in used]
+    left = next((folder for folder in others if folder.images), None)
+    return f"{count_of(left.images, 'images')} in {left.path}/ would be left out" if left else ""
+
+
+def plain_folder(inventory: Inventory, options: SourceOptions) -> Layout:
+    """Images, with caption files beside them, nested as one likes: the last resort."""
+    why = "images, with caption files beside them if there are any"
+    layout = Layout(word=FOLDER, why=why, root=inventory.root, sets=(ImageSet(folder=""),))
+    aside = {folder.strip("/") for folder in options.folders} - {""}
+    folders = {
+        folder.prefix: folder.images
+        for folder in inventory.below()
+        if folder.images and not layout.role(folder.prefix) and aside.isdisjoint(above(folder.path))
+    }
+    split, unread, notes = unread_folders(inventory.root, folders, options.split)
+    return replace(layout, split=split, unread=unread, notes=notes)
+
+
 Recognizer = Callable[[Inventory, SourceOptions], Layout | None]
 #: Word -> how it is recognized.
 ARCHIVES: dict[str, Recognizer] = {WORDS[TAR]: _tars, WORDS[PARQUET]: _rows, WORDS[ARROW]: _saved}
-FORMS: dict[str, Recognizer] = {TABLES_WORD: _tables, **ARCHIVES}
+FOLDERS: dict[str, Recognizer] = {KOHYA: _kohya, TABLES_WORD: _tables, **ARCHIVES}
 
 
 def is_of_images(path: Path) -> bool:
