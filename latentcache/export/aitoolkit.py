@@ -12,10 +12,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any
 
 import torch
 import yaml
@@ -34,12 +35,13 @@ from latentcache.export.format import (
     TEXT,
     WAN,
     Z_IMAGE,
+    Architecture,
     Array,
     Format,
     Make,
     Request,
     Sample,
-    architecture_of,
+    Text,
     tensor_of,
 )
 from latentcache.geometry.like.aitoolkit import read_job, step_of, trigger_of
@@ -70,35 +72,19 @@ def _padded(text: Tensors) -> Tensors:
     return {"text_embed": torch.nn.functional.pad(text[TEXT], (0, 0, 0, 512 - len(text[TEXT])))[None]}
 
 
-class Architecture(NamedTuple):
-    """What ai-toolkit writes for one model, which is named as its ``arch``."""
-
-    name: str
-    channels: int
-    scale: float
-    shift: float
-    pipeline: str
-    """Pipeline of diffusers whose text it takes."""
-    text: Callable[[Tensors], Tensors] = _sequence
-    needed: Sequence[str] = ()
-    """Further fields of the text."""
-    family: str = "AutoencoderKL"
-    space: str = ""
-    """``latent_space_version``, if it is not the name."""
-    has_frames: bool = False
-
-
+_KL = "AutoencoderKL"
+#: Named as their ``arch``; the code is ``latent_space_version``.
 _ROWS = (
-    Architecture("sd1", 4, 0.18215, 0.0, SD),
-    Architecture("sdxl", 4, 0.13025, 0.0, SDXL, needed=(POOLED,)),
-    Architecture("sd3", 16, 1.5305, 0.0609, SD3, needed=(POOLED,)),
-    Architecture("flux", 16, 0.3611, 0.1159, FLUX, needed=(POOLED,), space="flux1"),
-    Architecture("lumina2", 16, 0.3611, 0.1159, LUMINA, _masked),
-    Architecture("zimage", 16, 0.3611, 0.1159, Z_IMAGE, _listed),
-    Architecture("qwen_image", 16, 1.0, 0.0, QWEN, _masked, family="AutoencoderKLQwenImage"),
-    Architecture("wan21", 16, 1.0, 0.0, WAN, _padded, family="AutoencoderKLWan", has_frames=True),
-    Architecture("wan22_14b", 16, 1.0, 0.0, WAN, _padded, family="AutoencoderKLWan", has_frames=True),
-)
+    Architecture("sd1", 4, 0.18215, 0.0, _KL, "sd1", [Text(SD, (), _sequence)]),
+    Architecture("sdxl", 4, 0.13025, 0.0, _KL, "sdxl", [Text(SDXL, (POOLED,), _sequence)]),
+    Architecture("sd3", 16, 1.5305, 0.0609, _KL, "sd3", [Text(SD3, (POOLED,), _sequence)]),
+    Architecture("flux", 16, 0.3611, 0.1159, _KL, "flux1", [Text(FLUX, (POOLED,), _sequence)]),
+    Architecture("lumina2", 16, 0.3611, 0.1159, _KL, "lumina2", [Text(LUMINA, (), _masked)]),
+    Architecture("zimage", 16, 0.3611, 0.1159, _KL, "zimage", [Text(Z_IMAGE, (), _listed)]),
+    Architecture("qwen_image", 16, 1.0, 0.0, "AutoencoderKLQwenImage", "qwen_image", [Text(QWEN, (), _masked)]),
+    *(Architecture(name, 16, 1.0, 0.0, "AutoencoderKLWan", name, [Text(WAN, (), _padded)], has_frames=True)
+      for name in ("wan21", "wan22_14b")),
+)  # fmt: skip
 #: Role -> setting of a data set.
 _PARTNERS = {"mask": "mask_path", "control": "control_path_1", "control_2": "control_path_2",
              "control_3": "control_path_3"}  # fmt: skip
@@ -108,6 +94,7 @@ class AiToolkit(Format):
     """Files for ai-toolkit. See :class:`~latentcache.export.format.Format`."""
 
     name = "ai-toolkit"
+    architectures = _ROWS
     is_scaled = True
     fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS,), "text": (TEXT, POOLED)}
     extensions = ("jpg", "jpeg", "png", "webp")
@@ -118,14 +105,11 @@ class AiToolkit(Format):
         config = request.trainer_config
         job = read_job(read_file(config)) if config else None
         self._datasets = job.datasets if job else ()
-        self._architecture = architecture_of(
-            replace(request, architecture=request.architecture or (job and job.arch)), _ROWS, self.name
-        )
-        super().__init__(request)
-        step = step_of(self._architecture.name)
+        super().__init__(replace(request, architecture=request.architecture or (job and job.arch)))
+        step = step_of(self.architecture.name)
         if request.geometry.multiple != step:
             raise UsageError(
-                f"--to ai-toolkit: sides of {self._architecture.name} are multiples of {step} pixels,"
+                f"--to ai-toolkit: sides of {self.architecture.name} are multiples of {step} pixels,"
                 f" those of the cache of {request.geometry.multiple}",
                 fix=f"build another cache with --like ai-toolkit --bucket-step {step}",
             )
@@ -135,14 +119,6 @@ class AiToolkit(Format):
                 f"{config}: data sets have several trigger words", fix="export each with a job of its own"
             )
         self._word = next(iter(words), "")
-        row = (self._architecture, self._architecture.needed)
-        why = f"{self._architecture.name} takes that of a {self._architecture.pipeline}"
-        self._text = self.text_of({self._architecture.pipeline: row}, why)
-
-    @property
-    def facts(self) -> Mapping[str, str]:
-        """What the sidecar and the JSON output say."""
-        return {"architecture": self._architecture.name}
 
     def target(self, sample: Sample) -> str:
         """``images-2x`` or ``reg-1x``, and the path of the image as one name: masks are found by it alone."""
@@ -156,7 +132,7 @@ class AiToolkit(Format):
         """Check that the trainer makes the texts that were encoded of the files of captions."""
         super().begin(samples)
         wrong = [sample for sample in samples if self._trigger(sample).caption(sample.caption) != sample.caption]
-        if self._text is not None and wrong:
+        if self.text is not None and wrong:
             served = self._trigger(wrong[0]).caption(wrong[0].caption)
             raise UsageError(
                 f"ai-toolkit makes other texts of {count_of(len(wrong), 'captions')} than the cache has",
@@ -168,7 +144,7 @@ class AiToolkit(Format):
         rates = [float(dataset.get("caption_dropout_rate") or 0) for dataset in self._datasets]
         self._rate = max(rates, default=0.0)
         dropped = {self._trigger(sample).caption("") for sample in samples}
-        if self._text is not None and self._rate and not dropped <= self.request.prompts.keys():
+        if self.text is not None and self._rate and not dropped <= self.request.prompts.keys():
             text = max(dropped)
             option = f"--negative-prompt {text!r}" if text else "--empty-prompt"
             raise UsageError(
@@ -181,19 +157,24 @@ class AiToolkit(Format):
         """See ``Format``: the trainer puts a blank behind each comma, also where there is one."""
         return text.replace(", ", ",")
 
-    def files(self, sample: Sample) -> Mapping[str, Make]:
+    def latent_files(self, sample: Sample) -> dict[str, Make]:
         """See ``Format``."""
-        writers, name = dict[str, Make](), sample.target.rpartition("/")[2]
-        buckets = dict.fromkeys(table.nearest(sample.size) for table in self.geometry.like_tables())
-        for bucket in buckets if LATENTS in self.request.wanted else ():
-            for is_flipped in (False, True)[: 1 + self.geometry.flip]:
-                key = self._key(name, sample.size, bucket, is_flipped=is_flipped)
-                writers[_file(sample, "_latent_cache", key)] = partial(self._latents, sample, bucket, is_flipped, key)
-        if self._text is not None:
-            for dropped in self.request.prompts.keys() & {self._trigger(sample).caption("")}:
-                writers[self._text_file(sample, dropped)] = partial(self._saved_text, self.request.prompts[dropped])
-            writers[self._text_file(sample, sample.caption)] = lambda: self._saved_text(sample.text)
-        return writers
+        files, buckets = dict[str, Make](), {table.nearest(sample.size) for table in self.tables}
+        for bucket, is_flipped in product(buckets, (False, True)[: 1 + self.geometry.flip]):
+            key = self._key(sample, bucket, is_flipped=is_flipped)
+            files[_file(sample, "_latent_cache", key)] = partial(self._latents, sample, bucket, is_flipped, key)
+        return files
+
+    def text_files(self, sample: Sample, text: Text) -> dict[str, Make]:
+        """See ``Format``: its caption, and the prompt that it has where captions are dropped."""
+        prompts, dropped = self.request.prompts, self._trigger(sample).caption("")
+        texts = {dropped: prompts[dropped]} if dropped in prompts else {}
+        files = dict[str, Make]()
+        for caption, items in {**texts, sample.caption: sample.text}.items():
+            key = {"caption": caption, "text_embedding_space_version": self.architecture.name}
+            name = _file(sample, "_t_e_cache", {**key, "text_embedding_version": 1})
+            files[name] = partial(self._saved_text, items, text)
+        return files
 
     def settings(self) -> Mapping[str, bytes]:
         """See ``Format``: the data sets of a job."""
@@ -209,7 +190,7 @@ class AiToolkit(Format):
                 "flip_x": geometry.flip,
                 "square_crop": bool(geometry.buckets),
                 "cache_latents_to_disk": True,
-                "cache_text_embeddings": self._text is not None,
+                "cache_text_embeddings": self.text is not None,
                 "caption_dropout_rate": self._rate,
             }
             roles = {role for sample in samples for role in sample.partners}
@@ -220,11 +201,11 @@ class AiToolkit(Format):
     def advice(self) -> Sequence[str]:
         """See ``Format``."""
         lines = [f"config.process.datasets: those of {self.path('datasets.yaml')}"]
-        lines.append(f"model.arch: {self._architecture.name}; random crops and augmentations must be off")
+        lines.append(f"model.arch: {self.architecture.name}; random crops and augmentations must be off")
         if any(sample.has_alpha for sample in self.samples):
             lines.append("alpha_mask: true in a data set uses the transparency of its images, if all have it")
         word = f"{self._word!r}, which captions have" if self._word else "none, or one that all captions have"
-        if self._text is None:
+        if self.text is None:
             lines.append("the trainer encodes text itself")
         else:
             lines.append(f"trigger_word: {word}; shuffle_tokens and token_dropout_rate must be off")
@@ -235,38 +216,31 @@ class AiToolkit(Format):
     def _trigger(self, sample: Sample) -> Trigger:
         return Trigger(word=self._word, is_added=not sample.is_reg)
 
-    def _key(self, name: str, size: Size, bucket: Size, *, is_flipped: bool) -> dict[str, Any]:
+    def _key(self, sample: Sample, bucket: Size, *, is_flipped: bool) -> dict[str, Any]:
         """What the name of a file of latents is a hash of: ``get_latent_info_dict``."""
-        placement = self.request.latents.geometry.place(size, bucket)
+        placement = self.request.latents.geometry.place(sample.size, bucket)
         return {
-            "filename": name,
+            "filename": sample.target.rpartition("/")[2],
             "scale_to_width": placement.resize.width,
             "scale_to_height": placement.resize.height,
             "crop_x": placement.left,
             "crop_y": placement.top,
             "crop_width": bucket.width,
             "crop_height": bucket.height,
-            "latent_space_version": self._architecture.space or self._architecture.name,
+            "latent_space_version": self.architecture.code,
             "latent_version": 1,
             **({"flip_x": True} if is_flipped else {}),
         }
 
-    def _text_file(self, sample: Sample, caption: str) -> str:
-        key = {"caption": caption, "text_embedding_space_version": self._architecture.name}
-        return _file(sample, "_t_e_cache", {**key, "text_embedding_version": 1})
-
     def _latents(self, sample: Sample, bucket: Size, is_flipped: bool, key: Mapping[str, Any]) -> bytes:
         tensor = tensor_of(sample.latents, bucket, is_flipped=is_flipped)
-        tensor = tensor[:, None] if self._architecture.has_frames and tensor.ndim == 3 else tensor
+        tensor = tensor[:, None] if self.architecture.has_frames and tensor.ndim == 3 else tensor
         metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in key.items()}
         return bytes(save({"latent": tensor.contiguous()}, {**metadata, "format": "pt"}))
 
-    def _saved_text(self, text: Mapping[str, Array]) -> bytes:
-        tensors = {
-            name: torch.from_numpy(values).to(getattr(torch, self.request.recipes[name].spec.dtype))
-            for name, values in text.items()
-        }
-        return bytes(save({name: tensor.contiguous() for name, tensor in self._architecture.text(tensors).items()}))
+    def _saved_text(self, items: Mapping[str, Array], text: Text) -> bytes:
+        tensors = text.values(self.stored(items))
+        return bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
 
 
 def _file(sample: Sample, folder: str, key: Mapping[str, Any]) -> str:

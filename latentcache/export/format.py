@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
 Array = NDArray[Any]
-T = TypeVar("T")
 #: What makes the bytes of a file.
 Make = Callable[[], bytes]
 #: Fields of a cache.
@@ -97,6 +96,16 @@ class Sample(Value, eq=False):
         return self.target.rpartition(".")[0] or self.target
 
 
+class Dataset(Value):
+    """The images of one folder of the export, in one resolution."""
+
+    folder: str
+    table: Any
+    """Its buckets: see ``geometry.like.trainer.Table``."""
+    samples: Sequence[Sample]
+    """Without values."""
+
+
 class Request(Value):
     """What an export asks of a format."""
 
@@ -122,54 +131,46 @@ class Request(Value):
         return cast("LatentsRecipe", self.recipes[LATENTS])
 
 
-class _Model(Protocol):
-    """A model of a trainer, told apart by its latents; ``family`` is the class of its VAE, empty for any."""
+class Text(NamedTuple):
+    """Text of one pipeline of diffusers, as a trainer holds it."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def family(self) -> str: ...
-    @property
-    def channels(self) -> int: ...
-    @property
-    def scale(self) -> float: ...
-    @property
-    def shift(self) -> float: ...
-
-
-M = TypeVar("M", bound=_Model)
+    pipeline: str
+    needed: Sequence[str] = ()
+    """Fields beside the embeddings of tokens."""
+    values: Callable[[Any], Mapping[str, Any]] = dict
+    """Makes the named values of a file."""
+    name: str = ""
+    """In names of its files."""
+    advice: str = ""
+    """Line for the user."""
 
 
-def architecture_of(request: Request, rows: Sequence[M], trainer: str) -> M:
-    """The architecture that is asked for, or the only one whose VAE made the latents; raises UsageError."""
-    encoder, name = request.latents.encoder, request.architecture
-    names, scaling = [row.name for row in rows], encoder.normalization
-    if name is not None and name not in names:
-        fix = f"--architecture {'|'.join(names)}"
-        raise UsageError("unknown architecture", argument="architecture", value=name, fix=fix)
-    is_known, is_trial = scaling.kind == "scale-shift", name is not None and encoder.family in _TRIALS
-    fitting = [
-        row
-        for row in rows
-        if name in (None, row.name)
-        and (row.channels == encoder.channels or (is_trial and row.family))
-        and (row.family in ("", encoder.family) or is_trial)
-        and (not is_known or (abs(row.scale - scaling.scale) < 1e-3 and abs(row.shift - scaling.shift) < 1e-3))
-    ]
-    if len(fitting) == 1:
-        return fitting[0]
-    numbers = f"{encoder.channels} channels, scale {scaling.scale:g}, shift {scaling.shift:g}"
-    if not fitting:
-        raise UsageError(
-            f"--to {trainer}: no architecture has such latents ({encoder.family}, {numbers})",
-            why=f"known are {', '.join(names)}" if name is None else f"those of {name} differ",
-            fix=f"build with the VAE of the model that you train: --model MODEL --like {trainer}",
-        )
-    raise UsageError(
-        f"--to {trainer}: these latents fit {' and '.join(row.name for row in fitting)}",
-        why=f"their latents are the same ({numbers}), their files are not",
-        fix=f"--architecture {fitting[0].name}",
-    )
+class Architecture(NamedTuple):
+    """What a trainer writes for one model."""
+
+    name: str
+    channels: int
+    """Of its latents, which with the next three tell models apart."""
+    scale: float = 1.0
+    """``scaling_factor`` of the VAE."""
+    shift: float = 0.0
+    family: str = ""
+    """Class of the VAE; empty: any."""
+    code: str = ""
+    """Its name in the names of files."""
+    texts: Sequence[Text] = ()
+    no_text: str = ""
+    """Reason why its text is not exported."""
+    is_scaled: bool = False
+    """See ``Format``."""
+    dtype: str = "float32"
+    """Of its latents."""
+    has_frames: bool = False
+    """True: latents have an axis of frames, those of images too."""
+    has_control: bool = False
+    """True: it takes a control image."""
+    has_forms: bool = False
+    """True: the form of its files changed over time."""
 
 
 class Format:
@@ -183,6 +184,10 @@ class Format:
     """``latents`` and ``text`` of ``--fields`` -> fields of the cache, as far as it has them."""
     optional: Sequence[str] = ()
     """Fields that not every sample needs."""
+    architectures: Sequence[Architecture] = ()
+    """Models whose files differ; empty: files are equal for all."""
+    texts: Sequence[Text] = ()
+    """Text that its files can hold, if that is equal for all models."""
     extensions: Sequence[str]
     """Images that the trainer finds by their names; others are written as PNG."""
     shared: Sequence[str] = ("repeats", "is_reg")
@@ -199,19 +204,33 @@ class Format:
     """What the trainer reads of a caption of several lines where it encodes text itself."""
 
     def __init__(self, request: Request) -> None:
-        self.request, self.geometry = request, request.geometry
+        if self.architectures:
+            self.architecture = self._architecture(request)
+            self.texts = self.architecture.texts
+            self.is_scaled = self.is_scaled or self.architecture.is_scaled
+        wanted = [name for name in request.wanted if name != CONTROL or self.takes_control]
+        self.request, self.geometry = replace(request, wanted=wanted), request.geometry
+        self.tables = request.geometry.like_tables()
         self.samples: Sequence[Sample] = ()
         self.groups: Mapping[str, Sequence[Sample]] = {}
+        self.datasets: Sequence[Dataset] = ()
+        """Each group in each resolution."""
         if request.geometry.flip and not self.has_flips:
             raise UsageError(
                 f"--to {self.name}: the cache has flips, and the trainer has no setting for them",
                 fix="build a cache without --flip",
             )
+        self.text = self._text() if TEXT in wanted else None
 
     @property
     def facts(self) -> Mapping[str, str]:
         """What the sidecar and the JSON output say of the form of the files."""
-        return {}
+        return {"architecture": self.architecture.name} if self.architectures else {}
+
+    @property
+    def takes_control(self) -> bool:
+        """True if the model takes latents of control images."""
+        return CONTROL in self.fields["latents"] and (not self.architectures or self.architecture.has_control)
 
     def target(self, sample: Sample) -> str:
         """Name of an image in the exported folder; the sample has the name of the data set as its target."""
@@ -232,9 +251,23 @@ class Format:
         for sample in samples:
             groups.setdefault(self.group(sample), []).append(sample)
         self.groups = dict(sorted(groups.items()))
+        self.datasets = [
+            Dataset(folder=folder, table=table, samples=group)
+            for folder, group in self.groups.items()
+            for table in self.tables
+        ]
 
-    def files(self, sample: Sample) -> Mapping[str, Make]:
+    def files(self, sample: Sample) -> dict[str, Make]:
         """Name of each file of values -> what makes it; a sample that is only planned has no values yet."""
+        files = self.latent_files(sample) if LATENTS in self.request.wanted else {}
+        return files | (self.text_files(sample, self.text) if self.text is not None else {})
+
+    def latent_files(self, sample: Sample) -> dict[str, Make]:
+        """Those of the latents."""
+        raise NotImplementedError
+
+    def text_files(self, sample: Sample, text: Text) -> dict[str, Make]:
+        """Those of its captions."""
         raise NotImplementedError
 
     def settings(self) -> Mapping[str, bytes]:
@@ -270,30 +303,64 @@ class Format:
         separator = "\\" if "\\" in folder else "/"
         return f"{folder.rstrip(separator)}{separator}{name.replace('/', separator)}"
 
-    def text_of(self, rows: Mapping[str, tuple[T, Sequence[str]]], why: str) -> T | None:
-        """The row of the pipeline that made the text; None: no text is exported.
+    def stored(self, text: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """Items of fields, in the types of the cache."""
+        dtypes = {name: getattr(torch, self.request.recipes[name].spec.dtype) for name in text}
+        return {name: torch.from_numpy(values).to(dtypes[name]) for name, values in text.items()}
 
-        ``rows``: pipeline -> row, and fields that it needs beside the embeddings. Raises UsageError.
-        """
+    def _text(self) -> Text:
+        """That of the pipeline that made the text of the cache; raises UsageError."""
         request = self.request
-        if TEXT not in request.wanted:
-            return None
         pipeline = getattr(request.recipes[TEXT], "pipeline", "plug-in")
-        if pipeline not in rows:
+        text = next((text for text in self.texts if text.pipeline == pipeline), None)
+        if text is None:
+            known = " or ".join(text.pipeline for text in self.texts)
+            model = self.architecture.name if self.architectures else self.name
+            no_text = self.architecture.no_text if self.architectures else ""
             raise UsageError(
                 f"--fields: text of a {pipeline} cannot be exported",
-                why=why,
+                why=no_text or f"{model} takes that of a {known or 'pipeline that no cache has'}",
                 fix="--fields latents, and let the trainer encode the text",
             )
-        row, needed = rows[pipeline]
-        if missing := [name for name in needed if name not in request.wanted]:
-            names = ",".join((LATENTS, TEXT, *needed))
+        if missing := [name for name in text.needed if name not in request.wanted]:
+            names = ",".join((LATENTS, TEXT, *text.needed))
             raise UsageError(
                 f"{missing[0]}: the cache has no such field, and the trainer's files of text hold it",
                 fix=f"run the same `latentcache build` with --fields {names}: only these are made; or export"
                 " --fields latents",
             )
-        return row
+        return text
+
+    def _architecture(self, request: Request) -> Architecture:
+        """The architecture that is asked for, or the only one whose VAE made the latents; raises UsageError."""
+        encoder, name, rows = request.latents.encoder, request.architecture, self.architectures
+        names, scaling = [row.name for row in rows], encoder.normalization
+        if name is not None and name not in names:
+            fix = f"--architecture {'|'.join(names)}"
+            raise UsageError("unknown architecture", argument="architecture", value=name, fix=fix)
+        is_known, is_trial = scaling.kind == "scale-shift", name is not None and encoder.family in _TRIALS
+        fitting = [
+            row
+            for row in rows
+            if name in (None, row.name)
+            and (row.channels == encoder.channels or (is_trial and row.family))
+            and (row.family in ("", encoder.family) or is_trial)
+            and (not is_known or (abs(row.scale - scaling.scale) < 1e-3 and abs(row.shift - scaling.shift) < 1e-3))
+        ]
+        if len(fitting) == 1:
+            return fitting[0]
+        numbers = f"{encoder.channels} channels, scale {scaling.scale:g}, shift {scaling.shift:g}"
+        if not fitting:
+            raise UsageError(
+                f"--to {self.name}: no architecture has such latents ({encoder.family}, {numbers})",
+                why=f"known are {', '.join(names)}" if name is None else f"those of {name} differ",
+                fix=f"build with the VAE of the model that you train: --model MODEL --like {self.name}",
+            )
+        raise UsageError(
+            f"--to {self.name}: these latents fit {' and '.join(row.name for row in fitting)}",
+            why=f"their latents are the same ({numbers}), their files are not",
+            fix=f"--architecture {fitting[0].name}",
+        )
 
 
 def text_parts(request: Request, sample: Sample) -> dict[str, Array]:

@@ -17,7 +17,7 @@ give the mask of our cache back.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -28,59 +28,24 @@ from latentcache.errors import UsageError
 from latentcache.export.format import (
     FLUX,
     IDS,
-    LATENTS,
     LUMINA,
     MASK,
     POOLED,
     SD3,
     SDXL,
+    Architecture,
     Array,
     Format,
     Make,
     Request,
     Sample,
-    architecture_of,
+    Text,
     npz,
     text_parts,
     toml,
 )
 from latentcache.geometry.like.kohya import KohyaTable, letterbox
 from latentcache.geometry.sizes import square
-
-
-class Text(NamedTuple):
-    """Text of one kind of model."""
-
-    ending: str
-    """Of the names of its files."""
-    arrays: Callable[[Mapping[str, Array]], dict[str, Array]]
-    """Of the parts of a text."""
-    pipeline: str
-    """Pipeline of diffusers whose embeddings it is."""
-    needed: Sequence[str]
-    """Further fields."""
-    advice: str = ""
-    """Line for the user."""
-
-
-class Architecture(NamedTuple):
-    """What sd-scripts writes for one kind of model."""
-
-    name: str
-    suffix: str
-    """At the end of the name of a file of latents."""
-    channels: int
-    scale: float
-    """``scaling_factor`` of the VAE, which with ``shift`` tells architectures apart."""
-    shift: float = 0.0
-    family: str = ""
-    is_scaled: bool = False
-    has_forms: bool = False
-    """True if the form of its files changed over time."""
-    text: Text | None = None
-    no_text: str = ""
-    """Reason why its text is not exported."""
-
 
 #: Release -> form of SD and SDXL. ``suffixed`` came with pull request 2269 (58f7b4c, 2026-02-23).
 RELEASES = {
@@ -97,178 +62,6 @@ _PARTNERS = {"mask": "masks", "control": "controls"}
 #: Folder of the folders of regularization images, as ``reg_data_dir`` has it.
 _REG = "reg/"
 _OFF = np.array(False)
-
-
-class Kohya(Format):
-    """Files for sd-scripts and lora-scripts. See :class:`~latentcache.export.format.Format`."""
-
-    name = "kohya"
-    extensions = ("png", "jpg", "jpeg", "webp", "bmp")
-    shared = ("repeats", "is_reg", "class_words")
-    draws_captions = True
-    empty_caption = "\n"  # a file without any line stops it
-    no_caption = "uses the class words, class_tokens or the name of the folder"
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        self._architecture = architecture_of(request, _ROWS, self.name)
-        self._form = _form(self._architecture, request.release)
-        self._title = re.sub(r"[^\w-]", "_", request.root.name) or "images"
-        self._has_alpha = False
-        self.is_scaled = self._architecture.is_scaled
-        resolutions = request.latents.geometry.resolutions
-        if self._form != "suffixed" and len(resolutions) > 1:
-            raise UsageError(
-                f"--release: the form {self._form} holds one resolution, and the cache has several",
-                why=f"one file of a name for {', '.join(map(str, resolutions))} pixels",
-                fix="export a cache of one resolution, or use sd-scripts of 2026-02-23 or later: --release suffixed",
-            )
-        text = self._architecture.text
-        why = self._architecture.no_text or f"it takes that of a {text and text.pipeline}, the model that you train"
-        self._text = self.text_of({text.pipeline: (text, text.needed)} if text else {}, why)
-
-    @property
-    def facts(self) -> Mapping[str, str]:
-        """What the sidecar and the JSON output say."""
-        alpha = {"masks": "alpha"} if self._has_alpha else {}
-        return {"architecture": self._architecture.name, "form": self._form, **alpha}
-
-    def target(self, sample: Sample) -> str:
-        """``N_name/file``: the only folders that ``train_data_dir`` reads, and good subsets of a TOML file."""
-        path, _, file = self.readable(sample.target).rpartition("/")
-        stem, _, extension = file.rpartition(".")
-        if extension not in (extension.lower(), extension.upper()):  # it looks for both of these names
-            file = f"{stem}.png"
-        folder = path.rpartition("/")[2]
-        if not re.fullmatch(f"{sample.repeats}_.+", folder):
-            folder = f"{sample.repeats}_{path.replace('/', '_') or self._title}"
-        return f"{_REG if sample.is_reg else ''}{folder}/{file}"
-
-    def partner(self, sample: Sample, role: str, extension: str) -> str:
-        """``masks/N_name/file``, and ``controls``: a ``conditioning_data_dir`` for each folder of images."""
-        folder = _PARTNERS.get(role, "")
-        return folder and f"{folder}/{self.readable(f'{sample.stem}{extension.lower()}')}"
-
-    def begin(self, samples: Sequence[Sample]) -> None:
-        """See ``Format``: if one image has an alpha mask, all files hold masks."""
-        super().begin(samples)
-        self._has_alpha = any(sample.has_alpha for sample in samples) and MASK in self.request.wanted
-
-    def files(self, sample: Sample) -> Mapping[str, Make]:
-        """See ``Format``."""
-        files = dict[str, Make]()
-        if LATENTS in self.request.wanted:
-            size = f"_{sample.size.width:04d}x{sample.size.height:04d}{self._architecture.suffix}"
-            files[f"{sample.stem}{'' if self._form == 'stable' else size}.npz"] = partial(self._latents, sample)
-        if self._text is not None:
-            files[f"{sample.stem}{self._text.ending}.npz"] = partial(self._texts, sample, self._text)
-        return files
-
-    def settings(self) -> Mapping[str, bytes]:
-        """See ``Format``."""
-        geometry, table = self.geometry, cast("KohyaTable", self.geometry.like_tables()[0])
-        has_several, subsets = any(sample.further for sample in self.samples), self._subsets()
-        lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
-        lines += ["caption_extension = '.txt'", *toml({"flip_aug": geometry.flip})]
-        lines += [*(toml({"enable_wildcard": True}) if has_several else []), ""]
-        for resolution in geometry.resolutions or geometry.buckets:
-            size = square(resolution)
-            buckets = {
-                "enable_bucket": True,
-                "min_bucket_reso": table.min_side,
-                "max_bucket_reso": table.max_side,
-                "bucket_reso_steps": geometry.multiple,
-                "bucket_no_upscale": not geometry.upscale,
-            }
-            for is_conditioned in sorted({bool(subset.conditioning) for subset in subsets}):
-                lines += ["[[datasets]]", *toml({"resolution": [size.width, size.height]})]
-                lines += toml(buckets) if geometry.resolutions else []
-                for subset in subsets:
-                    if bool(subset.conditioning) == is_conditioned:
-                        lines += ["[[datasets.subsets]]", *toml(self._subset_settings(subset))]
-                lines.append("")
-        return {"dataset.toml": "\n".join(lines).encode()}
-
-    def advice(self) -> Sequence[str]:
-        """See ``Format``."""
-        flags, subsets, folder = "--cache_latents --cache_latents_to_disk", self._subsets(), self.request.folder
-        lines = [f"--dataset_config {self.path('dataset.toml')} {flags}"]
-        if not folder:
-            lines = [f"{flags}, with the folders and sizes that you train with today"]
-        elif self._form == "stable":
-            reg = f"; reg_data_dir: {self.path(_REG)}" if any(subset.first.is_reg for subset in subsets) else ""
-            lines = [f"train_data_dir: {folder}   (lora-scripts: the folder of training images){reg}"]
-            alpha = ", alpha_mask: true" if self._has_alpha else ""
-            lines.append(f"caption_extension: .txt{alpha}; resolution, flips and buckets as in dataset.toml")
-        off = "random_crop, color_aug and face_crop_aug_range must be off: cached latents cannot have them"
-        lines.append(f"{flags}: the trainer then takes these files; {off}")
-        if self._text is not None:
-            lines.append(
-                "--cache_text_encoder_outputs --cache_text_encoder_outputs_to_disk --network_train_unet_only;"
-                " shuffle_caption, caption_dropout_rate, caption_tag_dropout_rate, apply_t5_attn_mask and"
-                " apply_lg_attn_mask must be off"
-            )
-            lines += [self._text.advice] if self._text.advice else []
-            if any(sample.further for sample in self.samples):
-                lines.append("of several captions of an image, the text of the first one is exported")
-        if any(subset.conditioning for subset in subsets):
-            lines.append("conditioning_data_dir needs --masked_loss, or a training of ControlNet")
-        if any(subset.is_left_out for subset in subsets):
-            lines.append(
-                "dataset.toml has no masks and control images: conditioning_data_dir needs one for each image of a"
-                " folder, and no regularization images"
-            )
-        return lines
-
-    def _latents(self, sample: Sample) -> bytes:
-        arrays = dict[str, Array]()
-        for number, latent in enumerate(sample.latents):
-            height, width = latent.values.shape[-2:]
-            suffix = f"_{height}x{width}" if self._form == "suffixed" else ""
-            arrays |= {
-                f"latents{suffix}": latent.values,
-                f"original_size{suffix}": np.array([sample.size.width, sample.size.height]),
-                f"crop_ltrb{suffix}": np.array(letterbox(sample.size, latent.bucket)),
-            }
-            if latent.flipped is not None:
-                arrays[f"latents_flipped{suffix}"] = latent.flipped
-            if self._has_alpha:
-                cell = np.ones((latent.bucket.height // height, latent.bucket.width // width), np.float32)
-                arrays[f"alpha_mask{suffix}"] = np.kron(sample.masks[number].values[0], cell)
-        return npz(arrays)
-
-    def _texts(self, sample: Sample, text: Text) -> bytes:
-        return npz(text.arrays(text_parts(self.request, sample)))
-
-    def _subsets(self) -> list[_Subset]:
-        """By folder of the export."""
-        has_reg, subsets = any(sample.is_reg for sample in self.samples), list[_Subset]()
-        for name, samples in self.groups.items():
-            common = set.intersection(*(set(sample.partners) for sample in samples))
-            role = "" if has_reg else next((role for role in _PARTNERS if role in common), "")
-            is_left_out = not role and any(sample.partners for sample in samples)
-            subsets.append(_Subset(name, samples[0], _PARTNERS.get(role, ""), is_left_out))
-        return subsets
-
-    def _subset_settings(self, subset: _Subset) -> dict[str, Any]:
-        """Settings of a subset; with a ``conditioning_data_dir`` it has no class words and no regularization."""
-        settings: dict[str, Any] = {"image_dir": self.path(subset.name), "num_repeats": subset.first.repeats}
-        if subset.conditioning:
-            return settings | {"conditioning_data_dir": self.path(f"{subset.conditioning}/{subset.name}")}
-        settings |= {"alpha_mask": True} if self._has_alpha else {}
-        settings["class_tokens"] = subset.first.class_words or subset.name.rpartition("/")[2].partition("_")[2]
-        return settings | ({"is_reg": True} if subset.first.is_reg else {})
-
-
-class _Subset(NamedTuple):
-    """The images of one folder."""
-
-    name: str
-    first: Sample
-    conditioning: str
-    """Folder of the masks or control images that all of them have."""
-    is_left_out: bool
-    """True if there are some that the trainer cannot read."""
 
 
 def _sdxl_text(parts: Mapping[str, Array]) -> dict[str, Array]:
@@ -307,20 +100,186 @@ def _lumina_text(parts: Mapping[str, Array]) -> dict[str, Array]:
     return {"hidden_state": padded, "attention_mask": parts["mask_1"], "input_ids": ids}
 
 
-_SDXL = Text("_te_outputs", _sdxl_text, SDXL, (POOLED,))
-_SD3, _FLUX = Text("_sd3_te", _sd3_text, SD3, (POOLED, IDS)), Text("_flux_te", _flux_text, FLUX, (POOLED, IDS))
-_PROMPT = "--system_prompt: the captions follow the default system_prompt of Lumina2Pipeline"
-_LUMINA = Text("_lumina_te", _lumina_text, LUMINA, (IDS,), _PROMPT)
-_HUNYUAN_TEXT = "its files hold two sequences (Qwen2.5-VL and ByT5), and a cache holds one per caption"
 _ROWS = (
-    Architecture("sd", "_sd", 4, 0.18215, has_forms=True, no_text="sd-scripts caches no text of SD"),
-    Architecture("sdxl", "_sdxl", 4, 0.13025, has_forms=True, text=_SDXL),
-    Architecture("sd3", "_sd3", 16, 1.5305, 0.0609, text=_SD3),
-    Architecture("flux", "_flux", 16, 0.3611, 0.1159, is_scaled=True, text=_FLUX),
-    Architecture("lumina", "_lumina", 16, 0.3611, 0.1159, is_scaled=True, text=_LUMINA),
-    Architecture("hunyuan-image", "_hi", 64, 0.75289, no_text=_HUNYUAN_TEXT),
-)
-ARCHITECTURES: Mapping[str, Architecture] = {row.name: row for row in _ROWS}
+    Architecture("sd", 4, 0.18215, code="_sd", has_forms=True, no_text="sd-scripts caches no text of SD"),
+    Architecture("sdxl", 4, 0.13025, code="_sdxl", has_forms=True, texts=[
+        Text(SDXL, (POOLED,), _sdxl_text, "_te_outputs"),
+    ]),
+    Architecture("sd3", 16, 1.5305, 0.0609, code="_sd3", texts=[Text(SD3, (POOLED, IDS), _sd3_text, "_sd3_te")]),
+    Architecture("flux", 16, 0.3611, 0.1159, code="_flux", is_scaled=True, texts=[
+        Text(FLUX, (POOLED, IDS), _flux_text, "_flux_te"),
+    ]),
+    Architecture("lumina", 16, 0.3611, 0.1159, code="_lumina", is_scaled=True, texts=[
+        Text(LUMINA, (IDS,), _lumina_text, "_lumina_te",
+             "--system_prompt: the captions follow the default system_prompt of Lumina2Pipeline"),
+    ]),
+    Architecture("hunyuan-image", 64, 0.75289, code="_hi",
+                 no_text="its files hold two sequences (Qwen2.5-VL and ByT5), and a cache holds one per caption"),
+)  # fmt: skip
+
+
+class Kohya(Format):
+    """Files for sd-scripts and lora-scripts. See :class:`~latentcache.export.format.Format`."""
+
+    name = "kohya"
+    architectures = _ROWS
+    extensions = ("png", "jpg", "jpeg", "webp", "bmp")
+    shared = ("repeats", "is_reg", "class_words")
+    draws_captions = True
+    empty_caption = "\n"  # a file without any line stops it
+    no_caption = "uses the class words, class_tokens or the name of the folder"
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self._form = _form(self.architecture, request.release)
+        self._title = re.sub(r"[^\w-]", "_", request.root.name) or "images"
+        self._has_alpha = False
+        resolutions = request.latents.geometry.resolutions
+        if self._form != "suffixed" and len(resolutions) > 1:
+            raise UsageError(
+                f"--release: the form {self._form} holds one resolution, and the cache has several",
+                why=f"one file of a name for {', '.join(map(str, resolutions))} pixels",
+                fix="export a cache of one resolution, or use sd-scripts of 2026-02-23 or later: --release suffixed",
+            )
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the sidecar and the JSON output say."""
+        alpha = {"masks": "alpha"} if self._has_alpha else {}
+        return {**super().facts, "form": self._form, **alpha}
+
+    def target(self, sample: Sample) -> str:
+        """``N_name/file``: the only folders that ``train_data_dir`` reads, and good subsets of a TOML file."""
+        path, _, file = self.readable(sample.target).rpartition("/")
+        stem, _, extension = file.rpartition(".")
+        if extension not in (extension.lower(), extension.upper()):  # it looks for both of these names
+            file = f"{stem}.png"
+        folder = path.rpartition("/")[2]
+        if not re.fullmatch(f"{sample.repeats}_.+", folder):
+            folder = f"{sample.repeats}_{path.replace('/', '_') or self._title}"
+        return f"{_REG if sample.is_reg else ''}{folder}/{file}"
+
+    def partner(self, sample: Sample, role: str, extension: str) -> str:
+        """``masks/N_name/file``, and ``controls``: a ``conditioning_data_dir`` for each folder of images."""
+        folder = _PARTNERS.get(role, "")
+        return folder and f"{folder}/{self.readable(f'{sample.stem}{extension.lower()}')}"
+
+    def begin(self, samples: Sequence[Sample]) -> None:
+        """See ``Format``: if one image has an alpha mask, all files hold masks."""
+        super().begin(samples)
+        self._has_alpha = any(sample.has_alpha for sample in samples) and MASK in self.request.wanted
+
+    def latent_files(self, sample: Sample) -> dict[str, Make]:
+        """See ``Format``."""
+        size = f"_{sample.size.width:04d}x{sample.size.height:04d}{self.architecture.code}"
+        return {f"{sample.stem}{'' if self._form == 'stable' else size}.npz": partial(self._latents, sample)}
+
+    def text_files(self, sample: Sample, text: Text) -> dict[str, Make]:
+        """See ``Format``."""
+        return {f"{sample.stem}{text.name}.npz": lambda: npz(text.values(text_parts(self.request, sample)))}
+
+    def settings(self) -> Mapping[str, bytes]:
+        """See ``Format``."""
+        geometry, table = self.geometry, cast("KohyaTable", self.tables[0])
+        has_several, subsets = any(sample.further for sample in self.samples), self._subsets()
+        lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
+        lines += ["caption_extension = '.txt'", *toml({"flip_aug": geometry.flip})]
+        lines += [*(toml({"enable_wildcard": True}) if has_several else []), ""]
+        for resolution in geometry.resolutions or geometry.buckets:
+            size = square(resolution)
+            buckets = {
+                "enable_bucket": True,
+                "min_bucket_reso": table.min_side,
+                "max_bucket_reso": table.max_side,
+                "bucket_reso_steps": geometry.multiple,
+                "bucket_no_upscale": not geometry.upscale,
+            }
+            for is_conditioned in sorted({bool(subset.conditioning) for subset in subsets}):
+                lines += ["[[datasets]]", *toml({"resolution": [size.width, size.height]})]
+                lines += toml(buckets) if geometry.resolutions else []
+                for subset in subsets:
+                    if bool(subset.conditioning) == is_conditioned:
+                        lines += ["[[datasets.subsets]]", *toml(self._subset_settings(subset))]
+                lines.append("")
+        return {"dataset.toml": "\n".join(lines).encode()}
+
+    def advice(self) -> Sequence[str]:
+        """See ``Format``."""
+        flags, subsets, folder = "--cache_latents --cache_latents_to_disk", self._subsets(), self.request.folder
+        lines = [f"--dataset_config {self.path('dataset.toml')} {flags}"]
+        if not folder:
+            lines = [f"{flags}, with the folders and sizes that you train with today"]
+        elif self._form == "stable":
+            reg = f"; reg_data_dir: {self.path(_REG)}" if any(subset.first.is_reg for subset in subsets) else ""
+            lines = [f"train_data_dir: {folder}   (lora-scripts: the folder of training images){reg}"]
+            alpha = ", alpha_mask: true" if self._has_alpha else ""
+            lines.append(f"caption_extension: .txt{alpha}; resolution, flips and buckets as in dataset.toml")
+        off = "random_crop, color_aug and face_crop_aug_range must be off: cached latents cannot have them"
+        lines.append(f"{flags}: the trainer then takes these files; {off}")
+        if self.text is not None:
+            lines.append(
+                "--cache_text_encoder_outputs --cache_text_encoder_outputs_to_disk --network_train_unet_only;"
+                " shuffle_caption, caption_dropout_rate, caption_tag_dropout_rate, apply_t5_attn_mask and"
+                " apply_lg_attn_mask must be off"
+            )
+            lines += [self.text.advice] if self.text.advice else []
+            if any(sample.further for sample in self.samples):
+                lines.append("of several captions of an image, the text of the first one is exported")
+        if any(subset.conditioning for subset in subsets):
+            lines.append("conditioning_data_dir needs --masked_loss, or a training of ControlNet")
+        if any(subset.is_left_out for subset in subsets):
+            lines.append(
+                "dataset.toml has no masks and control images: conditioning_data_dir needs one for each image of a"
+                " folder, and no regularization images"
+            )
+        return lines
+
+    def _latents(self, sample: Sample) -> bytes:
+        arrays = dict[str, Array]()
+        for number, latent in enumerate(sample.latents):
+            height, width = latent.values.shape[-2:]
+            suffix = f"_{height}x{width}" if self._form == "suffixed" else ""
+            arrays |= {
+                f"latents{suffix}": latent.values,
+                f"original_size{suffix}": np.array([sample.size.width, sample.size.height]),
+                f"crop_ltrb{suffix}": np.array(letterbox(sample.size, latent.bucket)),
+            }
+            if latent.flipped is not None:
+                arrays[f"latents_flipped{suffix}"] = latent.flipped
+            if self._has_alpha:
+                cell = np.ones((latent.bucket.height // height, latent.bucket.width // width), np.float32)
+                arrays[f"alpha_mask{suffix}"] = np.kron(sample.masks[number].values[0], cell)
+        return npz(arrays)
+
+    def _subsets(self) -> list[_Subset]:
+        """By folder of the export."""
+        has_reg, subsets = any(sample.is_reg for sample in self.samples), list[_Subset]()
+        for name, samples in self.groups.items():
+            common = set.intersection(*(set(sample.partners) for sample in samples))
+            role = "" if has_reg else next((role for role in _PARTNERS if role in common), "")
+            is_left_out = not role and any(sample.partners for sample in samples)
+            subsets.append(_Subset(name, samples[0], _PARTNERS.get(role, ""), is_left_out))
+        return subsets
+
+    def _subset_settings(self, subset: _Subset) -> dict[str, Any]:
+        """Settings of a subset; with a ``conditioning_data_dir`` it has no class words and no regularization."""
+        settings: dict[str, Any] = {"image_dir": self.path(subset.name), "num_repeats": subset.first.repeats}
+        if subset.conditioning:
+            return settings | {"conditioning_data_dir": self.path(f"{subset.conditioning}/{subset.name}")}
+        settings |= {"alpha_mask": True} if self._has_alpha else {}
+        settings["class_tokens"] = subset.first.class_words or subset.name.rpartition("/")[2].partition("_")[2]
+        return settings | ({"is_reg": True} if subset.first.is_reg else {})
+
+
+class _Subset(NamedTuple):
+    """The images of one folder."""
+
+    name: str
+    first: Sample
+    conditioning: str
+    """Folder of the masks or control images that all of them have."""
+    is_left_out: bool
+    """True if there are some that the trainer cannot read."""
 
 
 def _form(architecture: Architecture, release: str | None) -> str:

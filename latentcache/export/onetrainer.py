@@ -15,8 +15,7 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -42,6 +41,7 @@ from latentcache.export.format import (
     Make,
     Request,
     Sample,
+    Text,
     saved,
     tensor_of,
     text_parts,
@@ -117,6 +117,7 @@ class OneTrainer(Format):
     """Files for OneTrainer. See :class:`~latentcache.export.format.Format`."""
 
     name = "onetrainer"
+    texts = (Text(SD, (IDS,)), *(Text(pipeline, (POOLED, IDS)) for pipeline in (SDXL, SD3, FLUX)))
     fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, MASK, CONTROL), "text": (TEXT, POOLED, IDS)}
     draws_captions = True
     extensions = ("bmp", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif")
@@ -126,24 +127,18 @@ class OneTrainer(Format):
     def __init__(self, request: Request) -> None:
         config = request.trainer_config
         self._config = TrainingConfig(values={}, concepts=()) if config is None else read_config(config)
-        inputs = [name for name in request.wanted if name != CONTROL or self._config.is_inpainting]
-        super().__init__(replace(request, wanted=inputs))
+        super().__init__(request)
         self._is_masked = bool(self._config.values.get("masked_training"))
         self._dtype = _DTYPES.get(self._config.values.get("train_dtype", ""), torch.float32)
-        self._tables = request.geometry.like_tables()
         self._concepts: list[Concept] = []
         self._concept_of: dict[str, tuple[Concept, int]] = {}
         """Target -> its concept, and its number among the images of all concepts."""
         self._has_flips = False
         self._draws = ""
         """Numbers on which its draws depend."""
-        needed = (POOLED, IDS)
-        rows = {SD: (SD, (IDS,)), SDXL: (SDXL, needed), SD3: (SD3, needed), FLUX: (FLUX, needed)}
-        pipeline = self.text_of(rows, "OneTrainer encodes it in another way than diffusers, or has more values of it")
-        self._writers: dict[str, Callable[[Sample, int], bytes]] = {}
-        """Cache -> what makes the file of a sample with values, in a variation."""
-        self._writers |= {"image": self._latents} if LATENTS in inputs else {}
-        self._writers |= {"text": self._texts} if pipeline is not None else {}
+        self._caches = ["image"] if LATENTS in self.request.wanted else []
+        self._caches += ["text"] if self.text is not None else []
+        pipeline = self.text and self.text.pipeline
         tokens, before = (CLIP_TOKENS, CLIP_TOKENS) if pipeline == SD3 else (0, 0)
         if pipeline == FLUX and self._config.values:
             tokens = self._config.values.get("text_encoder_2_sequence_length", 77) or 512
@@ -153,6 +148,11 @@ class OneTrainer(Format):
                 f"prompt_embeds: {lengths[-1]} tokens of T5, and OneTrainer has {tokens}",
                 fix=f"build the text with --text-length {tokens + before}, or export --fields latents",
             )
+
+    @property
+    def takes_control(self) -> bool:
+        """See ``Format``."""
+        return self._config.is_inpainting
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -192,16 +192,18 @@ class OneTrainer(Format):
             first += len(ordered)
         images = [concept.settings["image"] for concept in self._concepts]
         self._has_flips = any(image["enable_random_flip"] or image["enable_fixed_flip"] for image in images)
-        if self._has_flips or len(self._tables) > 1 or any(sample.further for sample in samples):
+        if self._has_flips or len(self.tables) > 1 or any(sample.further for sample in samples):
             self._draws = str([self._shift(), *(concept.first for concept in self._concepts)])
 
-    def files(self, sample: Sample) -> Mapping[str, Make]:
-        """See ``Format``."""
-        files, (concept, number) = dict[str, Make](), self._concept_of[sample.target]
-        for kind, write in self._writers.items():
-            for variation, folder in enumerate(concept.folders(kind)):
-                files[f"{folder}/{number - concept.first}.pt"] = partial(write, sample, variation)
-        return files
+    def latent_files(self, sample: Sample) -> dict[str, Make]:
+        """See ``Format``: one for each variation."""
+        names = enumerate(self._names(sample, "image"))
+        return {name: partial(self._latents, sample, variation) for variation, name in names}
+
+    def text_files(self, sample: Sample, text: Text) -> dict[str, Make]:
+        """See ``Format``: one for each variation."""
+        names = enumerate(self._names(sample, "text"))
+        return {name: partial(self._texts, sample, variation) for variation, name in names}
 
     def settings(self) -> Mapping[str, bytes]:
         """See ``Format``: ``concepts.json``, the advice, and the sizes of each cache."""
@@ -210,7 +212,7 @@ class OneTrainer(Format):
             "concepts.json": json.dumps(concepts, indent=4).encode(),
             "onetrainer.txt": "".join(f"{line}\n" for line in self.advice()).encode(),
         }
-        for kind, concept in product(self._writers, self._concepts):
+        for kind, concept in product(self._caches, self._concepts):
             for variation, folder in enumerate(concept.folders(kind)):
                 sizes = [
                     {
@@ -249,7 +251,7 @@ class OneTrainer(Format):
             )
         if not self._is_masked and MASK in self.request.wanted:
             lines.append("masked_training: on, if the masks are to count")
-        if "text" in self._writers:
+        if self.text is not None:
             lines.append(
                 "train must be off for every text encoder, its layer skip 0, and embeddings must not be trained"
             )
@@ -258,6 +260,11 @@ class OneTrainer(Format):
         if self.geometry.flip and not self._has_flips:
             lines.append("the cache has flips, which are not exported: no concept of --trainer-config draws them")
         return lines
+
+    def _names(self, sample: Sample, kind: str) -> list[str]:
+        """Its file in each variation of the ``image`` or ``text`` cache."""
+        concept, number = self._concept_of[sample.target]
+        return [f"{folder}/{number - concept.first}.pt" for folder in concept.folders(kind)]
 
     def _shift(self, *, with_images: bool = True) -> int:
         """Positions by which masks and conditioning images move a step: one after images, or only after paths."""
@@ -277,7 +284,7 @@ class OneTrainer(Format):
         """A concept of its defaults, and of what the user's concept of this folder says."""
         image, text = {**_IMAGE, **users.get("image", {})}, {**_TEXT}
         text_variations = int(users.get("text_variations", 1))
-        if "text" in self._writers:
+        if self.text is not None:
             text_variations = text_variations if any(sample.further for sample in samples) else 1
         else:
             text |= users.get("text", {})
@@ -328,7 +335,7 @@ class OneTrainer(Format):
     def _bucket(self, sample: Sample, variation: int) -> Size:
         """The bucket that the trainer draws for an image."""
         draw = self._draw(_RESOLUTION_STEP + self._shift(), sample, variation)
-        return draw.choice([table.nearest(sample.size) for table in self._tables])
+        return draw.choice([table.nearest(sample.size) for table in self.tables])
 
     def _draw(self, step: int, sample: Sample, variation: int) -> random.Random:
         """The generator of one step of its pipeline, as ``PipelineModule._get_rand`` makes it."""

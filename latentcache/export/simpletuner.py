@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -33,57 +33,35 @@ from latentcache.export.format import (
     SD3,
     SDXL,
     TEXT,
+    Dataset,
     Format,
     Make,
     Request,
     Sample,
+    Text,
     saved,
     tensor_of,
     text_parts,
 )
 from latentcache.geometry.like.simpletuner import SimpleTunerTable
-from latentcache.value import Value
 
-#: Pipeline of diffusers -> ``model_family``, which is in the name of a text, and the fields that the text needs.
-_FAMILIES: Mapping[str, tuple[str, Sequence[str]]] = {
-    SD: ("sd1x", ()),
-    SDXL: ("sdxl", (POOLED,)),
-    SD3: ("sd3", (POOLED,)),
-    FLUX: ("flux", (POOLED, IDS)),
-}
 #: Role of a further image -> start of its folder, and ``conditioning_type``.
 _ROLES = {"mask": ("masks", "mask"), CONTROL: ("controls", "reference_strict")}
 #: Values of a token of SD 2, which has the pipeline of SD 1.
 _SD2_WIDTH = 1024
 
 
-class Backend(Value):
-    """Images that are repeated as often, in one resolution."""
-
-    name: str
-    folder: str
-    """Of its images, in the export."""
-    table: SimpleTunerTable
-    samples: Sequence[Sample]
-    """Without values."""
-    roles: Collection[str]
-    """Roles of further images that each image has."""
-
-    def latents(self, sample: Sample, start: str = "") -> str:
-        """File of the latents of an image, or of a further image of it."""
-        path, _, stem = sample.stem.removeprefix(f"{self.folder}/").rpartition("/")
-        name = hashlib.sha256(stem.encode()).hexdigest()
-        return f"vae/{start}{self.name}/{f'{path}/' if path else ''}{name}.pt"
-
-    def file(self, kind: str) -> str:
-        """File about its sizes: of ``indices`` or ``metadata``."""
-        return f"{self.folder}/aspect_ratio_bucket_{kind}_{self.name}.json"
-
-
 class SimpleTuner(Format):
     """Files for SimpleTuner. See :class:`~latentcache.export.format.Format`."""
 
     name = "simpletuner"
+    #: Named by their ``model_family``.
+    texts = (
+        Text(SD, name="sd1x"),
+        Text(SDXL, (POOLED,), name="sdxl"),
+        Text(SD3, (POOLED,), name="sd3"),
+        Text(FLUX, (POOLED, IDS), name="flux"),
+    )
     fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, CONTROL), "text": (TEXT, POOLED, IDS)}
     optional = (CONTROL,)
     is_scaled = True
@@ -95,8 +73,6 @@ class SimpleTuner(Format):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        self._tables = cast("Sequence[SimpleTunerTable]", request.geometry.like_tables())
-        self._backends: Sequence[Backend] = ()
         self._text_of: dict[str, str] = {}
         """Caption -> target of the image whose files hold its text."""
         if request.latents.encoder.normalization.kind == "batch-norm":
@@ -105,7 +81,7 @@ class SimpleTuner(Format):
                 why="SimpleTuner normalizes them in patches",
                 fix="let the trainer encode the images",
             )
-        family = self.text_of(_FAMILIES, f"known are the texts of {', '.join(_FAMILIES)}") or ""
+        family = self.text.name if self.text else ""
         is_sd2 = family == "sd1x" and getattr(request.recipes[TEXT], "width", 0) == _SD2_WIDTH
         self._family = "sd2x" if is_sd2 else family
 
@@ -148,28 +124,30 @@ class SimpleTuner(Format):
                         fix="write it on one line, and build again",
                     )
                 self._text_of.setdefault(each.caption, sample.target)
-        self._backends = [
-            Backend(name=f"{name}-{table.resolution.width}", folder=name, table=table, samples=group, roles=roles)
-            for name, group in self.groups.items()
-            for roles in [set.intersection(*(set(sample.partners) for sample in group))]
-            for table in self._tables
-        ]
 
-    def files(self, sample: Sample) -> Mapping[str, Make]:
+    def latent_files(self, sample: Sample) -> dict[str, Make]:
         """See ``Format``."""
-        writers, folder = dict[str, Make](), sample.target.partition("/")[0]
-        for backend in self._backends if LATENTS in self.request.wanted else ():
+        files, (folder, _, inside) = dict[str, Make](), sample.stem.partition("/")
+        path, separator, stem = inside.rpartition("/")
+        name = f"{path}{separator}{hashlib.sha256(stem.encode()).hexdigest()}.pt"
+        for backend in self.datasets:
             if backend.folder == folder:
-                writers[backend.latents(sample)] = partial(_latents, sample, backend.table, "latents")
-                if CONTROL in backend.roles:
-                    name = backend.latents(sample, "controls-")
-                    writers[name] = partial(_latents, sample, backend.table, "controls")
-        for each in sample.captioned if self._family else ():
-            if self._text_of[each.caption] == sample.target:
+                files[f"vae/{_id(backend)}/{name}"] = partial(_latents, sample, backend.table, "latents")
+                if CONTROL in _roles(backend):
+                    files[f"vae/controls-{_id(backend)}/{name}"] = partial(
+                        _latents, sample, backend.table, "controls"
+                    )
+        return files
+
+    def text_files(self, sample: Sample, text: Text) -> dict[str, Make]:
+        """See ``Format``: one for the first image with a caption."""
+        files = dict[str, Make]()
+        for captioned in sample.captioned:
+            if self._text_of[captioned.caption] == sample.target:
                 # The hash is only a name: it protects nothing.
-                name = hashlib.md5(each.caption.encode(), usedforsecurity=False).hexdigest()
-                writers[f"text/{name}-{self._family}.pt"] = partial(self._texts, each)
-        return writers
+                name = hashlib.md5(captioned.caption.encode(), usedforsecurity=False).hexdigest()
+                files[f"text/{name}-{self._family}.pt"] = partial(self._texts, captioned)
+        return files
 
     def settings(self) -> Mapping[str, bytes]:
         """See ``Format``: the list of backends, and the sizes of each."""
@@ -178,20 +156,20 @@ class SimpleTuner(Format):
             files[name] = _json(
                 {str(ratio): [size.width, size.height] for ratio, size in table.size_of_ratio.items()}
             )
-        for backend in self._backends:
+        for backend in self.datasets:
             buckets, entries = dict[str, list[str]](), dict[str, Any]()
             for sample in backend.samples:
                 path = self.path(sample.target)
                 entries[path] = entry = self._entry(sample, backend.table)
                 buckets.setdefault(str(entry["aspect_ratio"]), []).append(path)
-            files[backend.file("indices")] = _json({"config": {}, "aspect_ratio_bucket_indices": buckets})
-            files[backend.file("metadata")] = _json(entries)
+            files[_listing(backend, "indices")] = _json({"config": {}, "aspect_ratio_bucket_indices": buckets})
+            files[_listing(backend, "metadata")] = _json(entries)
         return files
 
     @property
     def changing(self) -> Sequence[str]:
         """See ``Format``."""
-        return [*self._maps(), *(backend.file("indices") for backend in self._backends)]
+        return [*self._maps(), *(_listing(backend, "indices") for backend in self.datasets)]
 
     def advice(self) -> Sequence[str]:
         """See ``Format``."""
@@ -216,7 +194,8 @@ class SimpleTuner(Format):
 
     def _maps(self) -> dict[str, SimpleTunerTable]:
         """Files with the size of each ratio, of tables that have buckets of one area."""
-        tables = [table for table in self._tables if table.buckets and not table.by_edge]
+        tables = cast("Sequence[SimpleTunerTable]", self.tables)
+        tables = [table for table in tables if table.buckets and not table.by_edge]
         return {f"output/aspect_resolution_map-{table.megapixels}.json": table for table in tables}
 
     def _entry(self, sample: Sample, table: SimpleTunerTable) -> dict[str, Any]:
@@ -234,14 +213,14 @@ class SimpleTuner(Format):
     def _listed(self) -> bytes:
         """``multidatabackend.json``."""
         backends = list[dict[str, Any]]()
-        for backend in self._backends:
+        for backend in self.datasets:
             table, first = backend.table, backend.samples[0]
             entry: dict[str, Any] = {
-                "id": backend.name,
+                "id": _id(backend),
                 "type": "local",
                 "dataset_type": "image",
                 "instance_data_dir": self.path(backend.folder),
-                "cache_dir_vae": self.path(f"vae/{backend.name}"),
+                "cache_dir_vae": self.path(f"vae/{_id(backend)}"),
                 "resolution": table.resolution.width,
                 "resolution_type": "pixel" if table.by_edge else "pixel_area",
                 "crop": not table.buckets,
@@ -256,14 +235,14 @@ class SimpleTuner(Format):
             if first.is_reg:
                 entry["is_regularisation_data"] = True
             backends.append(entry)
-            for start, kind in (names for role, names in _ROLES.items() if role in backend.roles):
+            for start, kind in (names for role, names in _ROLES.items() if role in _roles(backend)):
                 conditioning = {
-                    "id": f"{start}-{backend.name}",
+                    "id": f"{start}-{_id(backend)}",
                     "type": "local",
                     "dataset_type": "conditioning",
                     "conditioning_type": kind,
                     "instance_data_dir": self.path(backend.folder.replace("images", start)),
-                    "cache_dir_vae": self.path(f"vae/{start}-{backend.name}"),
+                    "cache_dir_vae": self.path(f"vae/{start}-{_id(backend)}"),
                     "caption_strategy": None,
                 }
                 entry.setdefault("conditioning_data", []).append(conditioning["id"])
@@ -272,16 +251,28 @@ class SimpleTuner(Format):
         return _json([*backends, {**text, "cache_dir": self.path("text")}], indent=2)
 
     def _texts(self, sample: Sample) -> bytes:
-        embeddings = dict[str, torch.Tensor]()
-        for name in (TEXT, POOLED) if POOLED in sample.text else (TEXT,):
-            dtype = getattr(torch, self.request.recipes[name].spec.dtype)
-            values = torch.from_numpy(sample.text[name]).to(dtype)
-            embeddings[name] = values[None] if name == TEXT else values
+        text = {name: values for name, values in sample.text.items() if name != IDS}
+        embeddings = self.stored(text)
+        embeddings[TEXT] = embeddings[TEXT][None]
         if self._family == "flux":
             mask = np.ascontiguousarray(text_parts(self.request, sample)["mask_2"])
             embeddings["time_ids"] = torch.zeros(1, len(sample.text[TEXT]), 3)
             embeddings["attention_masks"] = torch.from_numpy(mask)[None]
         return saved(embeddings)
+
+
+def _id(backend: Dataset) -> str:
+    return f"{backend.folder}-{backend.table.resolution.width}"
+
+
+def _roles(backend: Dataset) -> set[str]:
+    """Roles of further images that each of its images has."""
+    return set.intersection(*(set(sample.partners) for sample in backend.samples))
+
+
+def _listing(backend: Dataset, kind: str) -> str:
+    """File about the sizes of its images: of ``indices`` or ``metadata``."""
+    return f"{backend.folder}/aspect_ratio_bucket_{kind}_{_id(backend)}.json"
 
 
 def _latents(sample: Sample, table: SimpleTunerTable, name: str) -> bytes:

@@ -18,7 +18,6 @@ from safetensors.torch import load
 from small_cache import build, draw
 
 from latentcache.cli.app import main
-from latentcache.export.aitoolkit import _ROWS as AI_TOOLKIT
 from latentcache.export.format import (
     CONTROL,
     FLUX,
@@ -39,8 +38,6 @@ from latentcache.export.format import (
     Sample,
 )
 from latentcache.export.images import TRAINER_FORMATS
-from latentcache.export.kohya import ARCHITECTURES
-from latentcache.export.musubi import _ROWS as MUSUBI
 from latentcache.fields.latents import EncoderSpec, GeometrySettings, LatentsRecipe, Normalization, PixelProfile
 from latentcache.fields.prompt_embeds import PromptIdsRecipe, PromptRecipe
 from latentcache.geometry.like.aitoolkit import step_of
@@ -59,7 +56,7 @@ TEXTS = {
     WAN: ({TEXT: (9, 4096)}, (512,)),
     Z_IMAGE: ({TEXT: (9, 2560)}, (512,)),
 }
-ROWS = {"musubi": {row.name: row for row in MUSUBI}, "ai-toolkit": {row.name: row for row in AI_TOOLKIT}}
+ROWS = {name: {row.name: row for row in form.architectures} for name, form in TRAINER_FORMATS.items()}
 #: Steps of sides that are not 64, and options of an export of the stub's latents.
 STEPS = {"musubi": 16, "ai-toolkit": 16}
 WORDS = {"kohya": ["--architecture", "sdxl", "--release", "stable"], "musubi": ["--architecture", "z-image"]}
@@ -72,14 +69,15 @@ CASES = [
     ("kohya", "hunyuan-image", None, ""),
     *((trainer, None, None, pipeline) for trainer in ("onetrainer", "simpletuner")
       for pipeline in (SD, SDXL, SD3, FLUX)),
-    *(("musubi", row.name, None, next(iter(row.text), "")) for row in MUSUBI),
-    *(("ai-toolkit", row.name, None, row.pipeline) for row in AI_TOOLKIT),
+    *((trainer, row.name, None, row.texts[0].pipeline if row.texts else "") for trainer in ("musubi", "ai-toolkit")
+      for row in ROWS[trainer].values()),
 ]  # fmt: skip
 
 
 def files_of(trainer, architecture, release, pipeline):
     """File -> hash, of two images: one of them is for regularization, and has two repeats."""
-    about, is_plain = ROWS.get(trainer, ARCHITECTURES)[architecture or "sdxl"], trainer in ("simpletuner", "musubi")
+    is_plain, rows = trainer in ("simpletuner", "musubi"), ROWS[trainer] or ROWS["kohya"]
+    about = rows[architecture or "sdxl"]
     scaling = Normalization(kind="scale-shift", scale=about.scale, shift=about.shift)
     encoder = EncoderSpec(
         family=about.family,
