@@ -168,16 +168,6 @@ class KnownFiles:
                 self.content[file] = np.frombuffer(item.content, dtype=np.uint8)
 
 
-def fold_reads(stat: NDArray[np.uint64], files: NDArray[np.integer], read: NDArray[np.uint64]) -> None:
-    """Note reads of parts of files. A file that did not change is trusted from its first read on."""
-    same = (stat[files, :5] == read[:, :5]).all(axis=1)
-    first = np.full(len(stat), np.iinfo(np.uint64).max, dtype=np.uint64)
-    np.minimum.at(first, files, np.where(same, read[:, 5], 0))
-    read_files = np.unique(files)
-    before, first = stat[read_files, 5], first[read_files]
-    stat[read_files, 5] = np.where(before > 0, np.minimum(before, first), first)
-
-
 def with_contents(
     samples: SampleTable, name: str, rows: NDArray[np.integer], content: NDArray[np.uint8], stat: NDArray[np.uint64]
 ) -> SampleTable:
@@ -191,7 +181,12 @@ def with_contents(
     stats, whole = writable(samples.files.stat), writable(samples.files.content)
     part: NDArray[np.bool_] = np.zeros(len(rows), np.bool_) if held.line is None else np.asarray(held.line)[rows] > 0
     stats[files[~part]], whole[files[~part]] = stat[~part], content[~part]
-    fold_reads(stats, files[part], stat[part])
+    same = (stats[files, :5] == stat[:, :5]).all(axis=1) & part
+    moments = np.full(len(stats), np.iinfo(np.uint64).max, dtype=np.uint64)
+    np.minimum.at(moments, files[part], np.where(same, stat[:, 5], 0)[part])
+    archives = np.unique(files[part])
+    before, moments = stats[archives, 5], moments[archives]
+    stats[archives, 5] = np.where(before > 0, np.minimum(before, moments), moments)
     inputs = {**samples.inputs, name: replace(held, content=contents)}
     return replace(samples, files=replace(samples.files, stat=stats, content=whole), inputs=inputs)
 

@@ -8,7 +8,7 @@ are new or may have changed are read once.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress
@@ -208,33 +208,41 @@ class _Files:
         is_sample: NDArray[np.bool_],
         role: str,
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """(n,) the caption file of each sample, -1: none, and which extension of its rule it has.
+        """(n,) position of each sample's caption file, -1: none, and which extension of the rule the file has.
 
         A sample whose caption file cannot be used is rejected in place of this file: ``is_sample`` is changed.
         """
-        caption, which = np.full(len(names), -1, dtype=np.int32), np.full(len(names), -1, dtype=np.int32)
-        lost = {name: item for name, item in folder.rejected.items() if name}
-        if not lost and is_image.all():
-            self.findings.rejected += folder.rejected.values()
-            return caption, which
+        caption, which = np.full((2, len(names)), -1, dtype=np.int32)
         rules = [self._layout.sets[number].captions for number in self._layout.owners(folder.prefix)]
         rule = next((rule for rule in rules if not rule.table), _PLAIN_RULE)
-        every = [*names, *lost]
-        others, is_used = _beside(every, is_sample, rule, caption, which), is_image.copy()
-        for number in np.flatnonzero(caption >= len(names)).tolist():
-            text = every[caption[number]]
-            caption[number] = which[number] = -1
-            if rule is not _PLAIN_RULE:  # else tables have the captions
+        lost = [name for name in folder.rejected if name]
+        every, order = [*names, *lost], {ending: at for at, ending in enumerate(rule.extensions)}
+        texts = defaultdict[str, list[tuple[int, int]]](list)
+        for number in (*np.flatnonzero(~is_image).tolist(), *range(len(names), len(every))):
+            stem, dot, ending = every[number].rpartition(".")
+            if dot + ending.lower() in order:
+                texts[stem].append((order[dot + ending.lower()], -number))  # of a.TXT and a.txt the later one wins
+        replaced, conflicts, is_used = set[str](), dict[int, str](), is_image.copy()
+        for number in np.flatnonzero(is_sample).tolist() if texts else []:
+            name = names[number]
+            files = [*sorted(texts.get(name.rpartition(".")[0], ())), *sorted(texts.get(name, ()))]
+            if not files:
+                continue
+            text = every[-files[0][1]]
+            conflicts |= {-file: text for _, file in files[1:]}
+            if text not in folder.rejected:
+                which[number], caption[number] = files[0][0], self._count - files[0][1]
+                is_used[-files[0][1]] = True
+            elif rule is not _PLAIN_RULE:  # else tables have the captions
                 is_sample[number] = False
                 item = folder.rejected[text]
-                instead = rejected(folder.prefix + names[number], item.reason, f"caption file {text}: {item.detail}")
-                self.findings.rejected.append(instead)
-                lost.pop(text, None)
-        self.findings.rejected += (item for name, item in folder.rejected.items() if not name or name in lost)
-        is_used[caption[caption >= 0]] = True
+                detail = f"caption file {text}: {item.detail}"
+                self.findings.rejected.append(rejected(folder.prefix + name, item.reason, detail))
+                replaced.add(text)
+        self.findings.rejected += (item for name, item in folder.rejected.items() if name not in replaced)
         for number in np.flatnonzero(~is_used).tolist():
-            self._note_unused(folder.prefix + names[number], role, rule, others.get(number, ""))
-        return np.where(caption >= 0, caption + self._count, -1), which
+            self._note_unused(folder.prefix + names[number], role, rule, conflicts.get(number, ""))
+        return caption, which
 
     def _note_unused(self, name: str, role: str, rule: CaptionRule, other: str) -> None:
         """Note a caption file that belongs to no sample, or to one that has ``other``."""
@@ -342,39 +350,6 @@ def _hashed(request: Scan, root: Path, scanned: ScanResult, held: KnownFiles) ->
             for label in filter(_is_of_file, old.columns):
                 columns[label][rows[matched[same]]] = old.columns[label][before[same]]
     return replace(scanned, samples=replace(samples, columns=columns), hashed=hashed, unread=unread)
-
-
-def _beside(
-    names: Sequence[str],
-    is_sample: NDArray[np.bool_],
-    rule: CaptionRule,
-    caption: NDArray[np.int32],
-    which: NDArray[np.int32],
-) -> dict[int, str]:
-    """Fill in the caption file of each sample, and which extension it has; further files -> the one that is used.
-
-    ``names`` may go on behind those of ``is_sample``, with caption files.
-    """
-    order, texts = {ending: at for at, ending in enumerate(rule.extensions)}, dict[str, list[tuple[int, int]]]()
-    of_names = False
-    for number in (*np.flatnonzero(~is_sample).tolist(), *range(len(is_sample), len(names))):
-        stem, dot, ending = names[number].rpartition(".")
-        at = order.get(dot + ending.lower(), -1)
-        if at >= 0:
-            texts.setdefault(stem, []).append((at, -number))  # of a.TXT and a.txt the later one wins
-            of_names = of_names or ("." in stem and extension_of(stem) in IMAGE_EXTENSIONS)
-    others = dict[int, str]()
-    for number in np.flatnonzero(is_sample).tolist() if texts else []:
-        name = names[number]
-        stem = name[: name.rfind(".")]
-        files = sorted(texts[stem]) if stem in texts else []
-        if of_names and name in texts:
-            files += sorted(texts[name])
-        if files:
-            (which[number], first), *more = files
-            caption[number] = -first
-            others |= {-file: names[-first] for _, file in more} if more else {}
-    return others
 
 
 def _of_folders(layout: Layout, files: _Files) -> Units:

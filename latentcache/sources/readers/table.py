@@ -8,7 +8,6 @@ image beside a table. Cost: the whole file in memory, about 3 us per row.
 from __future__ import annotations
 
 import codecs
-import io
 import os
 import re
 import shlex
@@ -23,7 +22,7 @@ from latentcache.identity.content import StatMemo, content_hash
 from latentcache.sources.captions import caption_fault, captions_in
 from latentcache.sources.causes import Findings, Notes, fault, rejected
 from latentcache.sources.formats.archives import PARQUET, open_rows
-from latentcache.sources.formats.files import UTF16_BOMS, listed, parse_json, read_source, shown
+from latentcache.sources.formats.files import decode, listed, parse_json, read_source, shown
 from latentcache.sources.inventory import IMAGE_EXTENSIONS, extension_of
 from latentcache.sources.known import Units
 from latentcache.sources.layout import (
@@ -82,7 +81,7 @@ def read_tables(
     unlisted = dict[str, str]()
     for number, image_set in sorted(enumerate(layout.sets), key=lambda pair: -len(pair[1].prefix)):
         inside, rule, table = images.get(number, {}), image_set.captions, image_set.captions.table
-        rows, content, memo = read_table(root, table, inside, image_set.prefix, rule)
+        rows, content, memo = read_table(root, table, image_set.prefix, rule)
         contents[positions[table]] = content, memo
         first_rows = match_rows(table, _with_columns(table, rows, notes), inside, {*named, *unlisted}, root, findings)
         differing = list[str]()
@@ -184,18 +183,15 @@ def match_rows(
     return first_rows
 
 
-def read_table(
-    root: Path, name: str, images: Collection[str], prefix: str = "", rule: CaptionRule | None = None
-) -> tuple[list[Row], bytes, StatMemo]:
+def read_table(root: Path, name: str, prefix: str, rule: CaptionRule) -> tuple[list[Row], bytes, StatMemo]:
     """Rows of the table ``name`` below ``root``, and content hash and memo of the file.
 
-    ``images`` are those in its folder ``prefix``, to which names in it are relative. ``rule`` says what is known of
-    its columns.
+    Names in it are relative to the folder ``prefix``. ``rule`` says what is known of its columns.
 
     Raises:
         TableError: It cannot be read as a whole; ``where`` is file and line.
     """
-    path, rule = root / name, rule or CaptionRule()
+    path = root / name
     try:
         data, memo = read_source(path)
     except UnusableSampleError as error:
@@ -206,8 +202,7 @@ def read_table(
     elif path.suffix == ".parquet":
         records = _parquet_records(path)
     else:
-        lines = enumerate(data.split(b"\n"), start=1)
-        records = ((line, _json_object(path, raw, line)) for line, raw in lines if raw.strip())
+        records = _json_records(path, data)
     rows = _rows(path, records, rule)
     if not rows:
         fix = "add one row per image, or rename the table to use all images"
@@ -269,25 +264,12 @@ def _error(path: Path, line: int, problem: str, why: str, fix: str) -> TableErro
 # formats
 
 
-def _decode(path: Path, data: bytes, first_line: int = 1) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = first_line + data.count(b"\n", 0, error.start)
-        column = error.start - data.rfind(b"\n", 0, error.start)
-        why = f"expected UTF-8, found byte 0x{data[error.start]:02x} at byte {column} of the line"
-        encoding = "UTF-16" if data.startswith(UTF16_BOMS) else "WINDOWS-1252"
-        old, new = shlex.quote(str(path)), shlex.quote(f"{path}.utf8")
-        fix = f"`iconv -f {encoding} -t UTF-8 {old} > {new} && mv {new} {old}`"
-        raise _error(path, line, "the table is not UTF-8", why, fix) from error
-
-
 def _csv_records(path: Path, data: bytes, rule: CaptionRule) -> _Records:
     import csv
 
-    text, header = _decode(path, data), list[str]()
+    header = list[str]()
     csv.field_size_limit(max(len(data), csv.field_size_limit()))  # 131,072 characters by default
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(map(decode, data.splitlines(keepends=True)), strict=True)
     while True:
         line = reader.line_num + 1
         try:
@@ -295,6 +277,8 @@ def _csv_records(path: Path, data: bytes, rule: CaptionRule) -> _Records:
         except csv.Error as error:
             why = f"{error}; the row begins on line {line}, this is line {reader.line_num}"
             raise _error(path, line, "a row that is no CSV", why, _QUOTE) from error
+        except UnusableSampleError as error:
+            raise _error(path, reader.line_num + 1, "the table is not UTF-8", error.what, error.fix) from error
         if cells is None:
             return
         if not header and cells:
@@ -312,16 +296,19 @@ def _csv_records(path: Path, data: bytes, rule: CaptionRule) -> _Records:
             yield line, dict(zip(header, cells, strict=True))
 
 
-def _json_object(path: Path, raw: bytes, line: int) -> dict[str, Any]:
-    try:
-        value = parse_json(_decode(path, raw, line))
-        actual = f"found {shown(value)}"
-    except UnusableSampleError as error:
-        value, actual = None, error.what.removeprefix("no JSON: ")
-    if not isinstance(value, dict):
-        fix = f"correct line {line}, or leave it out; `sed -n {line}p {shlex.quote(str(path))}` shows it"
-        raise _error(path, line, "a line that is no JSON object", f"expected one object; {actual}", fix)
-    return value
+def _json_records(path: Path, data: bytes) -> _Records:
+    for line, raw in enumerate(data.split(b"\n"), start=1):
+        if not raw.strip():
+            continue
+        try:
+            value = parse_json(decode(raw))
+            actual = f"found {shown(value)}"
+        except UnusableSampleError as error:
+            value, actual = None, error.what.removeprefix("no JSON: ")
+        if not isinstance(value, dict):
+            fix = f"correct line {line}, or leave it out; `sed -n {line}p {shlex.quote(str(path))}` shows it"
+            raise _error(path, line, "a line that is no JSON object", f"expected one object; {actual}", fix)
+        yield line, value
 
 
 def _parquet_records(path: Path) -> _Records:

@@ -125,7 +125,7 @@ def pixels_in(settings: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def joined(
-    config: Config, word: str, why: str, sets: Sequence[ImageSet], base: Path | None, aside: Sequence[Pair] = ()
+    config: Config, word: str, sets: Sequence[ImageSet], base: Path | None, aside: Sequence[Pair] = ()
 ) -> Layout:
     """The layout of sets whose folders are absolute, named below their deepest common folder.
 
@@ -148,7 +148,7 @@ def joined(
     ]
     return Layout(
         word=word,
-        why=why,
+        why=f"{config.path.name} names {count_of(len(sets), 'sets')} of images",
         root=root,
         sets=tuple(moved),
         folders=tuple(path for path in folders if folders.isdisjoint(islice(above(path), 1, None))),

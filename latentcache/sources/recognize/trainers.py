@@ -90,8 +90,7 @@ def _kohya(config: Config, base: Path | None) -> Layout:
             seen[path] = resolution
             config.resolutions.update(pixels_in(entries))
             sets.append(_subset(config, entries, number))
-    why = f"{config.path.name} has {count_of(len(sets), 'subsets')} of kohya"
-    return joined(config, KOHYA.word, why, sets, base)
+    return joined(config, KOHYA.word, sets, base)
 
 
 def _subset(config: Config, entries: Mapping[str, Any], dataset: int) -> ImageSet:
@@ -176,8 +175,7 @@ def _simpletuner(config: Config, base: Path | None) -> Layout:
             )
         else:
             sets.append(_backend(config, dataset, conditioning))
-    why = f"{config.path.name} has {count_of(len(sets), 'data sets')} of SimpleTuner"
-    return joined(config, "simpletuner", why, sets, base, tuple(conditioning.values()))
+    return joined(config, "simpletuner", sets, base, tuple(conditioning.values()))
 
 
 def _is_off(dataset: Mapping[str, Any]) -> bool:
@@ -244,8 +242,7 @@ def _onetrainer(config: Config, base: Path | None) -> Layout:
             config.ignored.add(f"{concept.get('name') or concept['path']} ({off})")
         else:
             sets.append(_concept(config, concept, repeats))
-    why = f"{config.path.name} has {count_of(len(sets), 'concepts')} of OneTrainer"
-    return joined(config, "onetrainer", why, sets, base)
+    return joined(config, "onetrainer", sets, base)
 
 
 def _concept(config: Config, concept: Mapping[str, Any], repeats: float) -> ImageSet:
@@ -341,7 +338,7 @@ def _of_folders(
         if dataset.get("num_repeats", 1) != first.get("num_repeats", 1):
             config.note(f"{setting} {folder} is there with several values of num_repeats: the first counts")
     sets = [_folder(config, folder, dataset, names) for folder, dataset in firsts.items()]
-    return joined(config, word, f"{config.path.name} has {count_of(len(sets), 'folders')} of {word}", sets, base)
+    return joined(config, word, sets, base)
 
 
 def _folder(config: Config, folder: str, dataset: Mapping[str, Any], names: _Names) -> ImageSet:
