@@ -15,7 +15,7 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
-from latentcache.store.remote import Bucket
+from latentcache.store.remote.bucket import Bucket
 
 KEYS = {"key": ["Admin", "Read", "Write", "List"], "reader": ["Read", "List"]}
 

@@ -35,7 +35,7 @@ from synthetic_caches import made_latents
 
 from latentcache import open_cache
 from latentcache.geometry.sizes import Size
-from latentcache.store.remote import push
+from latentcache.store.remote.transfer import push
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 

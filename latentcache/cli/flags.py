@@ -193,7 +193,7 @@ def _as_folders(command: str, arguments: Mapping[str, Any]) -> Iterator[dict[str
         def folder(path: Path, *, is_out: bool = False) -> Path:
             if not (url := url_of(path)):
                 return path
-            from latentcache.store.view import local_view, scratch_folder
+            from latentcache.store.remote.view import local_view, scratch_folder
 
             scratch = scratch_folder(arguments.get("run", {}).get("scratch")) if is_out else None
             root = views.enter_context(local_view(url, scratch=scratch))

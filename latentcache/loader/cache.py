@@ -34,8 +34,7 @@ from latentcache.plan.numbers import choice, is_whole, whole
 from latentcache.plan.rows import LastChunk, Overflow
 from latentcache.plan.samples import SampleIndex, times_counted
 from latentcache.plan.shuffle import in_validation
-from latentcache.store.disk_cache import open_disk_cache
-from latentcache.store.remote import is_url
+from latentcache.store.remote.disk_cache import open_disk_cache
 from latentcache.store.snapshot import Snapshot, open_leased
 
 if TYPE_CHECKING:
@@ -495,12 +494,12 @@ def open_cache(
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UsageError(f"path={path!r}: must be a cache folder", fix="open_cache('images.latentcache')")
     root, shards = Path(path), None
-    if is_url(os.fspath(path)):
+    if "://" in (url := os.fspath(path)):
         if disk_cache is None:
-            fix = f"open_cache({os.fspath(path)!r}, disk_cache='/nvme/images.latentcache')"
+            fix = f"open_cache({url!r}, disk_cache='/nvme/images.latentcache')"
             raise UsageError("a URL needs a folder for its shards", argument="disk_cache", fix=fix)
         limit = None if disk_cache_bytes is None else whole("disk_cache_bytes", disk_cache_bytes, 1)
-        root, shards = Path(disk_cache), open_disk_cache(os.fspath(path), Path(disk_cache), limit)
+        root, shards = Path(disk_cache), open_disk_cache(url, Path(disk_cache), limit)
     elif disk_cache is not None or disk_cache_bytes is not None:
         raise UsageError("disk_cache: only for the URL of a cache", fix="leave disk_cache out")
     held = open_leased(root, None if snapshot is None else whole("snapshot", snapshot, 1), shards)

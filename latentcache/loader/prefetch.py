@@ -22,9 +22,9 @@ import numpy as np
 from latentcache.errors import UsageError
 from latentcache.plan.numbers import human_bytes
 from latentcache.plan.samples import Blocks, EpochPlan
-from latentcache.store.disk_cache import DiskCache
 from latentcache.store.gather import Ints
 from latentcache.store.reader import ByteRange, ShardFile
+from latentcache.store.remote.disk_cache import DiskCache
 from latentcache.store.snapshot import Snapshot
 
 #: Threads that read: one moves 0.7 of what ``memcpy`` moves, because it copies out of the system's page cache.

@@ -45,8 +45,8 @@ from latentcache.store.catalog import Catalog, load_catalog, mend_shards
 from latentcache.store.lock import check_owner, wait_for_silence
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, remove_snapshot
-from latentcache.store.remote import push, remembered
-from latentcache.store.view import StoredShards
+from latentcache.store.remote.transfer import push, remembered
+from latentcache.store.remote.view import StoredShards
 
 #: Samples that the nodes of a cluster compare.
 _COMPARED = 8

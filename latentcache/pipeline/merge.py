@@ -42,10 +42,10 @@ from latentcache.sources.scan import names_root
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot
-from latentcache.store.remote import remembered
+from latentcache.store.remote.transfer import remembered
+from latentcache.store.remote.view import StoredShards
 from latentcache.store.shard import copy_entries
 from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none, open_leased
-from latentcache.store.view import StoredShards
 
 
 def merge_caches(

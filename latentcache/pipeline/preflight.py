@@ -238,7 +238,8 @@ def check_out(cache: Path) -> None:
             argument="out",
             value=url,
             fix=f"latentcache build DATA --out {url}",
-            fix_python=f"with latentcache.store.view.local_view({url!r}, scratch=Path('/tmp')) as out: build there",
+            fix_python="from latentcache.store.remote.view import local_view; "
+            f"with local_view({url!r}, scratch=Path('/tmp')) as out: build there",
         )
     if cache.exists() and not cache.is_dir():
         raise UsageError("a file is there", argument="out", value=cache, where=str(cache), fix="give a folder")

@@ -40,7 +40,8 @@ from latentcache.store.gather import STAND_INS, identity
 from latentcache.store.lock import builder_lock, unleased
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import publish_replacement
-from latentcache.store.remote import Bucket, current_head, no_cache
+from latentcache.store.remote.bucket import Bucket
+from latentcache.store.remote.transfer import current_head, no_cache
 from latentcache.store.shard import INDEX, copy_entries, load_index, remove_entries
 from latentcache.store.snapshot import MANIFEST, FieldRows, Snapshot, load_manifest, open_snapshot
 from latentcache.value import Value

@@ -16,8 +16,9 @@ from small_cache import SMALL, build, cache, data, draw, run, shared
 from latentcache.errors import RemoteError, UsageError
 from latentcache.loader.cache import open_cache
 from latentcache.pipeline.workers import writer
-from latentcache.store.remote import Bucket, pull
-from latentcache.store.view import local_view
+from latentcache.store.remote.bucket import Bucket
+from latentcache.store.remote.transfer import pull
+from latentcache.store.remote.view import local_view
 
 __all__ = ["cache", "data", "run", "server", "shared", "url"]
 
@@ -127,14 +128,14 @@ def test_a_shard_that_is_sent_takes_no_space_any_more(url, data, run, scratch, m
 
 def test_snapshots_of_a_build_that_goes_on_are_at_the_url(url, data, run, monkeypatch):
     seen = []
-    real = Bucket._put_if
+    real = Bucket.write
 
-    def spied(self, key, value, mode):
+    def spied(self, key, value, etag=""):
         if key == "CURRENT":
             seen.append(json.loads(value)["snapshot"])
-        return real(self, key, value, mode)
+        return real(self, key, value, etag)
 
-    monkeypatch.setattr(Bucket, "_put_if", spied)
+    monkeypatch.setattr(Bucket, "write", spied)
     for number in range(30):
         draw(data / f"q{number}.png", (80, 64), seed=number)
     slow = ("--model", "stub:delay_ms=100", *SMALL[2:], "--batch-size", "1")
@@ -143,7 +144,7 @@ def test_snapshots_of_a_build_that_goes_on_are_at_the_url(url, data, run, monkey
     assert run("verify", url, "--full").status == 0
 
 
-@pytest.mark.parametrize("step", ["send", "_put_if"])
+@pytest.mark.parametrize("step", ["send", "write"])
 def test_a_build_that_is_cut_anywhere_is_gone_on_with(url, data, run, monkeypatch, step):
     """Each call to the store fails once; no snapshot is published half, and the same command ends it."""
     real, calls = getattr(Bucket, step), []
@@ -169,12 +170,12 @@ def test_a_build_that_is_cut_anywhere_is_gone_on_with(url, data, run, monkeypatc
 def test_of_two_builds_one_wins_and_the_other_goes_on_from_it(url, data, run, tmp_path, monkeypatch):
     assert run("build", data, "--out", url, *SMALL).status == 0
     draw(data / "a.png", (80, 64))
-    real = Bucket.replace
+    real = Bucket.write
 
-    def late(self, key, value, etag):
+    def late(self, key, value, etag=""):
         if key != "CURRENT":
             return real(self, key, value, etag)
-        monkeypatch.setattr(Bucket, "replace", real)
+        monkeypatch.setattr(Bucket, "write", real)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
         draw(data / "b.png", (64, 64), seed=5)
         command = [sys.executable, "-m", "latentcache", "build", data, "--out", url]
@@ -182,7 +183,7 @@ def test_of_two_builds_one_wins_and_the_other_goes_on_from_it(url, data, run, tm
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
         return real(self, key, value, etag)
 
-    monkeypatch.setattr(Bucket, "replace", late)
+    monkeypatch.setattr(Bucket, "write", late)
     done = run("build", data, "--out", url, "--json")
     assert (done.status, done.error["slug"]) == (3, "remote")
     assert "run the same command again" in done.error["fix"]

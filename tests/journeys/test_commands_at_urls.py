@@ -12,7 +12,8 @@ from s3_server import server, url
 from small_cache import cache, data, run, shared
 
 from latentcache.store.gather import STAND_INS
-from latentcache.store.remote import Bucket, pull, push
+from latentcache.store.remote.bucket import Bucket
+from latentcache.store.remote.transfer import pull, push
 
 __all__ = ["cache", "data", "run", "server", "shared", "url"]
 
@@ -72,7 +73,7 @@ def test_the_data_of_a_check_comes_by_ranges(url, cache, run, monkeypatch):
     push(cache, url)
     fetched, read = [], []
     monkeypatch.setattr(Bucket, "fetch", spy(Bucket.fetch, lambda key, path: fetched.append(key)))
-    monkeypatch.setattr(Bucket, "read_range", spy(Bucket.read_range, lambda key, first, size: read.append(size)))
+    monkeypatch.setattr(Bucket, "ranges", spy(Bucket.ranges, lambda key, first, sizes: read.extend(sizes)))
     checked = run("verify", url, "--full", "--json").json["checked"]
     assert not [key for key in fetched if key.endswith("data.mdb")]
     assert checked["payload_bytes"] <= sum(read) < checked["payload_bytes"] + (1 << 18)
@@ -116,13 +117,13 @@ def test_a_shard_that_is_gone_or_short_at_the_url(url, cache, run):
 
 def test_a_store_that_stops_answering_is_no_damage(url, cache, run, monkeypatch):
     push(cache, url)
-    real = Bucket.read_range
+    real = Bucket.ranges
 
     def broken(self, *arguments):
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         return real(Bucket(url), *arguments)
 
-    monkeypatch.setattr(Bucket, "read_range", broken)
+    monkeypatch.setattr(Bucket, "ranges", broken)
     counts = run("verify", url, "--full", "--json").json["counts"]
     assert counts["unverifiable"] == 4
     assert counts["corrupt"] == 0

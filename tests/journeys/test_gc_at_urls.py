@@ -6,7 +6,8 @@ import pytest
 from s3_server import server, url
 from small_cache import SMALL, cache, data, draw, run, shared
 
-from latentcache.store.remote import Bucket, pull
+from latentcache.store.remote.bucket import Bucket
+from latentcache.store.remote.transfer import pull
 
 __all__ = ["cache", "data", "run", "server", "shared", "url"]
 
@@ -52,7 +53,7 @@ def test_what_a_young_snapshot_needs_stays(rebuilt, run):
     (first,) = {key.split("/")[1] for key in bucket.sizes("snapshots") if "/000001-" in key}
     data, _ = bucket.read(f"snapshots/{first}/rejected.jsonl")
     bucket.remove(f"snapshots/{first}/rejected.jsonl")
-    bucket.create(f"snapshots/{first}/rejected.jsonl", data)
+    bucket.write(f"snapshots/{first}/rejected.jsonl", data)
     done = run("gc", rebuilt, "--older-than", "2s", "--apply", "--json")
     assert reasons(done, "removed") == []
     bucket.remove(f"snapshots/{first}/manifest.json")

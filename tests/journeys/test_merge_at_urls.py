@@ -5,7 +5,8 @@ from s3_server import server, url
 from small_cache import SMALL, cache, data, draw, run, shared
 
 from latentcache.errors import RemoteError
-from latentcache.store.remote import Bucket, pull
+from latentcache.store.remote.bucket import Bucket
+from latentcache.store.remote.transfer import pull
 
 __all__ = ["cache", "data", "run", "server", "shared", "url"]
 

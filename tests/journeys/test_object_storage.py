@@ -10,7 +10,8 @@ from small_cache import SMALL, cache, data, draw, run, shared
 from latentcache.errors import RemoteError, StoreError, UsageError
 from latentcache.loader.cache import open_cache
 from latentcache.store.paths import CachePaths
-from latentcache.store.remote import Bucket, pull, push
+from latentcache.store.remote.bucket import Bucket
+from latentcache.store.remote.transfer import pull, push
 
 __all__ = ["cache", "data", "run", "server", "shared", "url"]
 
@@ -88,7 +89,7 @@ def test_another_cache_is_refused(url, cache, data, run, tmp_path):
         pull(url, tmp_path / "other")
 
 
-@pytest.mark.parametrize("step", ["send", "_put_if", "fetch"])
+@pytest.mark.parametrize("step", ["send", "write", "fetch"])
 def test_a_cut_transfer_goes_on(url, cache, tmp_path, monkeypatch, step):
     real, calls = getattr(Bucket, step), []
 
@@ -114,10 +115,11 @@ def test_a_cut_transfer_goes_on(url, cache, tmp_path, monkeypatch, step):
 
 def test_a_push_that_is_killed_is_continued(url, cache, tmp_path):
     code = (
-        "import os, sys; from latentcache.store import remote; real = remote.Bucket.send; sent = []\n"
+        "import os, sys; from latentcache.store.remote import bucket, transfer\n"
+        "real, sent = bucket.Bucket.send, []\n"
         "def send(self, path, key):\n"
         "    sent.append(key); real(self, path, key); len(sent) == 3 and os.kill(os.getpid(), 9)\n"
-        "remote.Bucket.send = send; remote.push(sys.argv[1], sys.argv[2])"
+        "bucket.Bucket.send = send; transfer.push(sys.argv[1], sys.argv[2])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code.replace("sys.argv[1],", "__import__('pathlib').Path(sys.argv[1]),"), cache, url],
@@ -133,8 +135,13 @@ def test_a_push_that_is_killed_is_continued(url, cache, tmp_path):
 
 
 def test_a_store_that_ignores_conditions_is_refused(url, cache, monkeypatch):
-    real = Bucket._put_if
-    monkeypatch.setattr(Bucket, "_put_if", lambda self, key, data, mode: real(self, key, data, "overwrite"))
+    real = Bucket.write
+
+    def overwrite(self, key, data, etag=""):
+        self.remove(key)
+        return real(self, key, data)
+
+    monkeypatch.setattr(Bucket, "write", overwrite)
     with pytest.raises(RemoteError, match="ignores conditions"):
         push(cache, url)
     assert push(cache, url, single_writer=True).snapshot == 1

@@ -5,7 +5,7 @@ from s3_server import server, url
 from small_cache import SMALL, draw, run
 
 from latentcache.loader.cache import open_cache
-from latentcache.store.remote import Bucket
+from latentcache.store.remote.bucket import Bucket
 
 __all__ = ["run", "server", "url"]
 

@@ -16,7 +16,7 @@ from latentcache.pipeline.workers.engine import Task
 from latentcache.pipeline.workers.ray import NodeCheck, Supervisor
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
-from latentcache.store.view import StoredShards, worker_folder
+from latentcache.store.remote.view import StoredShards, worker_folder
 
 pytest.importorskip("ray")
 
@@ -49,7 +49,7 @@ def test_a_node_without_credentials_is_left_out_with_the_reason(url, tmp_path, m
 
 def test_folders_of_workers_that_are_gone_are_removed(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from latentcache.store.view import worker_folder\n"
+        "import os, sys; from pathlib import Path; from latentcache.store.remote.view import worker_folder\n"
         "with worker_folder(Path(sys.argv[1])) as folder: (folder / 'shard').write_text('x'); os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path], check=False)

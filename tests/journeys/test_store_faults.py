@@ -9,8 +9,9 @@ from small_cache import SMALL, cache, data, draw, run, shared
 
 from latentcache.errors import RemoteError, StoreError
 from latentcache.loader.cache import open_cache
-from latentcache.store import remote
-from latentcache.store.remote import Bucket, pull, push
+from latentcache.store.remote import bucket, transfer
+from latentcache.store.remote.bucket import Bucket
+from latentcache.store.remote.transfer import pull, push
 
 __all__ = ["cache", "data", "run", "server", "shared"]
 pytestmark = pytest.mark.filterwarnings("ignore:.*trying again for")
@@ -58,7 +59,7 @@ def proxy(server, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr(Bucket.__init__, "__kwdefaults__", {"retry_s": 3})
-    monkeypatch.setattr(remote, "_TRY_S", 1)
+    monkeypatch.setattr(bucket, "_TRY_S", 1)
     yield proxy
     proxy.close()
 
@@ -237,7 +238,8 @@ def test_a_plan_of_a_push_counts_the_requests_that_move_files(built_url, cache, 
     data.chmod(0o644)
     with data.open("ab") as file:
         file.write(bytes((12 << 20) - data.stat().st_size))
-    monkeypatch.setattr(remote, "_PART", 5 << 20)
+    monkeypatch.setattr(bucket, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr(transfer, "PART_BYTES", 5 << 20)
     asked, ask = [], proxy._ask
     monkeypatch.setattr(proxy, "_ask", lambda head, body: (asked.append(head), ask(head, body))[1])
     plan = push(cache, built_url, dry_run=True)

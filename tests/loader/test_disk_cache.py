@@ -16,9 +16,9 @@ from s3_server import server
 from torch.utils.data import DataLoader
 
 from latentcache.errors import CorruptEntryError, DiskFullError, MissingEntryError, RemoteError, UsageError
-from latentcache.store import remote
 from latentcache.store.paths import CachePaths
-from latentcache.store.remote import pull, push
+from latentcache.store.remote import bucket
+from latentcache.store.remote.transfer import pull, push
 
 __all__ = ["server"]
 
@@ -52,7 +52,7 @@ def proxy(server, monkeypatch):
     for name, value in (server.environment() | {"AWS_ENDPOINT_URL": proxy.endpoint}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
-    monkeypatch.setattr(remote, "_TRY_S", 1)
+    monkeypatch.setattr(bucket, "_TRY_S", 1)
     yield proxy
     proxy.close()
 
@@ -179,7 +179,7 @@ def test_a_process_that_is_killed_leaves_no_half_shard(url, proxy, local, tmp_pa
 
 def test_a_process_ends_soon_while_shards_are_fetched(url, proxy, tmp_path):
     proxy.faults = [Fault("trickle", "data.mdb", skip=6)]
-    code = "from latentcache.store import remote; remote._PART = 1 << 15\n" + READ.replace(
+    code = "from latentcache.store.remote import bucket; bucket.PART_BYTES = 1 << 15\n" + READ.replace(
         "print(sum(len(batch['names']) for batch in loader))",
         "batches = iter(loader); print(len(next(batches)['names']))",
     )
@@ -202,7 +202,7 @@ def test_a_store_that_does_not_answer_is_asked_again_and_that_is_said_once(proxy
 
 
 def test_a_store_that_never_answers_is_an_error_that_names_the_sample(url, proxy, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote.Bucket.__init__, "__kwdefaults__", {"retry_s": 2})
+    monkeypatch.setattr(bucket.Bucket.__init__, "__kwdefaults__", {"retry_s": 2})
     cache = opened(url, disk_cache=tmp_path / "disk")
     proxy.faults = [Fault("cut", "data.mdb")]
     with (

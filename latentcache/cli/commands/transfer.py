@@ -16,7 +16,7 @@ from latentcache.errors import count_of
 from latentcache.plan.numbers import human_bytes
 
 if TYPE_CHECKING:
-    from latentcache.store.remote import Transfer
+    from latentcache.store.remote.transfer import Transfer
 
 
 def push(
@@ -37,7 +37,7 @@ def push(
         latentcache push images.latentcache s3://bucket/images --dry-run
         latentcache push images.latentcache gs://bucket/images --json
     """
-    from latentcache.store.remote import push as send
+    from latentcache.store.remote.transfer import push as send
 
     with closing(ProgressDisplay(quiet=quiet)) as display:
         transfer = send(cache, url, dry_run=dry_run, single_writer=single_writer, progress=display.moved)
@@ -59,7 +59,7 @@ def pull(
         latentcache pull gs://bucket/images /nvme/images.latentcache
         latentcache pull s3://bucket/images images.latentcache --fields latents
     """
-    from latentcache.store.remote import pull as fetch
+    from latentcache.store.remote.transfer import pull as fetch
 
     chosen = tuple(filter(None, (fields or "").split(",")))
     with closing(ProgressDisplay(quiet=quiet)) as display:

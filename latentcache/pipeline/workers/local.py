@@ -486,7 +486,7 @@ def recovered(task: Task) -> bytes:
     """Seal a dead worker's shard; gives all item keys that the worker committed."""
     from latentcache.store.catalog import recover_shard
     from latentcache.store.lock import check_owner
-    from latentcache.store.view import StoredShards
+    from latentcache.store.remote.view import StoredShards
 
     paths, keys = CachePaths(Path(task.cache)), list[bytes]()
     folder = paths.shards / f"{task.shard}{OPEN_SUFFIX}"

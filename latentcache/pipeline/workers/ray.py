@@ -44,7 +44,7 @@ from latentcache.store.atomic_io import write_json
 from latentcache.store.catalog import load_catalog
 from latentcache.store.lock import check_owner
 from latentcache.store.paths import CachePaths
-from latentcache.store.view import StoredShards, scratch_folder, worker_folder
+from latentcache.store.remote.view import StoredShards, scratch_folder, worker_folder
 
 #: Threads of an encoder on CPUs: bits of its results depend on them.
 _THREADS = "OMP_NUM_THREADS"

@@ -60,7 +60,7 @@ from latentcache.pipeline.workers.writer import WriterThread
 from latentcache.store.catalog import open_lookup
 from latentcache.store.entry import Item, NewEntry, pack_items
 from latentcache.store.paths import CachePaths
-from latentcache.store.view import Uploads
+from latentcache.store.remote.view import Uploads
 
 #: Seconds after which the loop looks if it was asked to stop.
 _TICK_S = 0.05

@@ -25,12 +25,10 @@ from latentcache.store.atomic_io import make_folder, write_atomically, writing
 from latentcache.store.gather import STAND_INS, identity
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
-from latentcache.store.remote import (
-    Bucket,
-    check_conditions,
+from latentcache.store.remote.bucket import Bucket, is_stand_in
+from latentcache.store.remote.transfer import (
     current_head,
     fetch_snapshot,
-    is_stand_in,
     no_cache,
     push,
     remember,
@@ -57,7 +55,7 @@ class _Ranges(threading.local):
         is_near = key == self._key and 0 <= at <= len(self._data) + _SKIPPED
         if not is_near or at + length > len(self._data):
             ahead = min(_AHEAD, size - first) if is_near else 0
-            self._data = self._bucket.read_range(key, first, max(length, ahead)) if length else b""
+            (self._data,) = self._bucket.ranges(key, [first], [max(length, ahead)]) if length else [b""]
             self._key, self._first, at = key, first, 0
         part = self._data[at : at + length]
         memory[: len(part)] = part
@@ -188,7 +186,7 @@ def local_view(url: str, *, scratch: Path | None = None) -> Iterator[Path]:
                 stack.enter_context(TemporaryDirectory(prefix="latentcache-", ignore_cleanup_errors=True))
             ).resolve()
         else:
-            check_conditions(shards.bucket)
+            shards.bucket.check_conditions()
             folder = scratch / sha256(address.encode("ascii")).hexdigest()[:16]
         with _view(shards, folder / address.rpartition("/")[2], is_new=scratch is not None) as root:
             yield root
@@ -226,9 +224,10 @@ def _fill(shards: StoredShards, paths: CachePaths, *, is_new: bool) -> None:
     if head is not None and not paths.current.exists():
         fetch_snapshot(shards.bucket, head, paths.snapshot(head.snapshot))
         write_atomically(paths.current, f"{head.snapshot:06d}\n".encode("ascii"))
-    remember(paths, head, url=shards.bucket.url)
-    if head is not None and not is_new:
-        names = set(load_manifest(paths.snapshot(head.snapshot))["shards"])
+    remember(paths, url=shards.bucket.url)
+    if head is not None:
+        remember(paths, cache=head.cache, seen=head.folder)
+        names = None if is_new else set(load_manifest(paths.snapshot(head.snapshot))["shards"])
     for folder in paths.sealed_shards():
         if is_stand_in(folder / "data.mdb"):  # of the command before; the shard may be gone
             shutil.rmtree(folder)

@@ -27,7 +27,8 @@ from latentcache.store.atomic_io import as_store_error, make_folder, open_file, 
 from latentcache.store.gather import Ints
 from latentcache.store.paths import CachePaths
 from latentcache.store.reader import ShardFile
-from latentcache.store.remote import Bucket, pull_snapshot
+from latentcache.store.remote.bucket import Bucket
+from latentcache.store.remote.transfer import pull_snapshot
 from latentcache.store.snapshot import load_manifest
 
 #: Shards that are fetched side by side.

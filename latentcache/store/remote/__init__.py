@@ -1,0 +1,1 @@
+"""Caches at URLs: S3, Google Cloud Storage, Azure."""
