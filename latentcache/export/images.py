@@ -26,16 +26,8 @@ from latentcache.export.format import CONTROL, LATENTS, MASK, TEXT, Format, Late
 from latentcache.export.kohya import Kohya
 from latentcache.export.musubi import Musubi
 from latentcache.export.onetrainer import OneTrainer
-from latentcache.export.samples import (
-    build_command,
-    captions_of,
-    check_demo,
-    facts_of,
-    item_sizes,
-    item_values,
-    opened,
-    set_of,
-)
+from latentcache.export.run import Advanced, Export
+from latentcache.export.samples import captions_of, item_sizes, item_values, set_of
 from latentcache.export.simpletuner import SimpleTuner
 from latentcache.fields.clips import CLIP
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings, geometry_of
@@ -51,7 +43,7 @@ from latentcache.store.reader import EntryReader
 
 if TYPE_CHECKING:
     from latentcache.export.folder import Folder
-    from latentcache.export.settings import Advanced, ExportSettings
+    from latentcache.export.settings import ExportSettings
 
 #: By ``--to``.
 TRAINER_FORMATS: Mapping[str, type[Format]] = {
@@ -61,23 +53,21 @@ TRAINER_FORMATS: Mapping[str, type[Format]] = {
 _AROUND = 2048
 
 
-class ImageExport:
+class ImageExport(Export):
     """One export: its cache, its format, and the samples in the order of the data set.
 
     See :class:`~latentcache.export.run.Export`.
     """
 
-    resumes = True
     noun = "images"
 
     def __init__(self, settings: ExportSettings) -> None:
-        self._settings = settings
-        self._snapshot = opened(settings).snapshots[0]
+        super().__init__(settings)
         trainer, kinds = TRAINER_FORMATS[settings.format], settings.fields or "latents"
         names = [name for kind, fields in trainer.fields.items() if kinds in (kind, "all") for name in fields]
-        self._wanted = [name for name in names if name in self._snapshot.fields]
+        self.fields = [name for name in names if name in self.snapshot.fields]
         self._recipe = self._checked_recipe()
-        self._root = names_root(settings.data or Path(self._snapshot.source["root"]), self._snapshot.source)
+        self._root = names_root(settings.data or Path(self.snapshot.source["root"]), self.snapshot.source)
         like = LatentsSettings(trainer_config=settings.trainer_config, like=settings.format).with_trainer()[0]
         try:
             self._geometry = geometry_of(like, self._recipe, self._recipe.encoder.multiple)
@@ -85,13 +75,13 @@ class ImageExport:
         except RecipeError as error:  # it names options of a build
             problem = f"{settings.cache}: the trainer has no such sizes"
             raise UsageError(problem, why=str(error), fix=self._fitting_build()) from error
-        fields = self._snapshot.fields
+        fields = self.snapshot.fields
         self._check_config()
-        self._entries = EntryReader(self._snapshot.paths, self._snapshot)
+        self._entries = EntryReader(self.snapshot.paths, self.snapshot)
         self._format = trainer(
             Request(
                 recipes={name: field.recipe for name, field in fields.items() if field.recipe is not None},
-                wanted=self._wanted,
+                wanted=self.fields,
                 geometry=self._geometry,
                 root=self._root,
                 folder="" if settings.beside else settings.as_path or str(settings.out.absolute()),
@@ -101,8 +91,8 @@ class ImageExport:
                 release=settings.release,
             )
         )
-        self._wanted = list(self._format.request.wanted)
-        joined = {name: join(CachePart(self._snapshot), (name,), repeats=False) for name in self._wanted}
+        self.fields = list(self._format.request.wanted)
+        joined = {name: join(CachePart(self.snapshot), (name,), repeats=False) for name in self.fields}
         self._rows = {name: _by_sample(part.sample, part.rows[name]) for name, part in joined.items()}
         needed = [set(rows) for name, rows in self._rows.items() if name not in self._format.optional]
         self._numbers = sorted(set.intersection(*needed))
@@ -115,38 +105,40 @@ class ImageExport:
         self._redrawn = 0
         """Images that are written as PNG: EXIF data turn the file, or the trainer does not read its format."""
 
+    def __len__(self) -> int:
+        return len(self._numbers)
+
     @property
     def plan(self) -> str:
-        """What will be written, as a sentence."""
-        content = f"{', '.join(self._wanted)}{' and copies of images' if self._settings.copy else ''}"
-        return f"{count_of(len(self._numbers), 'images')}, about {self.bytes / 1e6:.1f} MB of {content}"
+        """See ``Export``."""
+        return f"{super().plan}{' and copies of images' if self.settings.copy else ''}"
 
     @property
     def bytes(self) -> int:
-        """Bytes of the files of values, about, and of images that are copied."""
-        total, samples = 0, self._snapshot.samples
+        """See ``Export``: of the values, and of images that are copied."""
+        total, samples = 0, self.snapshot.samples
         for name, rows in self._rows.items():
-            field = self._snapshot.fields[name]
+            field = self.snapshot.fields[name]
             each = np.array(
                 [row for number in self._numbers for variants in rows.get(number, ()) for row in variants], int
             )
             halves = 2 if name == LATENTS and self._recipe.encoder.posterior == "moments" else 1
             total += int(item_sizes(field, each).sum()) * 4 // halves + _AROUND * len(each)
-        if self._settings.copy:
+        if self.settings.copy:
             total += int(np.asarray(samples.files.stat)[np.asarray(samples.first_input.file)[self._numbers], 0].sum())
         return total
 
     def write(self, folder: Folder, on_progress: Advanced) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Write all files; returns what the sidecar says, and what the JSON output says of it."""
+        """See ``Export``."""
         for done, (number, sample) in enumerate(self._samples.items(), 1):
             for file, make in self._files(number, sample):
                 folder.put(file, make)
             on_progress(done, len(self._samples))
-        if not self._settings.beside:  # there such a file would say how DATA is read
+        if not self.settings.beside:  # there such a file would say how DATA is read
             for name, data in self._format.settings().items():
                 folder.put(*of_bytes(name, data, is_changing=name in self._format.changing))
         about, samples = self._about(), self._samples.values()
-        captions = [captions_of(self._snapshot, number, self._wanted) for number in self._numbers]
+        captions = [captions_of(self.snapshot, number, self.fields) for number in self._numbers]
         counts = {
             "redrawn": self._redrawn,
             "several_lines": sum(len(sample.caption.splitlines()) > 1 for sample in samples),
@@ -157,15 +149,15 @@ class ImageExport:
         return about, {**about, **counts, "advice": list(self._format.advice())}
 
     def _checked_recipe(self) -> LatentsRecipe:
-        settings, snapshot = self._settings, self._snapshot
-        field, build = snapshot.fields.get(LATENTS), partial(build_command, settings, snapshot)
+        settings, snapshot, build = self.settings, self.snapshot, self.build_command
+        field = snapshot.fields.get(LATENTS)
         if field is None or not isinstance(field.recipe, LatentsRecipe):
             problem = f"{settings.cache}: holds no latents, which --to {settings.format} needs"
             raise UsageError(problem, fix=build(f"--model MODEL --like {settings.format}"))
         if settings.fields in ("text", "all") and TEXT not in snapshot.fields:
             problem = f"{settings.cache}: holds no embeddings of captions"
             raise UsageError(problem, fix=f"{build('--text-encoder PIPELINE')}; or --fields latents")
-        check_demo(settings, snapshot)
+        self.check_demo()
         has_clips = field.recipe.geometry.clips is not None and not TRAINER_FORMATS[settings.format].has_videos
         if has_clips or field.recipe.geometry.crops > 1:
             raise UsageError(
@@ -179,27 +171,27 @@ class ImageExport:
 
     def _check_config(self) -> None:
         """The settings of the trainer must allow what is exported."""
-        config = self._settings.trainer_config
+        config = self.settings.trainer_config
         if config is None:
             return
-        if self._geometry.flip and not self._recipe.geometry.flip and LATENTS in self._wanted:
+        if self._geometry.flip and not self._recipe.geometry.flip and LATENTS in self.fields:
             raise UsageError(
                 f"{config}: the trainer flips images, and the cache has no flips",
                 fix="run the same `latentcache build` with --flip: only flips are encoded; or turn it off",
             )
-        limits = TRAINERS[self._settings.format].settings(config)
-        if limits.needs_masks and LATENTS in self._wanted and MASK not in self._wanted:
+        limits = TRAINERS[self.settings.format].settings(config)
+        if limits.needs_masks and LATENTS in self.fields and MASK not in self.fields:
             raise UsageError(
                 f"{config}: masked_training or alpha_mask is on, and the cache has no masks",
                 why="without them the trainer encodes again, or fails at the first batch",
                 fix="run `latentcache build` with masks in files beside the images or --masks alpha, or turn it off",
             )
-        if limits.needs_controls and LATENTS in self._wanted and CONTROL not in self._wanted:
+        if limits.needs_controls and LATENTS in self.fields and CONTROL not in self.fields:
             raise UsageError(
                 f"{config}: the model takes a conditioning image, and the cache has none",
                 fix="add NAME-condlabel.png beside each image, and run the same `latentcache build` again",
             )
-        if TEXT in self._wanted and limits.no_text:
+        if TEXT in self.fields and limits.no_text:
             raise UsageError(
                 f"{config}: the trainer takes no cached text",
                 why=", ".join(limits.no_text),
@@ -208,9 +200,9 @@ class ImageExport:
 
     def _check_sizes(self) -> None:
         """The trainer has to choose the sizes that the cache holds, or it encodes these images again."""
-        sizes, chosen = self._snapshot.samples.columns["original_size"], dict[Size, set[Size | None]]()
+        sizes, chosen = self.snapshot.samples.columns["original_size"], dict[Size, set[Size | None]]()
         wrong = dict[int, tuple[set[Size | None], set[Size | None]]]()
-        for number in self._numbers if LATENTS in self._wanted else ():
+        for number in self._numbers if LATENTS in self.fields else ():
             image = Size(*map(int, sizes[number]))
             if image not in chosen:
                 upscale = self._geometry.upscale
@@ -223,7 +215,7 @@ class ImageExport:
         if not wrong:
             return
         first, (held, theirs) = next(iter(wrong.items()))
-        name, settings = self._snapshot.samples.names[first], self._settings
+        name, settings = self.snapshot.samples.names[first], self.settings
         cached, wanted = (" and ".join(map(str, each)) for each in (held, theirs))
         raise UsageError(
             f"{settings.cache}: the trainer would encode {count_of(len(wrong), 'images')}"
@@ -235,17 +227,17 @@ class ImageExport:
 
     def _fitting_build(self) -> str:
         """The command that builds a cache with the sizes of the trainer."""
-        geometry, trainer = self._recipe.geometry, self._settings.format
-        model = shlex.quote(str(self._snapshot.fields[LATENTS].provenance.get("model") or "MODEL"))
+        geometry, trainer = self._recipe.geometry, self.settings.format
+        model = shlex.quote(str(self.snapshot.fields[LATENTS].provenance.get("model") or "MODEL"))
         sizes = "".join(f" --resolution {side}" for side in geometry.resolutions)
         words = f"--model {model}{sizes}{' --flip' if geometry.flip else ''} --like {trainer}"
-        return build_command(self._settings, self._snapshot, words, f"-{trainer}")
+        return self.build_command(words, f"-{trainer}")
 
     def _check_names(self) -> None:
         """No two images share a file, and images of one folder share the settings that it has in the trainer."""
         stems, folders = dict[str, str](), dict[str, Sample]()
         for sample in self._samples.values():
-            if sample.name != sample.name.encode("utf-8", "replace").decode() and not self._settings.beside:
+            if sample.name != sample.name.encode("utf-8", "replace").decode() and not self.settings.beside:
                 raise UsageError(
                     f"{sample.name!r} is no UTF-8, and no settings of a trainer can name it",
                     where=repr(sample.name),
@@ -260,7 +252,7 @@ class ImageExport:
                     fix="rename one of the images, and build again",
                 )
             first = folders.setdefault(sample.folder, sample)
-            names = self._format.shared if not self._settings.beside else ()
+            names = self._format.shared if not self.settings.beside else ()
             if differing := [name for name in names if getattr(sample, name) != getattr(first, name)]:
                 values = " and ".join(repr(getattr(each, differing[0])) for each in (first, sample))
                 raise UsageError(
@@ -272,8 +264,8 @@ class ImageExport:
 
     def _sample(self, number: int) -> Sample:
         """A sample, without values."""
-        samples, captions = self._snapshot.samples, captions_of(self._snapshot, number, self._wanted)
-        image_set = set_of(self._snapshot, number)
+        samples, captions = self.snapshot.samples, captions_of(self.snapshot, number, self.fields)
+        image_set = set_of(self.snapshot, number)
         mask, name, clip = samples.inputs.get("mask"), samples.names[number], samples.columns.get(CLIP)
         clips = self._recipe.geometry.clips if clip is not None and clip[number][0] else None
         sample = Sample(
@@ -283,13 +275,13 @@ class ImageExport:
             caption=captions[0],
             further=[(caption, {}) for caption in captions[1:] if self._format.draws_captions],
             frames=0 if clips is None else int(clips.chosen(np.asarray(clip)[[number]])[0]),
-            has_caption=any(captions) or TEXT in self._wanted or self._snapshot.empty_by_choice,
+            has_caption=any(captions) or TEXT in self.fields or self.snapshot.empty_by_choice,
             repeats=image_set.get("repeats", 1),
             class_words=image_set.get("class_words", ""),
             is_reg=image_set.get("is_reg", False),
             has_alpha=mask is not None and int(mask.file[number]) == int(samples.inputs["image"].file[number]),
         )
-        if self._settings.beside:
+        if self.settings.beside:
             return sample
         sample = replace(sample, target=self._format.target(sample))
         named = {
@@ -300,7 +292,7 @@ class ImageExport:
         return replace(sample, partners={role: target for role, target in named.items() if target})
 
     def _with_values(self, sample: Sample, number: int) -> Sample:
-        fields = [name for name in self._wanted if name not in (LATENTS, MASK, CONTROL)]
+        fields = [name for name in self.fields if name not in (LATENTS, MASK, CONTROL)]
         texts = [
             {name: self._values(name, self._rows[name][number][0][variant]) for name in fields}
             for variant in range(len(sample.further) + 1)
@@ -314,19 +306,19 @@ class ImageExport:
 
     def _prompts(self) -> dict[str, dict[str, Any]]:
         """Texts beside the captions, each with its item in every field of text."""
-        names = [name for name in self._wanted if name not in (LATENTS, MASK, CONTROL)]
-        recipe = self._snapshot.fields[TEXT].recipe if TEXT in names else None
+        names = [name for name in self.fields if name not in (LATENTS, MASK, CONTROL)]
+        recipe = self.snapshot.fields[TEXT].recipe if TEXT in names else None
         return {
             text: {
                 name: item_values(self._entries, field, prompt_row(field, text), dtype=torch.float32).numpy()
-                for name, field in ((name, self._snapshot.fields[name]) for name in names)
+                for name, field in ((name, self.snapshot.fields[name]) for name in names)
             }
             for text in (recipe.read_time.prompts if recipe else ())
         }
 
     def _partners(self, number: int) -> dict[str, Mapping[str, Any]]:
         """Places of the masks and control images of a sample that are files of their own."""
-        samples = self._snapshot.samples
+        samples = self.snapshot.samples
         image = int(samples.inputs["image"].file[number])
         files = {role: int(held.file[number]) for role, held in samples.inputs.items() if role != "caption"}
         roles = [role for role, file in files.items() if file not in (-1, image)]
@@ -334,13 +326,13 @@ class ImageExport:
 
     def _unwritten(self, number: int) -> int:
         """Masks and control images of a sample that no file of the export holds."""
-        inputs = self._snapshot.samples.inputs
+        inputs = self.snapshot.samples.inputs
         roles = {role for role in inputs.keys() - {"image", "caption"} if int(inputs[role].file[number]) >= 0}
-        return len(roles - {*self._samples[number].partners, *({"mask"} if MASK in self._wanted else ())})
+        return len(roles - {*self._samples[number].partners, *({"mask"} if MASK in self.fields else ())})
 
     def _dims(self, name: str, variants: Sequence[int]) -> tuple[int, int, int]:
         """Frames, height and width of an item of a sample, in pixels."""
-        field = self._snapshot.fields[name]
+        field = self.snapshot.fields[name]
         return field.groups[int(field.group[variants[0]])].dims
 
     def _latent(self, name: str, *rows: int) -> Latent:
@@ -351,27 +343,27 @@ class ImageExport:
 
     def _values(self, name: str, row: int) -> Any:
         """Float32 values: of latents the mean or one draw, scaled if the format asks for it; whole numbers stay."""
-        field, draw = self._snapshot.fields[name], self._settings.draw
+        field, draw = self.snapshot.fields[name], self.settings.draw
         is_scaled = self._format.is_scaled
         return item_values(self._entries, field, row, is_scaled=is_scaled, draw=draw, dtype=torch.float32).numpy()
 
     def _files(self, number: int, sample: Sample) -> Iterator[tuple[File, Callable[[Path], str]]]:
         """Every file of a sample, and what writes it."""
-        inputs, how = self._snapshot.samples.inputs, "copy" if self._settings.copy else "link"
+        inputs, how = self.snapshot.samples.inputs, "copy" if self.settings.copy else "link"
         more: dict[str, Any] = {"sample": sample.name, "source": bytes(inputs["image"].content[number]).hex()}
         keys = [
             bytes(key)
-            for name in self._wanted
+            for name in self.fields
             for rows in self._rows[name].get(number, ())
-            for key in self._snapshot.fields[name].row_keys(np.asarray(rows))
+            for key in self.snapshot.fields[name].row_keys(np.asarray(rows))
         ]
-        facts = [self._format.name, *self._format.facts.values(), str(self._settings.draw)]
+        facts = [self._format.name, *self._format.facts.values(), str(self.settings.draw)]
         origin = content_hash(b"".join(keys) + "\0".join(facts).encode()).hex()
         for name in self._format.files(sample):
             yield File(name=name, origin=origin, **more), partial(self._write_values, number, sample, name)
-        if self._settings.beside:
+        if self.settings.beside:
             return
-        location_of = {"image": locations(self._snapshot.samples, [number])[0], **self._partners(number)}
+        location_of = {"image": locations(self.snapshot.samples, [number])[0], **self._partners(number)}
         for role, target in {"image": sample.target, **sample.partners}.items():
             location, content = location_of[role], bytes(inputs[role].content[number]).hex()
             source = sample.name if role == "image" else location["path"]
@@ -397,19 +389,19 @@ class ImageExport:
                     return written(path, buffer.getvalue())
         if set(location) != {"path", "size"}:
             return written(path, read_image(self._root, location)[0])
-        link(self._root / location["path"], path, copy=self._settings.copy)
+        link(self._root / location["path"], path, copy=self.settings.copy)
         return content
 
     def _about(self) -> dict[str, Any]:
         return {
-            **facts_of(self._settings, self._snapshot, self._wanted),
+            **self.facts,
             **self._format.facts,
             "data": str(self._root),
-            "draw": self._settings.draw,
-            "beside": bool(self._settings.beside),
-            "options": dict(self._snapshot.source.get("options", {})),
+            "draw": self.settings.draw,
+            "beside": bool(self.settings.beside),
+            "options": dict(self.snapshot.source.get("options", {})),
             "samples": len(self._numbers),
-            "left_out": len(self._snapshot.samples) - len(self._numbers),
+            "left_out": len(self.snapshot.samples) - len(self._numbers),
         }
 
 

@@ -7,29 +7,21 @@ the first caption. A ragged item has its own length.
 
 from __future__ import annotations
 
-import shlex
-import warnings
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentcache.errors import UsageError
 from latentcache.fields.captions import BETWEEN, CaptionVariants
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import ReadSpec
 from latentcache.fields.table import OF_TABLE, table_values
-from latentcache.geometry.like.trainers import TRAINERS
-from latentcache.loader.cache import Cache, open_cache
 from latentcache.loader.samples import CAPTION, CachePart, join
 from latentcache.loader.values import Affine, posterior
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
-
-if TYPE_CHECKING:
-    from latentcache.export.settings import ExportSettings
 
 #: Ragged column of tokens: (first, count) of each span with loss.
 _SPANS = "spans"
@@ -184,41 +176,3 @@ def _loss_mask(field: FieldRows, row: int, length: int) -> torch.Tensor:
     for first, count in spans[int(ends[row - 1]) if row else 0 : int(ends[row])].tolist():
         mask[first : first + count] = True
     return mask
-
-
-def opened(settings: ExportSettings) -> Cache:
-    """The cache of an export; the command says itself what ``open_cache`` would warn of."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return open_cache(settings.cache)
-
-
-def facts_of(settings: ExportSettings, snapshot: Snapshot, fields: Iterable[str]) -> dict[str, Any]:
-    """What the sidecar of every export says."""
-    return {
-        "format": settings.format,
-        "cache": str(settings.cache.resolve()),
-        "snapshot": snapshot.number,
-        "fingerprint": snapshot.fingerprint,
-        "part": snapshot.part,
-        "rejected": sum(rejected.count for rejected in snapshot.rejected),
-        "fields": list(fields),
-        "recipes": {name: snapshot.fields[name].recipe_id.hex() for name in fields},
-    }
-
-
-def build_command(settings: ExportSettings, snapshot: Snapshot, words: str, ending: str = "") -> str:
-    """The command that builds the cache, or another one beside it, whose name has this ending."""
-    data, out = shlex.quote(str(snapshot.source.get("root", "DATA"))), shlex.quote(f"{settings.cache}{ending}")
-    return f"latentcache build {data} --out {out} {words}"
-
-
-def check_demo(settings: ExportSettings, snapshot: Snapshot) -> None:
-    """Raise a UsageError for a cache that no model trains on, unless ``--force`` is there."""
-    if snapshot.demo and not settings.force:
-        like = f" --like {settings.format}" if settings.format in TRAINERS else ""
-        command = build_command(settings, snapshot, f"--model MODEL{like}")
-        raise UsageError(
-            f"{settings.cache}: a demo encoder made it, which no model trains on",
-            fix=f"{command}; or --force to try the files",
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields as attributes
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,7 +42,6 @@ _HELD: Mapping[tuple[str, ...], str] = {
 }
 #: Absolute paths, on any machine.
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
-Advanced = Callable[[int, int], None]
 
 
 class ExportSettings(Value):

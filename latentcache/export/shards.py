@@ -21,14 +21,15 @@ from safetensors.torch import save
 from latentcache.errors import UsageError, count_of
 from latentcache.export.folder import File, of_bytes
 from latentcache.export.mds import SHARD_BYTES, Columns, array, sample
-from latentcache.export.samples import WholeSample, WholeSamples, check_demo, facts_of, opened
+from latentcache.export.run import Advanced, Export
+from latentcache.export.samples import WholeSample, WholeSamples
 from latentcache.identity.content import content_hash
 from latentcache.loader.values import Affine
 from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.export.folder import Folder
-    from latentcache.export.settings import Advanced, ExportSettings
+    from latentcache.export.settings import ExportSettings
 
 #: Types that MDS lacks -> a type that holds each of their values.
 _WIDER = {torch.bfloat16: torch.float32, torch.bool: torch.uint8}
@@ -147,16 +148,14 @@ CONTAINERS: dict[str, Container] = {
 }
 
 
-class SampleExport:
+class SampleExport(Export):
     """One export of whole samples. See :class:`~latentcache.export.run.Export`."""
 
-    resumes, noun = True, "samples"
-
     def __init__(self, settings: ExportSettings) -> None:
-        self._settings = settings
-        self._snapshot = opened(settings).snapshots[0]
-        check_demo(settings, self._snapshot)
-        self._samples = WholeSamples(self._snapshot)
+        super().__init__(settings)
+        self.check_demo()
+        self.fields = self.snapshot.fields
+        self._samples = WholeSamples(self.snapshot)
         if not len(self._samples):
             problem, fix = f"{settings.cache}: no sample has all fields", "run `latentcache verify`, which names them"
             raise UsageError(problem, fix=fix)
@@ -168,19 +167,16 @@ class SampleExport:
         self._columns = Columns({**{name: f"ndarray:{kind}" for name, kind in self._types.items()}, ABOUT: "json"})
         self._notes = [self._container.note] if any(tensor.dtype in wider for tensor in first.values()) else []
 
-    @property
-    def plan(self) -> str:
-        """What will be written, as a sentence."""
-        fields = ", ".join(self._snapshot.fields)
-        return f"{count_of(len(self._samples), 'samples')}, about {self.bytes / 1e6:.1f} MB of {fields}"
+    def __len__(self) -> int:
+        return len(self._samples)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the files, about."""
+        """See ``Export``."""
         return int(self._sizes.sum()) * (2 if self._notes else 1) + _AROUND * len(self._sizes)
 
     def write(self, folder: Folder, on_progress: Advanced) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Write all files; returns what the sidecar says, and what the JSON output says of it."""
+        """See ``Export``."""
         shards = dict[str, int]()
         for number, samples in enumerate(self._shards()):
             name = self._container.name.format(number)
@@ -192,7 +188,7 @@ class SampleExport:
             folder.put(*of_bytes(self._container.index, self._columns.index(listed)))
         folder.put(*of_bytes("README.md", self._readme().encode()))
         about = {
-            **facts_of(self._settings, self._snapshot, self._snapshot.fields),
+            **self.facts,
             "samples": len(self._samples),
             "left_out": self._samples.excluded,
             "unused": self._samples.unused,
@@ -221,7 +217,7 @@ class SampleExport:
 
     def _scalings(self) -> dict[str, Any]:
         """Scale and shift of values, by field."""
-        recipes = {name: field.recipe for name, field in self._snapshot.fields.items()}
+        recipes = {name: field.recipe for name, field in self.snapshot.fields.items()}
         affines = {name: recipe.read_time.affine for name, recipe in recipes.items() if recipe is not None}
         return {name: affine for name, affine in affines.items() if Affine.of(affine).changes}
 
@@ -234,7 +230,7 @@ class SampleExport:
         scalings = "".join(f"\n- `{name}`: `{json.dumps(affine)}`" for name, affine in self._scalings().items())
         return _README.format(
             count=count_of(len(self._samples), "samples"),
-            cache=self._settings.cache.resolve().name,
+            cache=self.settings.cache.resolve().name,
             rows="\n".join(rows),
             about="`, `".join(self._samples.about(0)),
             scalings=f"These were scaled and shifted:\n{scalings}" if scalings else "None was scaled or shifted.",

@@ -6,16 +6,17 @@ import pytest
 from latentcache.errors import CacheReadOnlyError, DiskFullError, UsageError
 from latentcache.export import folder as folder_module
 from latentcache.export.folder import FILES, File, Folder
-from latentcache.export.run import write_export
+from latentcache.export.run import Export
 from latentcache.export.settings import ExportSettings
 
 
-class Rows:
+class Rows(Export):
     """An export that writes two files, or fails."""
 
-    resumes, noun, plan, bytes = False, "rows", "", 14
+    resumes, bytes = False, 14
 
-    def __init__(self, error=None):
+    def __init__(self, out, error=None):
+        self.settings = ExportSettings(cache=out.with_name("cache"), out=out, format="megatron")
         self.error = error
 
     def write(self, folder, on_progress):
@@ -29,10 +30,6 @@ class Rows:
         return {"kind": 5}, {"json": 1}
 
 
-def settings(out):
-    return ExportSettings(cache=out.with_name("cache"), out=out, format="megatron")
-
-
 def files_below(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
@@ -40,14 +37,14 @@ def files_below(folder):
 def test_the_folder_is_renamed_when_complete(tmp_path):
     out = tmp_path / "out"
     out.mkdir()  # an empty folder is taken
-    assert write_export(settings(out), Rows()) == {"json": 1}
+    assert Rows(out).run() == {"json": 1}
     assert json.loads((out / "latentcache.json").read_text()) == {"schema": 4, "kind": 5}
     assert {name: file.size for name, file in Folder(out).files.items()} == {"a": 6, "sub/b": 14}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     with pytest.raises(UsageError, match="exists"):
-        write_export(settings(out), Rows())
+        Rows(out).run()
     with pytest.raises(UsageError, match="exists"):
-        write_export(settings(out / "a"), Rows())
+        Rows(out / "a").run()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,7 @@ def test_the_folder_is_renamed_when_complete(tmp_path):
 )
 def test_a_failed_export_of_rows_leaves_nothing(tmp_path, error, raised):
     with pytest.raises(raised):
-        write_export(settings(tmp_path / "out"), Rows(error))
+        Rows(tmp_path / "out", error).run()
     assert not files_below(tmp_path)
 
 
@@ -70,10 +67,10 @@ def test_what_a_killed_export_left_is_replaced_and_what_is_not_ours_is_kept(tmp_
     partial.mkdir()
     (partial / "mine").write_text("kept")
     with pytest.raises(UsageError, match=r"out\.partial exists"):
-        write_export(settings(tmp_path / "out"), Rows())
+        Rows(tmp_path / "out").run()
     assert files_below(partial) == ["mine"]
     (partial / FILES).touch()
-    write_export(settings(tmp_path / "out"), Rows())
+    Rows(tmp_path / "out").run()
     assert files_below(tmp_path / "out") == ["a", FILES, "latentcache.json", "sub", "sub/b"]
 
 
@@ -84,7 +81,7 @@ def test_everything_is_synced_before_the_rename(tmp_path, monkeypatch):
         synced.append((path.name, out.exists()))
 
     monkeypatch.setattr(folder_module, "sync_file", note)
-    write_export(settings(out), Rows())
+    Rows(out).run()
     assert synced == [("a", False), ("b", False)]
 
 

@@ -46,19 +46,22 @@ def export(
         latentcache export chats.latentcache rows --pad 4096 --for trl
         latentcache export images.latentcache shards/ --to webdataset
     """
-    from latentcache.export.run import opened, write_export
-    from latentcache.export.settings import ExportSettings
+    from latentcache.export.images import ImageExport
+    from latentcache.export.settings import IMAGE_FORMATS, ExportSettings
+    from latentcache.export.shards import SampleExport
+    from latentcache.export.tokens.export import TokenExport
 
     if undo:
         return _undone(target or cache)
     if target is None:
         raise UsageError("OUT: is missing", fix=f"latentcache export {shlex.quote(str(cache))} OUT")
     settings = ExportSettings(cache=cache, out=target, **run)
-    writer = opened(settings)
-    if writer.plan and not quiet:
+    of_others = SampleExport if settings.is_of_samples else TokenExport
+    writer = (ImageExport if settings.format in IMAGE_FORMATS else of_others)(settings)
+    if writer.resumes and not quiet:
         say(f"to write: {writer.plan}")
     with closing(ProgressDisplay(quiet=quiet)) as display:
-        about = write_export(settings, writer, lambda done, total: display.counted_up(done, total, writer.noun))
+        about = writer.run(lambda done, total: display.counted_up(done, total, writer.noun))
     payload = about | {"cache": str(cache), "out": str(target)}
     return Result(payload, _lines_of_images(payload) if "advice" in payload else _lines(payload))
 

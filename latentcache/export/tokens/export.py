@@ -10,54 +10,58 @@ from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.export.mds import DTYPES, write_mds
-from latentcache.export.samples import facts_of, opened
+from latentcache.export.run import Advanced, Export
 from latentcache.export.tokens.documents import FILES, counts, document_batches, reject_masked
 
 if TYPE_CHECKING:
     from latentcache.export.folder import Folder
-    from latentcache.export.settings import Advanced, ExportSettings
+    from latentcache.export.settings import ExportSettings
 
 #: Rows in memory at once.
 BATCH_ROWS = 256
 
 
-class TokenExport:
+class TokenExport(Export):
     """One export of tokens. See :class:`~latentcache.export.run.Export`."""
 
-    resumes, plan = False, ""
+    resumes = False
 
     def __init__(self, settings: ExportSettings) -> None:
-        self._settings = settings
-        self._cache = opened(settings)
-        if all(field.spec.collate != "pack" for field in self._cache.snapshots[0].fields.values()):
-            problem, why = (
+        super().__init__(settings)
+        if all(field.spec.collate != "pack" for field in self.snapshot.fields.values()):
+            raise UsageError(
                 f"CACHE={settings.cache}: holds no tokens",
-                "training scripts read images with open_cache()",
+                why="training scripts read images with open_cache()",
+                fix="export a cache of `latentcache build DATA --tokenizer PATH`",
             )
-            raise UsageError(problem, why=why, fix="export a cache of `latentcache build DATA --tokenizer PATH`")
-        parts = {"train": self._cache}
+        parts = {"train": self.cache}
         if settings.validation:
-            parts = dict(zip(("train", "validation"), self._cache.split(settings.validation), strict=True))
+            parts = dict(zip(("train", "validation"), self.cache.split(settings.validation), strict=True))
         documents = {name: part.documents() for name, part in parts.items()}
         for part in documents.values() if settings.format != "hf-disk" else ():
             reject_masked(part, settings.format)
         rows = {name: part.rows(**self._layout()) for name, part in parts.items()} if settings.layout else {}
         self._splits: Mapping[str, Any] = rows or documents
         self.noun = "rows" if rows else "documents"
+        self._documents = self.cache.documents()
+        self.fields = [self._documents.field]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._splits.values()))
 
     @property
     def bytes(self) -> int:
-        """Bytes of the files, about."""
-        settings, itemsize = self._settings, self._cache.documents().dtype.itemsize
+        """See ``Export``."""
+        settings, itemsize = self.settings, self._documents.dtype.itemsize
         if settings.layout:
             columns = 3 if settings.format == "hf-disk" else 1
-            return sum(len(split) for split in self._splits.values()) * settings.length * 4 * columns
+            return len(self) * settings.length * 4 * columns
         return int(sum(split.lengths.sum() for split in self._splits.values())) * itemsize
 
     def write(self, folder: Folder, on_progress: Advanced) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Write all splits; returns what the sidecar says, and what the JSON output says of it."""
-        settings, metadata, about, more = self._settings, self._metadata(), dict[str, Any](), dict[str, Any]()
-        root, dtype = folder.root, self._cache.documents().dtype.name
+        """See ``Export``."""
+        settings, metadata, about, more = self.settings, self._metadata(), dict[str, Any](), dict[str, Any]()
+        root, dtype = folder.root, self._documents.dtype.name
         if settings.layout:
             metadata["overflow"] = settings.overflow
             about = {
@@ -91,7 +95,7 @@ class TokenExport:
 
     def _layout(self) -> dict[str, Any]:
         """Arguments of ``cache.rows``."""
-        settings = self._settings
+        settings = self.settings
         wanted: dict[str, Any] = {settings.layout: settings.length}
         if settings.overflow is not None:
             wanted["overflow"] = settings.overflow
@@ -100,16 +104,15 @@ class TokenExport:
         return wanted
 
     def _metadata(self) -> dict[str, Any]:
-        documents, snapshot = self._cache.documents(), self._cache.snapshots[0]
-        field = snapshot.fields[documents.field]
+        field = self.snapshot.fields[self._documents.field]
         return {
-            **facts_of(self._settings, snapshot, [documents.field]),
-            "documents": len(documents),
-            "field": documents.field,
+            **self.facts,
+            "documents": len(self._documents),
+            "field": self._documents.field,
             "recipe_id": field.recipe_id.hex(),
             "recipe": dict(field.recipe_json),
             "tokenizer": str(field.provenance.get("tokenizer", "")),
-            "validation": self._settings.validation,
+            "validation": self.settings.validation,
         }
 
 
