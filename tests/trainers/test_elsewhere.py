@@ -18,8 +18,8 @@ from page_blocks import DOCS, blocks
 from tiny_tokens import LENGTH, a_tokenizer, build_fifty, tiny_llama
 
 from latentcache import open_cache
-from latentcache.export.run import opened, write_export
 from latentcache.export.settings import ExportSettings
+from latentcache.export.tokens.export import TokenExport
 
 SECTIONS = {"llama-factory": "LLaMA-Factory", "axolotl": "axolotl"}
 #: Steps of two epochs of batches of four. axolotl divides rows, so it omits the end of the last epoch.
@@ -86,7 +86,7 @@ def test_trainers_use_the_exported_rows(model_and_cache, tmp_path, system, kind,
     cache, name = model_and_cache / "texts.latentcache", "packed" if block else "rows"
     view = open_cache(cache).rows(**{kind: LENGTH})
     settings = ExportSettings(cache=cache, out=tmp_path / name, trainer=system, **{kind: LENGTH})
-    write_export(settings, opened(settings))
+    TokenExport(settings).run()
     seen = train(system, tmp_path, page_settings(system, block) | COMMON | MORE[system])
 
     steps, batches = STEPS[system](len(view)), view.loader(batch_size=4).steps(1)

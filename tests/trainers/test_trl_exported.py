@@ -9,8 +9,8 @@ from datasets import load_from_disk
 from tiny_tokens import LENGTH, Account, a_tokenizer, seen_llama, sft_config
 from trl import SFTConfig, SFTTrainer
 
-from latentcache.export.run import opened, write_export
 from latentcache.export.settings import ExportSettings
+from latentcache.export.tokens.export import TokenExport
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -19,7 +19,7 @@ def a_trainer(fifty, kind, folder, **more):
     view = fifty.rows(**{kind: LENGTH})
     cache, out = fifty.snapshots[0].paths.root, folder / kind
     settings = ExportSettings(cache=cache, out=out, trainer="trl", **{kind: LENGTH})
-    write_export(settings, opened(settings))
+    TokenExport(settings).run()
     config = sft_config(folder / "out", padding_free=kind == "pack", max_length=None, **more)
     account = Account()
     rows = load_from_disk(str(out))["train"]
