@@ -7,13 +7,11 @@ says another.
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
-
-#: A fix as text, or as a function of how its caller writes arguments.
-Fix = str | Callable[[Callable[..., str]], str]
 
 
 class LatentcacheError(Exception):
@@ -25,9 +23,8 @@ class LatentcacheError(Exception):
         value: Its value; None: not shown.
         where: File, line or entry; may be empty.
         why: Expected and found values, or the cause; may be empty.
-        fix: The action that solves the problem, a command if there is one. A function of :func:`option` or
-            :func:`keyword` gives both ``fix`` and ``fix_python``.
-        fix_python: The action of a Python caller [default: the same].
+        fix: The action that solves the problem, a command if there is one. Options are written ``--name=value``; a
+            Python caller reads ``name='value'``.
         slug: Stable machine-readable name [default: the class's slug].
     """
 
@@ -47,24 +44,20 @@ class LatentcacheError(Exception):
         value: object = None,
         where: str = "",
         why: str = "",
-        fix: Fix = "",
-        fix_python: str = "",
+        fix: str = "",
         slug: str = "",
     ) -> None:
-        if not isinstance(fix, str):
-            fix_python = fix(keyword)
-            fix = fix(option)
         self.what = f"{option(argument, value)}: {what}" if argument else what
         self.what_python = f"{keyword(argument, value)}: {what}" if argument else what
         self.where, self.why = where, why
-        self.fix, self.fix_python = fix or self.default_fix, fix_python
+        self.fix = fix or self.default_fix
         self.slug = slug or self.slug
         super().__init__(what)
 
     def __str__(self) -> str:
         """All four parts in one paragraph, for a Python caller."""
-        fix = self.fix_python or self.fix
-        parts = [self.what_python, f"at {self.where}" if self.where else "", self.why, f"fix: {fix}"]
+        fix = f"fix: {in_python(self.fix)}"
+        parts = [self.what_python, f"at {self.where}" if self.where else "", self.why, fix]
         return "; ".join(part for part in parts if part)
 
     def as_json(self) -> dict[str, Any]:
@@ -130,10 +123,8 @@ class DeviceError(LatentcacheError, slug="device", exit_code=3):
     default_fix = "run it again, on another device if it fails again"
 
 
-class DeviceMemoryError(DeviceError, MemoryError, slug="device-memory"):
+class DeviceMemoryError(DeviceError, MemoryError, slug="device-memory", fix="use a smaller batch size or resolution"):
     """The device ran out of memory for one batch."""
-
-    default_fix = "use a smaller batch size or resolution"
 
 
 class WorkerError(LatentcacheError, slug="worker", exit_code=3):
@@ -255,6 +246,11 @@ _OPTIONS = {
     "template_options": "--template-option",
     "trainer": "--for",
 }
+_KEYWORDS = {flag: name for name, flag in _OPTIONS.items()}
+#: Arguments of Python that are lists.
+_SEVERAL = frozenset(("buckets", "frames", "resolutions", "template_options"))
+#: An option in a sentence; or a command, which stays as it is.
+_OPTION = re.compile(r"`[^`]*`|(?<![\w-])(?P<flag>--[a-z][a-z-]*)(?:=(?P<value>'[^']*'|([^\s,.:;)]|[,.:](?=\S))+))?")
 
 
 def option(name: str, value: object = None) -> str:
@@ -266,6 +262,22 @@ def option(name: str, value: object = None) -> str:
 def keyword(name: str, value: object = None) -> str:
     """An argument as Python takes it: ``batch_size=2``."""
     return name if value is None else f"{name}={str(value) if isinstance(value, PathLike) else value!r}"
+
+
+def in_python(fix: str) -> str:
+    """A fix with its options as Python takes them: ``--split=train`` becomes ``split='train'``; commands stay."""
+    return fix if fix.startswith("latentcache ") else _OPTION.sub(_in_python, fix)
+
+
+def _in_python(match: re.Match[str]) -> str:
+    if not match["flag"]:
+        return match[0]
+    name = _KEYWORDS.get(match["flag"]) or match["flag"].removeprefix("--").replace("-", "_")
+    if not match["value"]:
+        return name
+    words = shlex.split(match["value"])[0].split("|")
+    value = "|".join(word if word.isdigit() or word.isupper() else repr(word) for word in words)
+    return f"{name}=[{value}]" if name in _SEVERAL else f"{name}={value}"
 
 
 def count_of(number: int, words: str) -> str:

@@ -91,13 +91,26 @@ def test_the_catalog_lists_every_slug_that_the_package_uses():
 
 
 def test_an_argument_is_named_as_the_caller_writes_it():
-    error = UsageError(
-        "not a size", argument="buckets", value="6 4", fix="--bucket=64x64", fix_python="buckets=['64x64']"
-    )
+    error = UsageError("not a size", argument="buckets", value="6 4", fix="--bucket=64x64")
     assert (error.what, error.fix) == ("--bucket='6 4': not a size", "--bucket=64x64")
     assert str(error) == "buckets='6 4': not a size; fix: buckets=['64x64']"
-    error = UsageError("no such split", fix=lambda said: f"name it: {said('split', 'train')}")
-    assert (error.fix, error.fix_python) == ("name it: --split=train", "name it: split='train'")
+
+
+@pytest.mark.parametrize(
+    ("fix", "words"),
+    [
+        ("name it: --split=train, or leave --min-side out", "name it: split='train', or leave min_side out"),
+        ("--crop=random --crop-variants=4", "crop='random' crop_variants=4"),
+        ("--out='/a b/c', or --device=cpu|cuda:0,cuda:1.", "out='/a b/c', or device='cpu'|'cuda:0,cuda:1'."),
+        (
+            "--resolution=PIXELS: `latentcache build my--data --flip`",
+            "resolutions=[PIXELS]: `latentcache build my--data --flip`",
+        ),
+        ("latentcache build my--data --out x", "latentcache build my--data --out x"),
+    ],
+)
+def test_a_python_caller_reads_arguments_of_python(fix, words):
+    assert str(UsageError("wrong", fix=fix)) == f"wrong; fix: {words}"
 
 
 def test_package_errors_use_python_arguments(tmp_path):

@@ -41,12 +41,8 @@ EXIT_BUG = 70
 _CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
-class OutputError(LatentcacheError):
+class OutputError(LatentcacheError, slug="output", exit_code=3, fix="write the output to another place"):
     """Standard output is not writable: a full disk, a failing device."""
-
-    slug = "output"
-    exit_code = 3
-    default_fix = "write the output to another place"
 
 
 class Signalled(BaseException):

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from latentcache.encoders.faults import first_line
-from latentcache.errors import ModelNotFoundError, UsageError
+from latentcache.errors import ModelNotFoundError, UsageError, option
 from latentcache.value import Value
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -58,7 +58,7 @@ def find(word: str, wanted: Wanted, *, revision: str = "", offline: bool = False
             argument=wanted.argument,
             value=word,
             where=str(path.absolute()),
-            fix=lambda said: f"check the path; {said(wanted.argument)} takes {wanted.takes}",
+            fix=f"check the path; {option(wanted.argument)} takes {wanted.takes}",
         )
     folder = download(word, wanted, revision=revision, offline=offline)
     return folder, folder.name if folder.parent.name == "snapshots" else ""

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.errors import EncoderError, UnsupportedModelError
+from latentcache.errors import EncoderError, UnsupportedModelError, option
 from latentcache.fields.dtypes import as_floats
 from latentcache.identity.content import StatMemo, canonical_json, json_hash
 from latentcache.sources.known import racy
@@ -90,7 +90,7 @@ def weights_in(folder: Path, name: str) -> tuple[Path, ...]:
         f"{folder} has {kind}" + (f" ({', '.join(others[:3])})" if others else ""),
         where=str(folder),
         why="pickle files can run code when they are opened" if pickles else "no other file is taken for it",
-        fix=(lambda said: f"give the weights by name: {said('model', str(own))}") if own else _RESAVE,
+        fix=f"give the weights by name: {option('model', str(own))}" if own else _RESAVE,
     )
 
 

@@ -62,7 +62,6 @@ def clip_settings(
                 argument="fps",
                 value=fps,
                 fix=f"--frames=81 --fps={fps}",
-                fix_python=f"frames=[81], fps={fps}",
             )
         return None
     if not step:
@@ -76,7 +75,6 @@ def clip_settings(
                 argument="frames",
                 value=length,
                 fix=f"--frames={max(good, 1)} or --frames={good + step}",
-                fix_python=f"frames=[{max(good, 1)}] or frames=[{good + step}]",
             )
     return ClipSettings(
         frames=lengths,

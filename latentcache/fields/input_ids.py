@@ -89,7 +89,6 @@ def parse_option(word: str) -> tuple[str, str]:
             argument="template_options",
             value=word,
             fix="--template-option=NAME=JSON",
-            fix_python="template_options=['NAME=JSON']",
         )
     try:
         return name, json.dumps(json.loads(text), sort_keys=True)

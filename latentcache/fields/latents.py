@@ -272,7 +272,6 @@ def parse_size(text: str) -> Size:
             value=text,
             why="expected HEIGHTxWIDTH",
             fix=f"--bucket={size}",
-            fix_python=f"buckets=['{size}']",
         )
     return Size(int(match[1]), int(match[2]))
 
@@ -585,7 +584,6 @@ def _crops(settings: LatentsSettings, base: GeometrySettings, crop: str) -> int:
             argument="crop_variants",
             value=number,
             fix=f"--crop=random --crop-variants={number}",
-            fix_python=f"crop='random', crop_variants={number}",
         )
     return 1
 

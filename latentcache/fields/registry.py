@@ -39,7 +39,6 @@ def load(target: str) -> Any:
             value=target,
             why=str(error),
             fix="--field=MODULE:CLASS, importable from here",
-            fix_python="LATENTCACHE_FIELDS=MODULE:CLASS, importable from here",
         ) from error
 
 

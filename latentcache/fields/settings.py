@@ -87,7 +87,6 @@ def _checked(kind: Any, name: str, value: Any, about: Mapping[str, Any]) -> Any:
             argument=name,
             value=item,
             fix=f"leave {option(name)} out{_allowed(about)}",
-            fix_python=f"leave {name} out{_allowed(about)}",
         )
     return value
 

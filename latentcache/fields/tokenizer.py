@@ -21,7 +21,6 @@ from latentcache.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
     UsageError,
-    keyword,
     option,
 )
 from latentcache.identity.content import content_hash, json_hash
@@ -77,7 +76,6 @@ def read_tokenizer(path: Path) -> LoadedTokenizer:
             where=str(path),
             why="a SentencePiece or tiktoken file alone does not say which tokens are special",
             fix=f"give its folder: {option('tokenizer', path.parent)}",
-            fix_python=f"give its folder: {keyword('tokenizer', str(path.parent))}",
         )
     tokenizer = _read_json(file)
     if not isinstance(tokenizer.get("model"), dict):
@@ -230,7 +228,6 @@ def pin_clock(template: str, options: Mapping[str, str]) -> str:
             "the chat template asks for the time, and the format is not written in it",
             why=f"expected {CLOCK} with a format between quotes",
             fix="write the date into the template and give it with --chat-template=FILE",
-            fix_python="write the date into the template and give it as chat_template='FILE'",
         )
     answers = "".join(
         f"{{%- if format == {json.dumps(form)} -%}}{day.strftime(form)}{{%- endif -%}}" for form in formats

@@ -105,7 +105,6 @@ def bucket_table(
             value=resolution,
             why=f"{low}x{low} already has more than {resolution}x{resolution} pixels",
             fix="raise --resolution or lower --min-side",
-            fix_python="raise resolutions or lower min_side",
         )
     return BucketTable(tuple(sizes), grid=multiple, area=area, longest=high)
 
@@ -122,7 +121,6 @@ def explicit_table(sizes: Iterable[Size], *, multiple: int) -> BucketTable:
                 value=str(size),
                 why=f"the model needs sides that are multiples of {multiple}, at most {MAX_SIDE}",
                 fix=f"use --bucket={good}",
-                fix_python=f"use buckets=['{good}']",
             )
     return BucketTable(listed)
 
@@ -154,7 +152,6 @@ def _side_limits(resolution: int, multiple: int, min_side: int | None, max_side:
             argument="resolutions",
             value=resolution,
             fix=f"use --resolution={multiple} or more, or a smaller --bucket-step",
-            fix_python=f"use resolutions=[{multiple}] or more, or a smaller bucket_step",
         )
     low = floor_to((min_side if min_side is not None else resolution // 2) + multiple - 1, multiple)
     high = floor_to(max_side if max_side is not None else 2 * resolution, multiple)
@@ -168,6 +165,5 @@ def _side_limits(resolution: int, multiple: int, min_side: int | None, max_side:
             value=value,
             why=f"sides are multiples of {multiple} and at most {MAX_SIDE}, by default half to twice the resolution",
             fix="widen --min-side and --max-side, or change --resolution",
-            fix_python="widen min_side and max_side, or change resolutions",
         )
     return low, high

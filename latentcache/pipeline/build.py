@@ -194,7 +194,7 @@ class _Build:
                     f"the cache holds {kind.name}, and DATA has no input for it: {lacking}",
                     where=str(self.paths.root),
                     why="a build keeps every field of its cache; a loader serves those of fields=",
-                    fix=lambda said: f"build this data into another folder with {said('out')}",
+                    fix="build this data into another folder with --out",
                     slug="cache-kind",
                 )
             if lacking:

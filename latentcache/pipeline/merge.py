@@ -71,7 +71,7 @@ def merge_caches(
     started, paths = time.monotonic(), CachePaths(whole)
     check_out(whole)
     if not folders:
-        raise UsageError("there is nothing to merge", fix="latentcache merge PART... --out CACHE", fix_python=example)
+        raise UsageError("there is nothing to merge", fix="give the caches of all parts")
     if whole.resolve() in [part.resolve() for part in folders]:
         raise UsageError("one of the parts", argument="out", value=whole, fix="give another folder")
     snapshots = [_opened(part) for part in folders]

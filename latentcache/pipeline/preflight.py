@@ -117,7 +117,7 @@ class Existing(Value):
                 value=requested,
                 where=str(settings.cache),
                 why="the samples of one part would replace those of the other (0/1 is all of them)",
-                fix=lambda said: f"give each part, and the whole, a folder of its own with {said('out')}",
+                fix="give each part, and the whole, a folder of its own with --out",
             )
         return wanted or stored or ""
 
@@ -145,7 +145,6 @@ def read_existing(settings: BuildSettings) -> Existing:
             where=str(settings.cache),
             why=damage,
             fix="run the build again with --model and the other flags of the first build; no entry is lost",
-            fix_python="build again with fields= and the other settings of the first build; no entry is lost",
         )
     return Existing(snapshot=snapshot, damage=damage, state=state, unfinished=bool(begun or damage))
 
@@ -189,7 +188,7 @@ def read_state(paths: CachePaths) -> Mapping[str, Any]:
         raise CacheFormatError(
             f"a build of format {version} is under way here; this version reads formats up to {_FORMAT}",
             where=str(paths.building),
-            fix=lambda said: f"`pip install -U latentcache`, or build into another folder with {said('out')}",
+            fix="`pip install -U latentcache`, or build into another folder with --out",
         )
     return state if intact else {}
 
@@ -201,8 +200,7 @@ def kind_of(name: str) -> FieldKind:
         raise UsageError(
             f"field {name}: its kind is not installed",
             why="a build that ignored the field would remove it from the cache",
-            fix="install the package that provides it, or name it with --field=MODULE:CLASS",
-            fix_python="install the package that provides it, or name it in LATENTCACHE_FIELDS=MODULE:CLASS",
+            fix="install the package that provides it, or set LATENTCACHE_FIELDS=MODULE:CLASS",
         )
     return kind
 
@@ -225,7 +223,7 @@ def check_paths(data: Path, cache: Path) -> None:
                 value=cache,
                 where=str(cache),
                 why="data folders are only read; a cache inside one would be taken for data",
-                fix=lambda said: f"use {said('out', str(beside(data)))}",
+                fix=f"use {option('out', str(beside(data)))}",
             )
         check_out(cache)
 
@@ -238,8 +236,6 @@ def check_out(cache: Path) -> None:
             argument="out",
             value=url,
             fix=f"latentcache build DATA --out {url}",
-            fix_python="from latentcache.store.remote.view import local_view; "
-            f"with local_view({url!r}, scratch=Path('/tmp')) as out: build there",
         )
     if cache.exists() and not cache.is_dir():
         raise UsageError("a file is there", argument="out", value=cache, where=str(cache), fix="give a folder")
@@ -335,7 +331,6 @@ def check_source(options: SourceOptions | None, listing: Listing, data: Path) ->
                 where=str(data),
                 why=why,
                 fix=f"leave {option(name)} out",
-                fix_python=f"leave {name} out of source",
             )
 
 

@@ -102,7 +102,7 @@ class BuildSettings(Settings):
                     "only with a Ray cluster",
                     argument="address",
                     value=self.address,
-                    fix=lambda said: said("engine", "ray"),
+                    fix="--engine=ray",
                 )
         elif self.device not in ("auto", "cpu", "cuda"):
             fix = "give auto, cuda or cpu"

@@ -127,7 +127,7 @@ class BatchPlan(Value):
         sizes = [name for name in _SIZES if getattr(self, name) is not None]
         if len(sizes) != 1:
             many = f"{' and '.join(sizes)} exclude each other" if sizes else "the size of a batch is missing"
-            raise UsageError(many, fix="--batch-size 4", fix_python="batch_size=4, batch_pixels=N or batch_tokens=N")
+            raise UsageError(many, fix="--batch-size=4, or a budget of pixels or tokens")
         for name in (sizes[0], "world_size"):
             value = getattr(self, name)
             several = name == "batch_size" and isinstance(value, list | tuple) and len(value)
@@ -148,8 +148,7 @@ class BatchPlan(Value):
                 argument="multiple_of",
                 value=multiple,
                 why="every rank has the same number of samples in a step",
-                fix=f"--multiple-of {self.world_size}",
-                fix_python=f"multiple_of={self.world_size}, or a multiple of it",
+                fix=f"--multiple-of={self.world_size}, or a multiple of it",
             )
 
     def _check_step(self, name: str, value: object, size: int) -> None:
@@ -201,8 +200,7 @@ class BatchPlan(Value):
                 f"the samples have no {unit}",
                 argument=f"batch_{unit}",
                 value=budget,
-                fix="--batch-size 4",
-                fix_python="batch_size=4",
+                fix="--batch-size=4",
             )
         if largest is not None and (least := max(costs) * self.multiple) > budget:
             raise UsageError(
@@ -210,8 +208,7 @@ class BatchPlan(Value):
                 argument=f"batch_{unit}",
                 value=budget,
                 why=f"{count_of(self.multiple, 'samples')} of it, at least one on each rank, have {least:,} {unit}",
-                fix=f"--batch-{unit} {least}, or smaller samples",
-                fix_python=f"batch_{unit}={least}, or smaller samples",
+                fix=f"--batch-{unit}={least}, or smaller samples",
             )
         sizes = [budget // cost // self.multiple * self.multiple for cost in costs]
         self._check_step(f"batch_{unit}", budget, max(sizes, default=0))
@@ -365,7 +362,6 @@ def require_steps(report: PlanReport) -> PlanReport:
         where=f"buckets and samples: {short}" if short else "there are no samples",
         why=f"a step holds one bucket and needs {needed} samples of it" if short else "",
         fix="--remainder=repeat, or more data" if short else "add data, then run `latentcache build` again",
-        fix_python="remainder='repeat', or more data" if short else "",
     )
 
 
@@ -386,8 +382,7 @@ def bucket_plan(
             f"bucket {bucket} does not divide into full batches",
             where=f"bucket {bucket}: {held}",
             why=f"steps of {size} samples leave {rest} over",
-            fix="--remainder repeat, drop or partial",
-            fix_python="remainder='repeat', 'drop' or 'partial'",
+            fix="--remainder=repeat|drop|partial",
         )
     if rest and policy != "drop":
         steps += 1

@@ -13,7 +13,7 @@ from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
 
-from latentcache.errors import UsageError, keyword, option
+from latentcache.errors import UsageError, option
 
 _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -37,7 +37,6 @@ def whole(name: str, value: Any, least: int, most: int = 2**63 - 1, *, why: str 
             value=value,
             why=why,
             fix=fix or option(name, least),
-            fix_python=fix or keyword(name, least),
         )
     return int(value)
 
@@ -71,7 +70,6 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
         argument=name,
         value=value,
         fix=option(name, allowed[0]),
-        fix_python=keyword(name, allowed[0]),
     )
 
 
@@ -83,7 +81,7 @@ def duration(text: str, argument: str = "publish_every") -> float:
             "must be seconds, minutes, hours or days",
             argument=argument,
             value=text,
-            fix=lambda said: f"{said(argument, '10m')}; or 90s, 1h, 7d",
+            fix=f"{option(argument, '10m')}; or 90s, 1h, 7d",
         )
     return float(int(match[1]) * _SECONDS[match[2]])
 
@@ -97,7 +95,6 @@ def tolerated(allow_failed: str, samples: int) -> int:
             argument="allow_failed",
             value=allow_failed,
             fix="--allow-failed=1%",
-            fix_python="allow_failed='1%'",
         )
     return int(Fraction(match[1]) * samples / 100) if match[2] else int(match[1])
 

@@ -103,8 +103,7 @@ def _fitted(plan: RowPlan, corpus: Corpus, overflow: Overflow) -> RowPlan:
             value="error",
             where=_named(over, corpus),
             why="documents are not cut unless you ask for it",
-            fix=f"rows of {longest} tokens, or --overflow drop, truncate_right, truncate_left or split",
-            fix_python=f"rows of {longest} tokens, or overflow='drop', 'truncate_right', 'truncate_left' or 'split'",
+            fix=f"rows of {longest} tokens, or --overflow=drop|truncate_right|truncate_left|split",
             slug="too-long",
         )
     if overflow == "drop":

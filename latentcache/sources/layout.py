@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import SourceAmbiguousError, UsageError, keyword, option
+from latentcache.errors import SourceAmbiguousError, UsageError, option
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
@@ -360,13 +360,12 @@ def choose_column(path: Path, role: str, columns: Sequence[str], meant: Sequence
             f"{len(several)} columns of {path.name} may hold the {role}s: {listed(several)}",
             where=str(path),
             why="one of them is used" if is_named else "they have one name",
-            fix=lambda said: f"name it: {said(f'{role}_column', several[0])}" if is_named else "rename one of them",
+            fix=f"name it: {option(f'{role}_column', several[0])}" if is_named else "rename one of them",
         )
     if not several and (asked or role == "image"):
         wanted = f"a column called {asked}" if asked else "a column of images"
         error = fault(f"no-{role}-column", f"expected {wanted}; found columns: {listed(columns) or 'none'}", path)
         if columns:
             error.fix = f"name one of these columns with {option(f'{role}_column')}"
-            error.fix_python = f"name one of these columns with {keyword(f'{role}_column')}"
         raise error
     return next(iter(several), "")

@@ -110,7 +110,6 @@ class SourceOptions(Settings):
                 argument="caption_lines",
                 value=self.caption_lines,
                 fix="--caption-lines=first|all",
-                fix_python="caption_lines='first' or 'all'",
             )
 
     def as_json(self) -> dict[str, Any]:

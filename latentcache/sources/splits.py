@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from latentcache.errors import SourceAmbiguousError, UsageError, count_of
+from latentcache.errors import SourceAmbiguousError, UsageError, count_of, option
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import Notes, counted, rejected
 from latentcache.sources.layout import Layout
@@ -108,7 +108,7 @@ def which_split(root: Path, splits: Sequence[str], asked: str) -> str:
             value=asked,
             where=str(root),
             why=f"it has {', '.join(dict.fromkeys(filter(None, splits))) or 'no splits'}",
-            fix=lambda said: said("split", good) if good else f"leave {said('split')} out",
+            fix=option("split", good) if good else "leave --split out",
         )
     chosen = asked or (TRAIN if TRAIN in splits or len({*splits}) > 1 else splits[0])
     if chosen not in splits:
@@ -116,7 +116,7 @@ def which_split(root: Path, splits: Sequence[str], asked: str) -> str:
             f"DATA has {len({*splits})} splits, and none is called {TRAIN}: {', '.join(dict.fromkeys(splits))}",
             where=str(root),
             why="one split is read",
-            fix=lambda said: f"name it: {said('split', splits[0])}",
+            fix=f"name it: {option('split', splits[0])}",
         )
     return chosen
 

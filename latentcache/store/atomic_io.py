@@ -174,5 +174,4 @@ def as_store_error(error: OSError, path: Path) -> StoreError:
         where=str(path),
         why=f"{reason}: {error}",
         fix="change its permissions or mount it for writing; or build into another folder with --out",
-        fix_python="change its permissions or mount it for writing; or build into another folder with out=",
     )

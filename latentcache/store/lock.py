@@ -152,7 +152,6 @@ def _locked(descriptor: int) -> bool:
             "this file system cannot lock files",
             why=f"flock: {error.strerror}; two builds at once would damage the cache",
             fix="build on a local disk with --out, then copy the cache here: reading needs no locks",
-            fix_python="build on a local disk with out=, then copy the cache here: reading needs no locks",
         ) from error
     return True
 

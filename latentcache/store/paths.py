@@ -144,7 +144,6 @@ def other_format(
             where=str(where),
             why="it was written by a newer version",
             fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
-            fix_python="upgrade with `pip install -U latentcache`, or build into another folder with out=",
         )
     old, new = (shlex.quote(f"{cache}{ending}") for ending in (f".format-{version}", ""))
     return CacheFormatError(

@@ -39,7 +39,7 @@ def error_texts():
     for tree in modules().values():
         for call in ast.walk(tree):
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("Error"):
-                named = [one.value for one in call.keywords if one.arg in ("why", "fix", "fix_python")]
+                named = [one.value for one in call.keywords if one.arg in ("why", "fix")]
                 for text in (*call.args, *named):
                     if isinstance(text, ast.Constant) and isinstance(text.value, str):
                         yield text.value

@@ -50,7 +50,7 @@ def _describe(name: str, settings: PromptSettings, context: DescribeContext) -> 
         raise UsageError(
             "needs a text encoder" if named else f"field {name}: no pipeline was named",
             argument=named[0] if named else "",
-            fix=lambda said: said("text_encoder", "PIPELINE"),
+            fix="--text-encoder=PIPELINE",
         )
     described = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, context)
     recipe, other = described.recipe, context.followed.recipe if context.followed is not None else None
@@ -187,7 +187,6 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
             "only shuffled tags are taken apart",
             argument="keep_tags" if settings.keep_tags else "tag_separator",
             fix="add --shuffle-tags, or leave it out",
-            fix_python="add shuffle_tags=True, or leave it out",
         )
     number = settings.caption_variants or (old.number if old.number > 1 else 0)
     if not number:
@@ -302,7 +301,6 @@ def _outputs(folder: Path) -> Mapping[str, Output]:
             where=str(folder / INDEX),
             why=f"known pipelines: {', '.join(sorted(PIPELINES))}",
             fix="build latents alone: --text-encoder=none",
-            fix_python="build latents alone: fields={'latents': ...}",
         )
     return outputs_of(name)
 
@@ -317,7 +315,6 @@ def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:
                 where=str(folder / INDEX),
                 why=f"{INDEX} says {library}.{cls}" if cls else f"{INDEX} names none",
                 fix=f"download {part}/ of this pipeline as well, or build latents alone: --text-encoder=none",
-                fix_python=f"download {part}/ of this pipeline as well, or build latents alone",
             )
     return Part(
         name=name,

@@ -329,7 +329,7 @@ class ChatRenderer:
                 "the chat template is not valid Jinja",
                 where=f"line {error.lineno} of the template",
                 why=str(error.message),
-                fix=lambda said: f"give another one with {said('chat_template', 'FILE')}",
+                fix="give another one with --chat-template=FILE",
             ) from error
         except _FAILURES as error:
             detail = f"the chat template does not accept it: {error or type(error).__name__}"

@@ -166,7 +166,6 @@ def _check_ends(recipe: InputIdsRecipe, tokenizer: str) -> None:
                 f"the tokenizer {tokenizer} has no {end}_token, and texts need one",
                 where=tokenizer,
                 fix=f"use --no-add-{end}, {by_name}",
-                fix_python=f"use add_{end}=False, {by_name}",
             )
 
 
@@ -182,9 +181,7 @@ def _completed(
         raise UsageError(
             "no tokenizer was given",
             why="token ids need one, and the cache names none",
-            fix=lambda said: (
-                f"{said('tokenizer', 'PATH')}: a tokenizer.json, or a folder with one (stub: bytes, to try things)"
-            ),
+            fix="--tokenizer=PATH: a tokenizer.json, or a folder with one (stub: bytes, to try things)",
             slug="tokenizer-missing",
         )
     same = check or settings.tokenizer in (None, recorded)
@@ -216,7 +213,7 @@ def _pinned(loaded: LoadedTokenizer, settings: InputIdsSettings) -> tuple[str, t
         raise UsageError(
             f"the tokenizer {settings.tokenizer} has no chat template, and the data has conversations",
             why="only a template defines how turns are written",
-            fix=lambda said: f"give one with {said('chat_template', 'FILE')}",
+            fix="give one with --chat-template=FILE",
         )
     options = dict(settings.template_options or ())
     if CLOCK in template:

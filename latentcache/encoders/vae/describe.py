@@ -209,7 +209,7 @@ def no_posterior(family: str, why: str) -> UnsupportedModelError:
         argument="latents",
         value="moments",
         why=why,
-        fix=lambda said: f"{said('latents', 'mode')}, or an autoencoder that has one (AutoencoderKL and its like)",
+        fix="--latents=mode, or an autoencoder that has one (AutoencoderKL and its like)",
         slug="no-posterior",
     )
 
@@ -275,7 +275,6 @@ def _with_resolution(
                 f"the configuration in DATA asks for several resolutions: {each}",
                 why="a cache stores every image at each of its resolutions",
                 fix=f"--resolution={asked[-1]}, or build each data set into a cache of its own",
-                fix_python=f"resolutions=[{asked[-1]}], or build each data set into a cache of its own",
             )
         return replace(settings, resolutions=tuple(asked)), "from the configuration in DATA"
     if before is not None:
@@ -286,7 +285,6 @@ def _with_resolution(
             f"no resolution was given, and {description.label} does not say its training size",
             why="video models are trained at many sizes" if is_video else f"{description.spec.family}: unknown size",
             fix="add --resolution=PIXELS, the side of a square of equal area",
-            fix_python="add resolutions=[PIXELS], the side of a square of equal area",
         )
     return replace(settings, resolutions=(description.resolution,)), description.resolution_from
 

@@ -56,7 +56,7 @@ def choose_device(device: str) -> torch.device:
             argument="device",
             value=device,
             why=first_line(error),
-            fix=lambda said: f"use {said('device', 'cpu')}, or install a torch build for this device",
+            fix="use --device=cpu, or install a torch build for this device",
         ) from error
     return chosen
 

@@ -101,7 +101,7 @@ def _without_config(path: Path) -> UnsupportedModelError:
         f"{path.name} alone does not identify a model",
         where=str(path),
         why="a lone file has neither its class nor its normalization; there is no config.json beside it",
-        fix=lambda said: f"add {said('model_config', 'FOLDER')}, with the vae/config.json of its model{source}",
+        fix=f"add --model-config=FOLDER, with the vae/config.json of its model{source}",
     )
 
 

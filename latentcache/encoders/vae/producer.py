@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from latentcache.encoders.pixels import PixelProducer, Pixels
 from latentcache.encoders.vae.builtin import Encoder, Pending, StubEncoder
 from latentcache.encoders.vae.describe import ModelDescription
-from latentcache.errors import DeviceMemoryError, EncoderError, Fix, UsageError
+from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
 from latentcache.fields.dtypes import as_floats, is_finite
 from latentcache.fields.latents import LatentsRecipe
 from latentcache.fields.noise import EXACT, measured
@@ -39,9 +39,7 @@ class VaeProducer(PixelProducer):
                 argument="resample",
                 value="lanczos-u8",
                 why="torch has no uint8 Lanczos here, or it disagrees with Pillow in the self-test",
-                fix=lambda said: (
-                    f"install torch 2.13 or newer, or use {said('resample', 'lanczos-pil')} (encodes all again)"
-                ),
+                fix="install torch 2.13 or newer, or use --resample=lanczos-pil (encodes all again)",
             )
         self._encoder: Encoder | None = None
 
@@ -114,12 +112,12 @@ def checked_noise(encoder: Encoder) -> dict[str, Any]:
     """
     image = _sample_image(math.lcm(_SIDE, encoder.spec.multiple))
     alone, compute, what = encoder.encode(image), encoder.spec.compute_dtype, ""
-    fix: Fix = "download the weights again"
+    fix: str = "download the weights again"
     if not is_finite(alone):
         what, why = f"values that are not finite in {compute}", "its weights are damaged, or its range is too wide"
         if compute != "float32" and is_finite(encoder.encode(image, precise=True)):
             why = "it overflows in this precision"
-            fix = lambda said: "add " + " or ".join(said("compute_dtype", dtype) for dtype in ("bfloat16", "float32"))  # noqa: E731
+            fix = "add --compute-dtype=bfloat16 or --compute-dtype=float32"
     elif (alone == alone[:, :, :1, :1]).all():
         what, why = "the same latent for every part of an image", "the weights are all zero, or of another class"
     if what:

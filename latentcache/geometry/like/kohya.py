@@ -69,7 +69,6 @@ class KohyaTable(Table):
                 value=max(height, width),
                 why="min_bucket_reso and max_bucket_reso of its settings limit the resolution too",
                 fix=f"set --min-side ({self.step} or more) and --max-side around it",
-                fix_python=f"set min_side ({self.step} or more) and max_side around it",
             )
 
     @cached_property

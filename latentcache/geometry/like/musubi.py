@@ -48,16 +48,14 @@ class MusubiTable(Table):
                 f"musubi-tuner rounds sides to {STEP} pixels",
                 argument="bucket_step",
                 value=self.step,
-                fix=f"--bucket-step {STEP}",
-                fix_python=f"bucket_step={STEP}",
+                fix=f"--bucket-step={STEP}",
             )
         if self.buckets and self.resolution.area < 4 * STEP * STEP:
             raise RecipeError(
                 f"musubi-tuner has no buckets at {self.resolution}",
                 argument="resolutions",
                 value=max(self.resolution.height, self.resolution.width),
-                fix="--resolution 256 or more",
-                fix_python="resolutions=[256] or more",
+                fix="--resolution=256 or more",
             )
 
     @cached_property

@@ -69,8 +69,7 @@ class SimpleTunerTable(Table):
                 argument="min_side",
                 value=edge,
                 why=f"it is a multiple of {self.step}, as all sides are",
-                fix=f"--resolution {edge} --min-side {edge} --bucket-step STEP; or leave --min-side out",
-                fix_python=f"resolutions=[{edge}], min_side={edge}; or leave min_side out",
+                fix=f"--resolution={edge} --min-side={edge} --bucket-step=STEP; or leave --min-side out",
             )
 
     @property

@@ -49,8 +49,7 @@ class Table(Value):
             f"{self.title} enlarges images that are smaller than their bucket",
             argument="upscale",
             value="False",
-            fix="leave --no-upscale out; --min-pixels N rejects small images",
-            fix_python="leave upscale out; min_pixels=N rejects small images",
+            fix="leave --no-upscale out; --min-pixels=N rejects small images",
         )
 
     def resized(self, image: Size, bucket: Size, *, upscale: bool) -> Size:
@@ -136,13 +135,12 @@ class Trainer:
         sides = [square(size) for size in sizes]
         oblong = next((side for side in sides if side.height != side.width), None)
         if oblong is not None and name in self.squares:
-            bucket = "" if "buckets" in self.squares else f", or --bucket {oblong}"
+            bucket = "" if "buckets" in self.squares else f", or --bucket={oblong}"
             raise RecipeError(
                 f"{title} has one number as a resolution",
                 argument=name,
                 value=str(oblong),
-                fix=f"--resolution PIXELS{bucket}",
-                fix_python="resolutions=[PIXELS]" + (bucket and f", or buckets=['{oblong}']"),
+                fix=f"--resolution=PIXELS{bucket}",
             )
         return [self.table(resolution=side, step=step, buckets=not buckets, **options) for side in sides]
 

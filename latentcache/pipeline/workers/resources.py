@@ -170,7 +170,6 @@ def parse_devices(text: str) -> list[tuple[str, int | None]]:
                 argument="device",
                 value=text,
                 fix="--device=auto|cpu|cuda|cuda:0,cuda:1|cpu*2",
-                fix_python="device='auto', 'cpu', 'cuda', 'cuda:0,cuda:1' or 'cpu*2'",
             )
         devices += [(match[1], int(match[2]) if match[2] else None)] * int(match[3] or 1)
     if len({kind for kind, _ in devices}) > 1:
@@ -198,7 +197,6 @@ def devices_for(text: str, *, needs_torch: bool) -> list[Device]:
             value=f"cuda:{missing[0]}",
             why=f"this machine has {count or 'no'} CUDA devices" + ("" if count else ", or no driver"),
             fix="--device=auto, or name a device that is there",
-            fix_python="device='auto', or name a device that is there",
         )
     return [_device(kind, number, len(wanted)) for kind, number in wanted]
 

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import xxhash
 
-from latentcache.errors import Fix, SourceError, UnusableSampleError
+from latentcache.errors import SourceError, UnusableSampleError
 from latentcache.identity.content import StatMemo
 from latentcache.sources.causes import cause_of, fault
 
@@ -249,7 +249,7 @@ def decode(raw: bytes | None) -> str:
         raise fault("not-utf8", f"expected UTF-8, {difference}") from error
 
 
-def read_document(path: Path, fix: Fix, *, max_bytes: int = MAX_SOURCE_BYTES) -> Any:
+def read_document(path: Path, fix: str, *, max_bytes: int = MAX_SOURCE_BYTES) -> Any:
     """The value of a TOML, YAML or JSON file; raises SourceError, with the line."""
     import tomllib
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError, Fix, UnusableSampleError, count_of
+from latentcache.errors import EmptySourceError, UnusableSampleError, count_of
 from latentcache.fields.captions import further_captions
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, STAT_WIDTH, Files, Input, Rejected, SampleTable, table_column
@@ -469,15 +469,13 @@ def _nothing(inventory: Inventory, layout: Layout, notes: Sequence[Rejected]) ->
             f"no images in {count_of(count, 'archives')} of {root}",
             where=str(root),
             why="; ".join(note.detail for note in notes[:3]) or "they hold no members or rows",
-            fix=lambda said: (
-                f"name the column of images, or in tars the end of their names, with {said('image_column')}"
-            ),
+            fix="name the column of images, or in tars the end of their names, with --image-column",
         )
     videos = CLIP_EXTENSIONS.intersection(extension for folder in inventory.below() for extension in folder.counts)
     why = f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}; found {inventory.contents}"
     if any(note.reason == "cache-folder" for note in notes) or (root / "CURRENT").is_file():
         why += "; there is a cache in it, which is not read as data"
-    fix: Fix = "give the folder that holds the images: `latentcache build FOLDER`"
+    fix: str = "give the folder that holds the images: `latentcache build FOLDER`"
     if videos:
-        fix = lambda said: f"give {said('frames')}, and the VAE of a video model as {said('model')}"  # noqa: E731
+        fix = "give --frames, and the VAE of a video model as --model"
     return EmptySourceError(f"no images in {root}", where=str(root), why=why, fix=fix)

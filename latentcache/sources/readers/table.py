@@ -243,7 +243,6 @@ def _chosen(path: Path, line: int, columns: Sequence[str], rule: CaptionRule) ->
     except UnusableSampleError as error:
         role, name = ("file names", FILE_COLUMNS[0]) if error.slug == "no-image-column" else ("captions", "text")
         said = _error(path, line, f"no column of {role}", error.what, f"{error.fix}, or call it {name}")
-        said.fix_python = f"{error.fix_python or error.fix}, or call it {name}"
         raise said from error
 
 

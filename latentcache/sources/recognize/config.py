@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latentcache.errors import Fix, SourceError, SourceNotFoundError, count_of
+from latentcache.errors import SourceError, SourceNotFoundError, count_of
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
 from latentcache.sources.formats.files import read_document, shown
@@ -110,9 +110,9 @@ def read_config(path: Path) -> Config:
     )
 
 
-def _correct(action: str) -> Fix:
+def _correct(action: str) -> str:
     """A correction of a file, or else the plain folder."""
-    return lambda said: f"{action}, or read the folder alone with {said('layout', 'folder')}"
+    return f"{action}, or read the folder alone with --layout=folder"
 
 
 def pixels_in(settings: Mapping[str, Any]) -> tuple[int, ...]:

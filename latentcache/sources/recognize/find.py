@@ -17,6 +17,7 @@ from latentcache.errors import (
     SourceError,
     SourceNotFoundError,
     UsageError,
+    option,
 )
 from latentcache.sources.formats.archives import kind_of_archive
 from latentcache.sources.inventory import TABLE_NAMES, Inventory, extension_of, not_a_folder
@@ -69,7 +70,7 @@ def find_kind(inventory: Inventory, options: SourceOptions, inputs: Collection[s
         f"DATA has images and records: {inventory.root}",
         where=str(inventory.root),
         why="a model is for images, a tokenizer for records",
-        fix=lambda said: f"give {said('model')} to encode the images, or {said('tokenizer')} to encode the records",
+        fix="give --model to encode the images, or --tokenizer to encode the records",
     )
 
 
@@ -135,7 +136,7 @@ def _of_folder(inventory: Inventory, options: SourceOptions) -> Layout:
             f"DATA can be read as {' or '.join(words)}: {inventory.root}",
             where=str(inventory.root),
             why="; ".join(f"{name}: {why}" for name, why in readings),
-            fix=lambda said: f"add {' or '.join(said('layout', name) for name in words)}",
+            fix=f"add {' or '.join(option('layout', name) for name in words)}",
         )
     return fitting[0]
 

@@ -100,4 +100,4 @@ OBLONG = Size(512, 768)
 def test_sizes_that_it_has_no_setting_for_are_named(trainer, options, expected):
     with pytest.raises(RecipeError, match=expected) as error:
         TRAINERS[trainer].tables(**{"resolutions": (512,), "step": 16} | options)
-    assert ("--bucket 512x768" in error.value.fix) == (trainer == "onetrainer" and "resolutions" in options)
+    assert ("--bucket=512x768" in error.value.fix) == (trainer == "onetrainer" and "resolutions" in options)

@@ -105,7 +105,7 @@ def test_ambiguous_folder_names(tmp_path, name, why):
     assert caught.value.what == f"DATA can be read as kohya or folder: {tmp_path}"
     assert caught.value.why.endswith(f"folder: {why}")
     assert caught.value.fix == "add --layout=kohya or --layout=folder"
-    assert caught.value.fix_python == "add layout='kohya' or layout='folder'"
+    assert str(caught.value).endswith("fix: add layout='kohya' or layout='folder'")
     plain = scan(tmp_path, SourceOptions(layout="folder"))
     assert sorted(plain.samples.names) == sorted(["10_cat/a.jpg", name])
     assert "repeats" not in plain.samples.columns
