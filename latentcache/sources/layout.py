@@ -113,6 +113,12 @@ class CaptionRule(Value):
         return BETWEEN.join(map(self.trigger.caption, captions) if self.trigger else captions)
 
 
+def kohya_rule(class_words: str, extensions: tuple[str, ...] = (".txt", ".caption")) -> CaptionRule:
+    """Captions as sd-scripts reads them: the first line, else the class words."""
+    source = "class words" if class_words else ""
+    return CaptionRule(extensions=extensions, lines="first", text=class_words, text_source=source)
+
+
 class ImageSet(Value):
     """One folder of images, or the rows of one table, with what is said of all of them."""
 

@@ -24,9 +24,8 @@ from latentcache.sources.layout import Layout
 from latentcache.sources.locations import locations
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.readers.folder import NO_CAPTION, read_images
-from latentcache.sources.readers.records import read_records, scan_records
+from latentcache.sources.readers.records import find_records, read_records, scan_records
 from latentcache.sources.recognize.find import IMAGES, RECORDS, find_kind, find_layout
-from latentcache.sources.recognize.records import find_records
 
 _BLOCK = 1 << 12
 

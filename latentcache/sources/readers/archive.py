@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -22,9 +23,9 @@ from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import StatMemo, content_hash
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import Findings, Notes, fault, rejected
-from latentcache.sources.formats.archives import TAR, Member, open_rows, tar_members
+from latentcache.sources.formats.archives import TAR, Member, kind_of_archive, open_rows, tar_members
 from latentcache.sources.formats.files import check_not_packed, listed, open_source, stat_source
-from latentcache.sources.inventory import IMAGE_EXTENSIONS
+from latentcache.sources.inventory import IMAGE_EXTENSIONS, extension_of
 from latentcache.sources.known import KnownFiles, Scan, Units
 from latentcache.sources.layout import CAPTION_COLUMNS, ImageSet, Layout, above, choose_column, named
 from latentcache.sources.locations import SPAN
@@ -32,6 +33,8 @@ from latentcache.sources.splits import missing_shards
 
 _RULE = 2
 _CAPTIONS = ("txt", "caption", "json")
+#: Members that are looked at to see if a tar holds images.
+_LOOKED_AT = 256
 _IMAGES = frozenset(ending[1:] for ending in IMAGE_EXTENSIONS)
 
 
@@ -235,3 +238,29 @@ def _check(path: str, key: str, images: Sequence[Member]) -> None:
         raise fault("two-images", f"{names} have one key, {key}: expected one image for each", path)
     if not images[0].size:
         raise fault("empty", "it has 0 bytes", path)
+
+
+def hold_images(root: Path, names: Sequence[str], *, unread: bool = False) -> bool:
+    """True if one of some archives holds images, by its first members or its columns.
+
+    ``unread``: the answer if there are some and none can be read, so that somebody says why.
+    """
+    unread = unread and bool(names)
+    for name in names:
+        try:
+            if _holds_images(root / name):
+                return True
+            unread = False
+        except ImportError:  # without pyarrow
+            return False
+        except UnusableSampleError:
+            continue
+    return unread
+
+
+def _holds_images(path: Path) -> bool:
+    if (kind := kind_of_archive(path.name)) != TAR:
+        with open_rows(path, kind) as table:
+            return bool(table.images())
+    with open_source(path) as file:
+        return any(extension_of(member.name) in IMAGE_EXTENSIONS for member in islice(tar_members(file), _LOOKED_AT))

@@ -1,4 +1,11 @@
-"""The records of DATA in columns: files that may have changed are read, others are believed.
+"""The records of DATA in columns, and the files that hold them.
+
+The first of these that fits:
+- a folder that Hugging Face ``datasets`` saved (of a dict of data sets, ``train``);
+- all files of records below the folder, in the byte order of their names;
+- its text files, each one document, or each line one document if asked.
+
+Files that may have changed are read, others are believed.
 
 Each distinct content is one document; rows keep duplicates. Cost: one pass of parsing and hashing over new files, and
 30 bytes of memory per record. Files are read again when their records are encoded. Every line of a file that is not
@@ -9,7 +16,9 @@ whole (at most 1 GiB). Of parquet and Arrow files one batch is in memory. Their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
 from struct import Struct
@@ -22,18 +31,29 @@ from latentcache.errors import EmptySourceError, SourceError, UnusableSampleErro
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.identity.content import HASH_BYTES, StatMemo
-from latentcache.sources.causes import Findings, in_order
-from latentcache.sources.causes import rejected as note
-from latentcache.sources.formats.files import stat_source
-from latentcache.sources.inventory import Inventory
+from latentcache.sources.causes import Findings, in_order, rejected
+from latentcache.sources.formats.archives import kind_of_archive
+from latentcache.sources.formats.files import read_document, stat_source
+from latentcache.sources.inventory import (
+    IMAGE_EXTENSIONS,
+    PACKED_EXTENSIONS,
+    TABLE_NAMES,
+    Inventory,
+    count_unused,
+    extension_of,
+)
 from latentcache.sources.known import KnownFiles, Scan, ScanResult, hash_rows, is_range
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.readers.archive import hold_images
 from latentcache.sources.records import (
     EXPECTED,
+    KINDS,
     Record,
     RecordReader,
     reading_of,
     record_size,
 )
+from latentcache.sources.splits import for_training, missing_shards, read_as_train, splits_of, which_split
 
 _OFTEN = 4096
 #: A row, as numpy and as ``struct`` have it.
@@ -118,7 +138,7 @@ def scan_records(request: Scan, inventory: Inventory, names: Sequence[str], find
         is_none = np.bincount(np.asarray(table.inputs["record"].file), minlength=len(names)) == 0
         named = {item.name for item in rejections}
         empty = [name for name in held.names.take(np.flatnonzero(is_none)) if name not in named]
-        findings.notes.add(*(note(name, "unused", "it holds no records") for name in empty))
+        findings.notes.add(*(rejected(name, "unused", "it holds no records") for name in empty))
         if not len(table) and not rejections and not request.stopping():
             raise EmptySourceError(
                 f"{count_of(len(names), 'files')} of {inventory.root} without a record",
@@ -188,3 +208,197 @@ def _table(held: KnownFiles, reading: NDArray[np.uint8], rows: NDArray[Any]) -> 
         inputs={"record": Input(content=content, file=column["file"], line=column["line"])},
         columns={"characters": column["characters"], "form": column["form"]},
     )
+
+
+# which files hold records
+
+
+INFO_NAME = "dataset_info.json"
+STATE_NAME, DICT_NAME = "state.json", "dataset_dict.json"
+#: Formats of records that are not read where they are loose.
+_UNREAD = (".csv", ".tsv", ".arrow")
+_WANTED = frozenset((*KINDS, *_UNREAD, *PACKED_EXTENSIONS))
+#: Any of these is in an entry of LLaMA-Factory's ``dataset_info.json``.
+_ENTRY = ("file_name", "script_url", "hf_hub_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
+
+
+def find_records(
+    inventory: Inventory, options: SourceOptions, findings: Findings, known: Collection[str] = ()
+) -> list[str]:
+    """Names of the files of records in a file or folder, below its root; raises as ``scan.scan``.
+
+    Only ``.json`` files are opened, to see if they hold records; not those that are ``known`` to do so.
+    """
+    data = inventory.data
+    if inventory.is_file:
+        which_split(data, [""], options.split)
+        names = [data.name]
+    elif splits := saved_splits(inventory):
+        names = _by_state(inventory, splits, options, findings)
+    elif is_dataset_info(inventory):
+        raise SourceError(
+            f"{INFO_NAME} of LLaMA-Factory is not followed",
+            where=str(data / INFO_NAME),
+            why="a file of records is read by the names of its columns",
+            fix="give one file of records as DATA, or move this one elsewhere to read all files in the folder",
+        )
+    else:
+        names = _by_names(inventory, options, findings, known)
+    if not names and not findings.rejected:
+        raise EmptySourceError(
+            "the data folder holds no records",
+            where=str(inventory.root),
+            why=f"expected one of {', '.join(KINDS)}; found {inventory.contents}",
+            fix="give the file or folder that holds the texts or conversations",
+        )
+    if any(map(kind_of_archive, names)) and find_spec("pyarrow") is None:
+        raise SourceError(
+            "pyarrow is not installed, and these files need it",
+            where=str(data),
+            why="parquet files and saved data sets are read by an extra",
+            fix="pip install 'latentcache[hf]'",
+            slug="extra-missing",
+        )
+    return names
+
+
+def holds_records(inventory: Inventory) -> bool:
+    """True if a folder describes records, or one of its files begins with one; texts may be captions."""
+    if splits := saved_splits(inventory):
+        return not hold_images(inventory.root, next(iter(splits.values()))[:1])
+    if is_dataset_info(inventory):
+        return True
+    return any(begins_with(inventory.root, name) == "record" for name in _apart(inventory))
+
+
+def _apart(inventory: Inventory) -> Iterator[str]:
+    """Files that may hold records, but for metadata tables and the captions of images."""
+    for folder in inventory.below():
+        images = (name for name in folder.names if extension_of(name) in IMAGE_EXTENSIONS)
+        stems = {name.rpartition(".")[0] for name in images}
+        for name in folder.others:
+            is_caption = extension_of(name) == ".json" and name.rpartition(".")[0] in stems
+            if extension_of(name) in KINDS and name not in TABLE_NAMES and not is_caption:
+                yield folder.prefix + name
+
+
+def _note_others(inventory: Inventory, used: Collection[str], findings: Findings) -> None:
+    """Note and reject what the inventory could not use, and the files that nothing names."""
+    used = {*used, *findings.names()}
+    for folder in inventory.below():
+        findings.rejected += folder.rejected.values()
+        findings.notes.add(*folder.notes)
+        names = (folder.prefix + name for name in (*folder.names, *folder.loose))
+        count_unused(findings.notes, (name for name in names if name not in used))
+
+
+def _by_state(
+    inventory: Inventory, splits: Mapping[str, list[str]], options: SourceOptions, findings: Findings
+) -> list[str]:
+    """A data set that ``datasets`` saved."""
+    chosen, used = which_split(inventory.root, list(splits), options.split), set(saved_states(splits))
+    if not splits[chosen]:
+        state = f"{chosen}/{STATE_NAME}"
+        fix = "save the data set again with save_to_disk"
+        raise SourceError(
+            f"{state} lists no files", where=str(inventory.root / state), why=f"{DICT_NAME} names it", fix=fix
+        )
+    for split in filter(chosen.__ne__, splits):
+        names = [folder.prefix + name for folder in inventory.below(split) for name in folder.names]
+        findings.notes.count("split-unused", f"files of the split {split}; {chosen} is read", names)
+        used.update(names)
+    _note_others(inventory, {*used, *splits[chosen]}, findings)
+    return splits[chosen]
+
+
+def _by_names(inventory: Inventory, options: SourceOptions, findings: Findings, known: Collection[str]) -> list[str]:
+    """All files of records of one split; text files only if there are none."""
+    names = [folder.prefix + name for folder in inventory.below() for name in folder.names]
+    names = sorted((name for name in names if extension_of(name) in _WANTED), key=os.fsencode)
+    packed = [name for name in names if extension_of(name) in PACKED_EXTENSIONS]
+    chosen_names, notes = list[str](), findings.notes
+    findings.rejected += [rejected(name, "compressed", f"{name} is packed") for name in packed]
+    readable = [name for name in names if extension_of(name) in KINDS]
+    texts = [name for name in readable if KINDS[extension_of(name)] == "text"]
+    tables = [
+        name
+        for name in readable
+        if KINDS[extension_of(name)] != "text"
+        and (name in known or extension_of(name) != ".json" or begins_with(inventory.root, name) != "settings")
+    ]
+    for name in names:
+        extension = extension_of(name)
+        if extension in _UNREAD:
+            notes.add(rejected(name, "table-unused", f"{name} is of a format that is not supported"))
+        elif tables and KINDS.get(extension) == "text":
+            notes.add(rejected(name, "text-unused", f"{name} is beside records"))
+    readable = tables or texts
+    named = splits_of(readable, options.split)
+    splits = for_training(named)
+    chosen = which_split(inventory.root, splits or [""], options.split) if readable else ""
+    for name, split in zip(readable, splits, strict=True):
+        if split == chosen:
+            chosen_names.append(name)
+        else:
+            notes.count("split-unused", f"files of the split {split}; {chosen} is read", (name,))
+    notes.add(*missing_shards(chosen_names), *read_as_train(dict.fromkeys(readable, 1), named))
+    _note_others(inventory, readable, findings)
+    return chosen_names
+
+
+def is_dataset_info(inventory: Inventory) -> bool:
+    """True if a folder has a ``dataset_info.json`` as LLaMA-Factory has it; ``datasets`` writes another one."""
+    entries = [entry for entry in _document(inventory, INFO_NAME).values() if isinstance(entry, dict)]
+    return any(isinstance(entry.get(name), str) for entry in entries for name in _ENTRY)
+
+
+def saved_splits(inventory: Inventory) -> dict[str, list[str]]:
+    """Splits of a data set that ``datasets`` saved -> the Arrow files that ``state.json`` lists, below the root.
+
+    Its only split has no name. A split without such a list has no files. Empty: the folder is another one.
+    """
+    if files := _data_files(inventory, ""):
+        return {"": files}
+    names = _document(inventory, DICT_NAME).get("splits")
+    splits = {str(name): _data_files(inventory, f"{name}/") for name in (names if isinstance(names, list) else ())}
+    return splits if any(splits.values()) else {}
+
+
+def saved_states(splits: Iterable[str]) -> frozenset[str]:
+    """Files beside the Arrow files of these splits."""
+    folders = ["", *(f"{split}/" for split in splits if split)]
+    return frozenset((DICT_NAME, *(folder + name for folder in folders for name in (STATE_NAME, INFO_NAME))))
+
+
+def _data_files(inventory: Inventory, prefix: str) -> list[str]:
+    """Files that a ``state.json`` lists; none: it is the file of another program, or not there."""
+    entries = _document(inventory, prefix + STATE_NAME).get("_data_files")
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("filename"), str) for entry in entries
+    ):
+        return []
+    return [prefix + Path(entry["filename"]).name for entry in entries]
+
+
+def _document(inventory: Inventory, name: str) -> dict[str, Any]:
+    """The object in a JSON file below the root; an empty one if there is none."""
+    folder, _, base = name.rpartition("/")
+    if base not in inventory.folder(folder).others:
+        return {}
+    try:
+        document = read_document(inventory.root / name, "")
+    except SourceError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def begins_with(root: Path, name: str) -> str:
+    """``record``, or ``settings`` for a ``.json`` file that is one object, or a list, and no record; else empty."""
+    if extension_of(name) == ".parquet" and hold_images(root, [name]):
+        return ""
+    try:
+        return "record" if next(iter(RecordReader(root / name, name)), None) is not None else ""
+    except UnusableSampleError as error:
+        return "settings" if error.slug == "not-records" else ""
+    except ImportError:
+        return ""

@@ -34,9 +34,8 @@ from latentcache.fields.captions import BETWEEN
 from latentcache.geometry.like.aitoolkit import is_job, read_job
 from latentcache.geometry.like.musubi import is_musubi
 from latentcache.sources.captions import read_caption
-from latentcache.sources.layout import INPUTS, CaptionRule, ImageSet, Layout, Trigger
+from latentcache.sources.layout import INPUTS, CaptionRule, ImageSet, Layout, Trigger, kohya_rule
 from latentcache.sources.recognize.config import Config, Pair, Trainer, joined, pixels_in
-from latentcache.sources.recognize.folders import kohya_rule
 
 _SUBSET = ("image_dir", "num_repeats", "caption_extension", "class_tokens", "is_reg", "metadata_file", "subsets",
          "conditioning_data_dir", "alpha_mask", "enable_wildcard",

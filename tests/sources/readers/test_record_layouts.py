@@ -7,8 +7,8 @@ import pytest
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError
 from latentcache.sources.inventory import Inventory
 from latentcache.sources.options import SourceOptions
-from latentcache.sources.recognize import records
-from latentcache.sources.recognize.records import saved_splits
+from latentcache.sources.readers import records
+from latentcache.sources.readers.records import saved_splits
 from latentcache.sources.scan import scan
 from latentcache.sources.splits import splits_of
 
