@@ -33,8 +33,8 @@ from latentcache.report.figures import (
     remark_facts,
     set_facts,
 )
+from latentcache.report.sample import row_facts, text_decoder, token_facts
 from latentcache.report.sheet import sheet_facts
-from latentcache.report.tokens import row_facts, text_decoder, token_facts
 from latentcache.store.snapshot import FieldRows, Snapshot, open_leased
 from latentcache.verify.compare import find_data
 from latentcache.verify.entries import Depth

@@ -1,27 +1,42 @@
-"""One sample of a cache as a person wants it: file, sizes, crop, caption, values of fields, tokens, recipe."""
+"""One sample of a cache, and rows of tokens as they are trained: values, text, loss, special tokens, documents."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
-from itertools import groupby
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latentcache.errors import LatentcacheError, UsageError, count_of
+from latentcache.errors import LatentcacheError, PlanError, UsageError, count_of
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.dtypes import FLOATS, as_floats
+from latentcache.fields.registry import load
+from latentcache.loader.documents import Documents
+from latentcache.loader.formats import IGNORED
+from latentcache.plan.documents import loss_spans
+from latentcache.plan.rows import plan_rows
 from latentcache.report.figures import crops_of
-from latentcache.report.tokens import segments, text_decoder
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
-from latentcache.verify.findings import path_json
+from latentcache.verify.findings import path_json, shown_text
 
-#: Tokens of a document that are decoded.
-_TOKENS = 4000
+if TYPE_CHECKING:
+    from latentcache.loader.cache import Cache
+    from latentcache.loader.rows import Rows
+
+#: Tokens of a document and of a row that are decoded, bars of a histogram, row lengths that are compared.
+_TOKENS, _ROW_TOKENS, _BARS = 4000, 1200, 28
+_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+#: The length of rows if none is given is at most this.
+_DEFAULT = 4096
+Segment = Mapping[str, Any]
+"""``text``, and ``loss``, ``special``: True or False; ``document``: its number in the row, from 1; 0: padding."""
+Decoder = Callable[[Sequence[int]], Any]
 
 
 class Sample(Value, eq=False):
@@ -41,13 +56,12 @@ class Sample(Value, eq=False):
 def sample_of(snapshot: Snapshot, row: int) -> Sample:
     """Describe a sample by its row, from 0; its items are read and proven."""
     samples = snapshot.samples
+    files = {role: int(part.file[row]) for role, part in samples.inputs.items()}
     facts: dict[str, Any] = {
         "row": row,
         **path_json(samples.names[row]),
         "files": {
-            role: path_json(samples.files.names[int(held.file[row])])["path"]
-            for role, held in samples.inputs.items()
-            if int(held.file[row]) >= 0
+            role: path_json(samples.files.names[number])["path"] for role, number in files.items() if number >= 0
         },
         "repeats": int(samples.columns["repeats"][row]) if "repeats" in samples.columns else 1,
     }
@@ -56,7 +70,20 @@ def sample_of(snapshot: Snapshot, row: int) -> Sample:
         facts["captions"] = [path_json(text)["path"] for text in caption.text[row].split(BETWEEN)]
     if "original_size" in samples.columns:
         facts["original_size"] = [int(side) for side in samples.columns["original_size"][row]]
-    facts["crops"] = _crops(snapshot, row)
+    crops = crops_of(snapshot)
+    facts["crops"] = (
+        []
+        if crops is None
+        else [
+            {
+                "resize": crops.resize[number].tolist(),
+                "bucket": crops.bucket[number].tolist(),
+                "top_left": crops.corner[number].tolist(),
+                "loss": round(float(crops.loss[number]), 4),
+            }
+            for number in np.flatnonzero(crops.sample == row).tolist()
+        ]
+    )
     reader = EntryReader(snapshot.paths, snapshot)
     facts["fields"] = {name: _field(rows, row, reader) for name, rows in snapshot.fields.items()}
     reader.close()
@@ -69,40 +96,23 @@ def find_sample(snapshot: Snapshot, name: str) -> int:
     Raises:
         UsageError: There is no such sample, or there are several.
     """
-    names = list(snapshot.samples.names)
-    rows = [row for row, held in enumerate(names) if held == name]
-    rows = rows or [row for row, held in enumerate(names) if held.endswith(f"/{name}")]
+    names, cache = list(snapshot.samples.names), str(snapshot.paths.root)
+    rows = [row for row, whole in enumerate(names) if whole == name]
+    rows = rows or [row for row, whole in enumerate(names) if whole.endswith(f"/{name}")]
     if len(rows) == 1:
         return rows[0]
-    if not rows and name.isdecimal() and int(name) < len(names):
-        return int(name)
-    cache = snapshot.paths.root
     if rows:
         shown = ", ".join(names[row] for row in rows[:3])
-        raise UsageError(f"{name}: {len(rows)} samples have this name", where=str(cache), fix=f"use one of {shown}")
+        raise UsageError(f"{name}: {len(rows)} samples have this name", where=cache, fix=f"use one of {shown}")
+    if name.isdecimal() and int(name) < len(names):
+        return int(name)
     rejected = next((item for item in snapshot.rejected if item.label == name), None)
     if rejected is not None:
         why = f"the build rejected it [{rejected.reason}]: {rejected.detail}"
-        raise UsageError(
-            f"{name} is not in the cache", where=str(cache), why=why, fix=rejected.hint or "repair the file"
-        )
+        fix = rejected.hint or "repair the file"
+        raise UsageError(f"{name} is not in the cache", where=cache, why=why, fix=fix)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:3]
-    raise UsageError(f"no sample {name!r}", where=str(cache), fix=f"use a name such as {', '.join(near)}")
-
-
-def _crops(snapshot: Snapshot, row: int) -> list[dict[str, Any]]:
-    crops = crops_of(snapshot)
-    if crops is None:
-        return []
-    return [
-        {
-            "resize": crops.resize[number].tolist(),
-            "bucket": crops.bucket[number].tolist(),
-            "top_left": crops.corner[number].tolist(),
-            "loss": round(float(crops.loss[number]), 4),
-        }
-        for number in np.flatnonzero(crops.sample == row).tolist()
-    ]
+    raise UsageError(f"no sample {name!r}", where=cache, fix=f"use a name such as {', '.join(near)}")
 
 
 def _field(rows: FieldRows, sample: int, reader: EntryReader) -> dict[str, Any]:
@@ -186,3 +196,152 @@ def _item_lines(item: Mapping[str, Any]) -> Iterator[str]:
         texts = [(has_loss, "".join(segment["text"] for segment in run)) for has_loss, run in runs]
         text = "".join(f"\u27e6{text}\u27e7" if has_loss else text for has_loss, text in texts)
         yield from (f"  | {json.dumps(line, ensure_ascii=False)[1:-1]}" for line in text.splitlines())
+
+
+# rows of tokens
+
+
+def token_facts(cache: Cache, layout: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Facts of each field of documents.
+
+    ``layout``: arguments of ``cache.rows``; empty: padded to the power of two that holds the longest document.
+    """
+    (snapshot,) = cache.snapshots
+    fields = [rows for rows in snapshot.fields.values() if rows.spec.collate == "pack" and len(rows)]
+    return [_document_facts(cache, field, layout) for field in fields]
+
+
+def _document_facts(cache: Cache, field: FieldRows, layout: Mapping[str, Any]) -> dict[str, Any]:
+    documents = cache.documents(field.name)
+    lengths = np.asarray(documents.lengths)
+    decode, why = text_decoder(field)
+    rows, note = _rows_of(cache, field.name, int(lengths.max()), layout)
+    width = max(-(-int(lengths.max()) // _BARS), 1)
+    bars = np.bincount((lengths - 1).clip(min=0) // width).tolist()
+    facts = {
+        "field": field.name,
+        "documents": len(documents),
+        "tokens": documents.tokens,
+        "learned": int(np.asarray(documents.spans)[:, 1].sum(dtype=np.int64)),
+        "shortest": int(lengths.min()),
+        "longest": int(lengths.max()),
+        "median": int(np.median(lengths)),
+        "histogram": [
+            {"from": number * width + 1, "to": (number + 1) * width, "count": count}
+            for number, count in enumerate(bars)
+        ],
+        "efficiency": _efficiency(documents),
+        "decoded": decode is not None,
+        "undecoded": why,
+        "note": note,
+    }
+    return facts | (row_facts(rows, decode) if rows is not None else {"rows": []})
+
+
+def _rows_of(cache: Cache, field: str, longest: int, layout: Mapping[str, Any]) -> tuple[Rows | None, str]:
+    """The rows of a layout, and a sentence on how they are made; None if no row can be made."""
+    options, note = dict(layout), ""
+    if not options:
+        length = min(1 << max(longest - 1, 1).bit_length(), _DEFAULT)
+        options = {"pad": length, "overflow": "truncate_right"}
+        note = f"one document a row of {length} tokens; --pack, --pad or --chunk show your layout"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return cache.rows(**options, field=field), note
+    except PlanError as error:
+        return None, f"{error.what}: {error.fix}"
+
+
+def row_facts(rows: Rows, decode: Decoder | None) -> dict[str, Any]:
+    """Up to twelve decoded rows: the first, and those with the least and the most learned tokens."""
+    (part,) = rows.parts
+    learned = loss_spans(part.documents.corpus, part.plan).learned()
+    order = np.argsort(learned, kind="stable").tolist()
+    return {
+        "kind": rows.settings.kind,
+        "length": rows.length,
+        "count": len(rows),
+        "packing_efficiency": rows.packing_efficiency,
+        "dropped": {reason: tokens for reason, tokens in rows.tokens_dropped.items() if tokens},
+        "rows": [
+            _row(rows, row, decode) for row in dict.fromkeys([*range(min(6, len(rows))), *order[:3], *order[-3:]])
+        ],
+    }
+
+
+def _row(rows: Rows, row: int, decode: Decoder | None) -> dict[str, Any]:
+    try:
+        batch = rows.batch([row])
+    except LatentcacheError as error:
+        return {"row": row, "name": shown_text(rows.where(row)), "error": error.what, "segments": []}
+    ids, labels = (batch[name][0].numpy() for name in (rows.settings.field, "labels"))
+    document, left_out = _documents_of(rows, row)
+    shown = slice(_ROW_TOKENS)
+    return {
+        "row": row,
+        "name": shown_text(rows.where(row)),
+        "tokens": int(rows.row_lengths[row]),
+        "learned": int((labels != IGNORED).sum()),
+        "documents": int(document.max(initial=0)),
+        "padding": int((document == 0).sum()),
+        "left_out": left_out,
+        "not_shown": max(len(ids) - _ROW_TOKENS, 0),
+        "segments": segments(ids[shown], labels[shown] != IGNORED, document[shown], decode),
+    }
+
+
+def _documents_of(rows: Rows, row: int) -> tuple[Any, int]:
+    """(L,) the document of each token, from 1; 0: padding. And the tokens of these documents outside the row."""
+    (part,) = rows.parts
+    pieces = part.plan.pieces(row)
+    lengths = part.plan.length[pieces.start : pieces.stop].astype(np.int64)
+    owner, total = np.zeros(rows.length, dtype=np.int64), int(lengths.sum())
+    owner[:total] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+    documents = np.unique(part.plan.document[pieces.start : pieces.stop])
+    return owner, int(part.documents.lengths[documents].sum()) - total
+
+
+def segments(ids: Any, loss: Any, document: Any, decode: Decoder | None) -> list[Segment]:
+    """Runs of ids of one document that all carry loss or all carry none, as text; padding is one segment."""
+    changes = np.flatnonzero((np.diff(document) != 0) | (np.diff(loss.astype(np.int8)) != 0)) + 1
+    runs = list[Segment]()
+    for begin, end in pairwise([0, *changes.tolist(), len(ids)]):
+        if begin == end:
+            continue
+        owner, has_loss = int(document[begin]), bool(loss[begin])
+        if not owner:
+            runs.append({"text": f"{end - begin} x padding", "loss": False, "special": True, "document": 0})
+            continue
+        run = ids[begin:end].tolist()
+        pieces = [(" ".join(map(str, run)), False)] if decode is None else decode(run)
+        runs += [
+            {"text": shown_text(text), "loss": has_loss, "special": special, "document": owner}
+            for text, special in pieces
+        ]
+    return runs
+
+
+def text_decoder(rows: FieldRows) -> tuple[Decoder | None, str]:
+    """The decoder of a field's ids, or None and why there is none."""
+    if rows.kind is None or rows.recipe is None or not rows.kind.decoder:
+        return None, "no decoder is known for this field, so ids are shown"
+    try:
+        decode: Decoder = load(rows.kind.decoder)(rows.recipe, rows.provenance)
+    except LatentcacheError as error:
+        return None, f"ids are shown: {error.what}"
+    return decode, ""
+
+
+def _efficiency(documents: Documents) -> list[dict[str, Any]]:
+    """Part of a row that holds tokens, of padded and of packed rows of several lengths."""
+    facts = list[dict[str, Any]]()
+    for length in _LENGTHS:
+        fact: dict[str, Any] = {"length": length, "longer": int((documents.lengths > length).sum())}
+        for kind in ("pad", "pack"):
+            plan = plan_rows(documents.corpus, kind=kind, length=length, overflow="truncate_right")
+            fact[kind] = plan.tokens / max(len(plan) * length, 1)
+        facts.append(fact)
+        if length >= 2 * int(documents.lengths.max()):
+            break
+    return facts
