@@ -4,10 +4,11 @@ import json
 
 from latentcache.encoders.vae.describe import describe_model
 from latentcache.fields.latents import LatentsSettings
+from latentcache.fields.protocol import DescribeContext
 
 
-def described_model(model, *, on_cuda=False, **settings):
-    return describe_model(LatentsSettings(model=str(model), **settings), on_cuda=on_cuda)
+def described_model(model, *, device="cpu", **settings):
+    return describe_model(LatentsSettings(model=str(model), **settings), DescribeContext(device=device))
 
 
 def as_cached(described):

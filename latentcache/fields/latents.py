@@ -383,7 +383,7 @@ class Latents(FieldKind):
     encoder = "VAE"
     describer = "latentcache.encoders.vae.describe:describe"
     producer = "latentcache.encoders.vae.producer:VaeProducer"
-    decoder = "latentcache.encoders.vae.decode:decoder"
+    decoder = "latentcache.encoders.vae.describe:decoder"
 
     def source_options(self, settings: LatentsSettings) -> Mapping[str, Any]:
         """Videos are samples if clips are encoded; the settings file of a trainer says how DATA is read."""

@@ -322,7 +322,7 @@ class PromptIds(PromptEmbeds):
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {}
     encoder = "tokenizer"
     describer = "latentcache.encoders.prompt.describe:describe_ids"
-    producer = "latentcache.encoders.prompt.ids:IdsProducer"
+    producer = "latentcache.encoders.prompt.producer:IdsProducer"
 
     def resolved(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """If asked for, if the cache has it, and in a build for a trainer; as the embeddings then."""

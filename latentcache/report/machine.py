@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.encoders.versions import cuda_count, cuda_version, installed
+from latentcache.encoders.devices import cuda_count, cuda_version, installed
 from latentcache.errors import DeviceError, LatentcacheError, count_of
 from latentcache.pipeline.preflight import check_space, free_bytes
 from latentcache.pipeline.workers.resources import cpu_count, devices_for, host_memory
@@ -93,7 +93,7 @@ def device_check(device: str, ask: Ask, rebuild: Rebuild) -> Check:
         if device.startswith("cuda"):
             raise DeviceError("this machine has no CUDA device", fix=rebuild("--device cpu") or "give --device cpu")
         return _check("device", f"no CUDA device in use; {host}", details)
-    details |= ask("latentcache.encoders.versions:device_report")
+    details |= ask("latentcache.encoders.devices:device_report")
     driver = f"driver for CUDA {details['driver']}" if details["driver"] else "no driver"
     if details["usable"]:
         memory = f"{human_bytes(details['free_bytes'])} of {human_bytes(details['total_bytes'])} free"

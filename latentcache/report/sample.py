@@ -48,9 +48,7 @@ class Sample(Value, eq=False):
         return "\n".join(sample_lines(self.facts))
 
     def _repr_html_(self) -> str:
-        from latentcache.report.page import fragment
-
-        return fragment("sample", self.facts)
+        return str(load("latentcache.report.page:fragment")("sample", self.facts))
 
 
 def sample_of(snapshot: Snapshot, row: int) -> Sample:

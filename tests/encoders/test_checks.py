@@ -1,4 +1,4 @@
-from latentcache.encoders.versions import device_report
+from latentcache.encoders.devices import device_report
 
 
 def test_the_device_is_queried():

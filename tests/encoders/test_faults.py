@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from latentcache.encoders.faults import Translator, first_line
+from latentcache.encoders.devices import Translator, first_line
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
 
 TRANSLATOR = Translator(device=torch.device("cpu"), name="stub", label="my model")

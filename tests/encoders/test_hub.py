@@ -1,7 +1,7 @@
 import huggingface_hub
 import pytest
 
-from latentcache.encoders.hub import Wanted, download, expanded, is_hub_id
+from latentcache.encoders.files import Wanted, download, expanded, is_hub_id
 from latentcache.errors import ModelNotFoundError
 
 WANTED = Wanted(argument="model", takes="", files=("*.json", "vae/*"))

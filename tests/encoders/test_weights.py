@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from latentcache.encoders.vae.locate import encoder_tensors, is_encoder
-from latentcache.encoders.weights import fingerprint, read_header, read_json, read_tensor, weights_in
+from latentcache.encoders.files import fingerprint, read_header, read_json, read_tensor, weights_in
+from latentcache.encoders.vae.families import encoder_tensors, is_encoder
 from latentcache.errors import EncoderError, UnsupportedModelError
 
 AGAIN = "download the file again and compare its size with the page it comes from"
@@ -84,7 +84,7 @@ def test_the_header_equals_safetensors(tiny):
 
 
 def fingerprint_of(path):
-    return fingerprint(encoder_tensors(read_header(path), ldm=True))
+    return fingerprint(encoder_tensors([path], ldm=True))
 
 
 def test_fingerprint_ignores_decoder_metadata_and_order(copied, tmp_path):

@@ -41,7 +41,7 @@ def test_a_vae_is_loaded_and_hashed_once_and_its_noise_is_recorded(tmp_path, tru
     assert noise["largest"] >= 0
     case.path(data, 1).write_bytes(png_with_text(case.path(data, 1).read_bytes(), "another comment"))
     with monkeypatch.context() as patched:
-        patched.setattr("latentcache.encoders.weights.fingerprint", None)  # the snapshot stores it
+        patched.setattr("latentcache.encoders.files.fingerprint", None)  # the snapshot stores it
         copied = built(case, data, fields={}, out=Path(cache))
     assert (copied.encoded, copied.cached) == (0, 3)
     assert dict(open_snapshot(copied.cache).fields["latents"].noise) == dict(noise)

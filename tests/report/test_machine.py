@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from small_cache import SMALL, data, run
 
-from latentcache.encoders import versions
-from latentcache.encoders.versions import cuda_count
+from latentcache.encoders import devices
+from latentcache.encoders.devices import cuda_count
 from latentcache.report import machine
 
 __all__ = ["data", "run"]
@@ -57,8 +57,8 @@ def test_a_network_file_system(run, data, tmp_path, monkeypatch):
 
 
 def test_a_missing_package(run, monkeypatch, tmp_path):
-    version = versions._version
-    monkeypatch.setattr(versions, "_version", lambda name: "" if name == "numpy" else version(name))
+    version = devices._version
+    monkeypatch.setattr(devices, "_version", lambda name: "" if name == "numpy" else version(name))
     done = run("inspect", "--machine", "--json")
     check = checks(done)["packages"]
     assert (done.status, check["state"], check["fix"]) == (3, "problem", "pip install numpy")

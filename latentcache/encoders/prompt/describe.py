@@ -12,12 +12,25 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from latentcache.encoders.hub import Wanted, download, expanded, find, is_hub_id, is_stub, stub_delay
+from latentcache.encoders.devices import installed, precision
+from latentcache.encoders.files import (
+    Wanted,
+    download,
+    expanded,
+    find,
+    fingerprint_memo,
+    is_hub_id,
+    is_stub,
+    read_headers,
+    read_json,
+    recorded_name,
+    stub_delay,
+    weights_in,
+)
 from latentcache.encoders.prompt.pipelines import FROM_CALL, PIPELINES, Output, outputs_of, tokenizer_of
-from latentcache.encoders.versions import installed, on_cuda
-from latentcache.encoders.weights import fingerprint_memo, read_headers, read_json, weights_in
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.captions import DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.prompt_embeds import PromptIdsRecipe, PromptRecipe, PromptSettings
@@ -30,44 +43,53 @@ from latentcache.value import Value
 INDEX = "model_index.json"
 _WEIGHTS = "model.safetensors"
 _LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
-_LENGTHS = "latentcache.encoders.prompt.ids:lengths"
-_IDS = "prompt_ids"
-_PROBE = "latentcache.encoders.prompt.producer:call_default"
+_LENGTHS = "latentcache.encoders.prompt.producer:lengths"
+_CALL_DEFAULT = "latentcache.encoders.prompt.producer:call_default"
 #: Fields of a configuration that say who wrote it and not what it computes.
 _IRRELEVANT = frozenset(
     ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
 )
 _TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _STUB_WIDTH, _STUB_LENGTH = 8, 77
+_WANTED = Wanted(
+    argument="text_encoder",
+    takes="a pipeline folder, a hub id, stub or none",
+    files=(INDEX, *(f"{part}*/*.{end}" for part in ("text_encoder", "tokenizer")
+                    for end in ("json", "txt", "model", "jinja", "safetensors"))),
+)  # fmt: skip
 
 
 def _describe(name: str, settings: PromptSettings, context: DescribeContext) -> Described:
-    """Settings that were not given follow the cache."""
+    """The recipe of one output of a pipeline. Settings that were not given follow the cache."""
     before = _cached_recipe(context)
     model = settings.text_encoder or str(context.provenance.get("text_encoder") or "")
     if not model:
-        named = [one.name for one in fields(settings) if getattr(settings, one.name) is not None]
+        options = [option.name for option in fields(settings) if getattr(settings, option.name) is not None]
         raise UsageError(
-            "needs a text encoder" if named else f"field {name}: no pipeline was named",
-            argument=named[0] if named else "",
+            "needs a text encoder" if options else f"field {name}: no pipeline was named",
+            argument=options[0] if options else "",
             fix="--text-encoder=PIPELINE",
         )
     described = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, context)
-    recipe, other = described.recipe, context.followed.recipe if context.followed is not None else None
+    recipe, beside = described.recipe, context.followed.recipe if context.followed is not None else None
     assert isinstance(recipe, PromptRecipe)
-    compute = settings.text_compute_dtype or settings.compute_dtype
-    given: dict[str, Any] = {
-        "length": settings.text_length if recipe.is_sequence else None,
-        "compute_dtype": None if compute == "auto" else compute,
-        "storage_dtype": settings.text_storage_dtype or settings.storage_dtype,
-    }
-    if before is not None and before.pipeline == recipe.pipeline:  # its choices, and for equal weights its precision
-        same = all(getattr(before, one) == getattr(recipe, one) for one in ("fingerprint", "config", "tokenizer"))
-        recipe = replace(recipe, length=before.length, storage_dtype=before.storage_dtype)
-        recipe = replace(recipe, compute_dtype=before.compute_dtype) if same or context.check else recipe
-    recipe = replace(recipe, **{name: value for name, value in given.items() if value is not None})
-    beside = other if isinstance(other, PromptRecipe) else None
-    return replace(described, recipe=replace(recipe, **_texts(settings, before or beside, context.samples)))
+    kept = before if before is not None and before.pipeline == recipe.pipeline else recipe
+    is_same = all(getattr(kept, part) == getattr(recipe, part) for part in ("fingerprint", "config", "tokenizer"))
+    return replace(
+        described,
+        recipe=replace(
+            recipe,
+            length=settings.text_length if settings.text_length and recipe.is_sequence else kept.length,
+            compute_dtype=precision(
+                settings.text_compute_dtype or settings.compute_dtype,
+                cached=kept.compute_dtype if kept is before and (is_same or context.check) else "",
+                half=recipe.compute_dtype,
+                context=context,
+            ),
+            storage_dtype=settings.text_storage_dtype or settings.storage_dtype or kept.storage_dtype,
+            **_texts(settings, before or (beside if isinstance(beside, PromptRecipe) else None), context.samples),
+        ),
+    )
 
 
 describe_sequence = partial(_describe, "prompt_embeds")
@@ -79,7 +101,7 @@ def describe_ids(settings: PromptSettings, context: DescribeContext) -> Describe
     beside = context.followed if context.recipe is None else None
     if beside is not None:
         settings = followed(settings, text_encoder=beside.provenance.get("text_encoder"))
-    described = _describe(_IDS, settings, context)
+    described = _describe("prompt_ids", settings, context)
     recipe, before = described.recipe, context.recipe
     assert isinstance(recipe, PromptRecipe)
     kept = ("pipeline", "tokenizer", "length", "arguments", "captions", "empty_prompt", "negative_prompt")
@@ -93,74 +115,66 @@ def describe_ids(settings: PromptSettings, context: DescribeContext) -> Describe
     elif context.ask is None:
         lengths = ()
     else:
-        about = {"producer": dict(described.producer), "recipe": ids.as_json()}
-        lengths = tuple(context.ask(_LENGTHS, **about))
+        lengths = tuple(context.ask(_LENGTHS, producer=dict(described.producer), recipe=ids.as_json()))
     notes = () if context.followed is not None else described.notes  # the embeddings have the same
     return replace(described, recipe=replace(ids, lengths=lengths), notes=notes)
 
 
 def _cached_recipe(context: DescribeContext) -> PromptRecipe | None:
-    """The recipe of the cache."""
     return context.recipe if isinstance(context.recipe, PromptRecipe) else None
 
 
 def _pipeline(name: str, model: str, settings: PromptSettings, context: DescribeContext) -> Described:
-    """The recipe of one output of a pipeline, with the best precision of this machine."""
+    """One output of a pipeline, in half precision."""
     provenance = context.provenance
-    revision = str(provenance.get("revision", "")) if provenance.get("text_encoder") == model else ""
     offline = context.check and settings.text_encoder is None
-    found, path = locate_pipeline(model, name, revision=revision, offline=offline), expanded(model)
-    output, known = found.output, provenance.get("weights") or {}
+    pipeline = locate_pipeline(model, name, provenance, offline=offline)
+    output, known = pipeline.output, provenance.get("weights") or {}
+    problem, fix = "", "leave it out"
     if settings.text_length is not None and output.fixed:
-        raise UsageError(
-            f"{found.cls} takes prompts of {output.length} tokens",
-            argument="text_length",
-            value=settings.text_length,
-            fix="leave it out",
-        )
-    if settings.text_length is not None and settings.text_length <= output.before:
-        raise UsageError(
-            f"{found.cls} has {output.before} tokens of CLIP before those of T5",
-            argument="text_length",
-            value=settings.text_length,
-            fix=f"give the sum: --text-length {output.before + 77} for 77 tokens of T5",
-        )
-    memos = {part.name: fingerprint_memo(read_headers(part.weights), known.get(part.name)) for part in found.parts}
-    half = "float16" if all(part.cls.startswith("CLIP") for part in found.parts) else "bfloat16"
+        problem = f"{pipeline.cls} takes prompts of {output.length} tokens"
+    elif settings.text_length is not None and settings.text_length <= output.before:
+        problem = f"{pipeline.cls} has {output.before} tokens of CLIP before those of T5"
+        fix = f"give the sum: --text-length {output.before + 77} for 77 tokens of T5"
+    if problem:
+        raise UsageError(problem, argument="text_length", value=settings.text_length, fix=fix)
+    memos = {part.name: fingerprint_memo(read_headers(part.weights), known.get(part.name)) for part in pipeline.parts}
+    half = "float16" if all(part.cls.startswith("CLIP") for part in pipeline.parts) else "bfloat16"
     recipe = PromptRecipe(
         output=name,
-        pipeline=found.cls,
-        fingerprint=json_hash([memos[part.name]["fingerprint"] for part in found.parts]).hex(),
-        config=json_hash([{"class": part.cls, "config": _relevant(part.config)} for part in found.parts]).hex(),
-        tokenizer=json_hash([_tokenizer(part.tokenizer) for part in found.parts]).hex(),
-        width=output.width_of({part.name: part.config for part in found.parts}),
+        pipeline=pipeline.cls,
+        fingerprint=json_hash([memos[part.name]["fingerprint"] for part in pipeline.parts]).hex(),
+        config=json_hash([{"class": part.cls, "config": _relevant(part.config)} for part in pipeline.parts]).hex(),
+        tokenizer=json_hash([_tokenizer(part.tokenizer) for part in pipeline.parts]).hex(),
+        width=output.width_of({part.name: part.config for part in pipeline.parts}),
         length=1 if name == "pooled_prompt_embeds" else output.length,
         trimmed=output.trim,
-        arguments=_arguments(found, context),
-        compute_dtype=half if not context.check and on_cuda(context.device) else "float32",
+        arguments=_arguments(pipeline, context),
+        compute_dtype=half,
         storage_dtype=half,
     )
-    missing = [library for library, version in installed(output.libraries).items() if not version]
+    cleaned_less = f"is not installed, so captions are cleaned less than {pipeline.cls} does"
     return Described(
         recipe=recipe,
         label=model,
-        producer={"pipeline": str(found.folder)},
+        producer={"pipeline": str(pipeline.folder)},
         provenance={
-            "text_encoder": str(path.resolve()) if path.exists() else model,
-            "revision": found.revision,
+            "text_encoder": recorded_name(model),
+            "revision": pipeline.revision,
             "weights": memos,
             "libraries": installed(_LIBRARIES),
         },
         notes=tuple(
-            f"{library} is not installed, so captions are cleaned less than {found.cls} does; pip install {library}"
-            for library in missing
+            f"{library} {cleaned_less}; pip install {library}"
+            for library, version in installed(output.libraries).items()
+            if not version
         ),
         needs_torch=True,
     )
 
 
 def _stub(name: str, model: str) -> Described:
-    sequence = name != "pooled_prompt_embeds"
+    is_sequence = name != "pooled_prompt_embeds"
     recipe = PromptRecipe(
         output=name,
         pipeline="stub",
@@ -168,8 +182,8 @@ def _stub(name: str, model: str) -> Described:
         config="",
         tokenizer="",
         width=_STUB_WIDTH,
-        length=_STUB_LENGTH if sequence else 1,
-        trimmed=sequence,
+        length=_STUB_LENGTH if is_sequence else 1,
+        trimmed=is_sequence,
         storage_dtype="float16",
     )
     producer = {"stub": stub_delay(model, "text_encoder")}
@@ -181,8 +195,8 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
     old = before.captions if before is not None else CaptionVariants()
     if before is not None:
         settings = followed(settings, empty_prompt=before.empty_prompt, negative_prompt=before.negative_prompt)
-    named = followed(settings, shuffle_tags=old.reorder, keep_tags=old.keep, tag_separator=old.separator)
-    if not named.shuffle_tags and (settings.keep_tags or settings.tag_separator):
+    tags = followed(settings, shuffle_tags=old.reorder, keep_tags=old.keep, tag_separator=old.separator)
+    if not tags.shuffle_tags and (settings.keep_tags or settings.tag_separator):
         raise UsageError(
             "only shuffled tags are taken apart",
             argument="keep_tags" if settings.keep_tags else "tag_separator",
@@ -192,8 +206,8 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
     if not number:
         text = samples.inputs["caption"].text if samples is not None else None
         several = captions_at_most(text) if text is not None else 1
-        number = min(max(several, DEFAULT_VARIANTS if named.shuffle_tags else 1), MOST_VARIANTS)
-    variants: Any = {"reorder": named.shuffle_tags, "keep": named.keep_tags, "separator": named.tag_separator}
+        number = min(max(several, DEFAULT_VARIANTS if tags.shuffle_tags else 1), MOST_VARIANTS)
+    variants: Any = {"reorder": tags.shuffle_tags, "keep": tags.keep_tags, "separator": tags.tag_separator}
     return {
         "captions": CaptionVariants(number=number, **variants),
         "empty_prompt": bool(settings.empty_prompt),
@@ -201,15 +215,17 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
     }
 
 
-def _arguments(found: Pipeline, context: DescribeContext) -> tuple[tuple[str, str], ...]:
+def _arguments(pipeline: Pipeline, context: DescribeContext) -> tuple[tuple[str, str], ...]:
     """Return the arguments of ``encode_prompt``, and which libraries clean the text, as canonical JSON."""
-    values: dict[str, Any] = dict(found.output.arguments)
+    values: dict[str, Any] = dict(pipeline.output.arguments)
     before = _cached_recipe(context)
-    known = dict(before.arguments) if before is not None and before.pipeline == found.cls else {}
+    known = dict(before.arguments) if before is not None and before.pipeline == pipeline.cls else {}
     for name in (name for name, value in values.items() if value == FROM_CALL):
-        ask, old = context.ask, json.loads(known.get(name, "null"))
-        values[name] = old if ask is None else ask(_PROBE, pipeline=found.cls, name=name)
-    values |= {f"has {library}": bool(version) for library, version in installed(found.output.libraries).items()}
+        if context.ask is None:
+            values[name] = json.loads(known.get(name, "null"))
+        else:
+            values[name] = context.ask(_CALL_DEFAULT, pipeline=pipeline.cls, name=name)
+    values |= {f"has {library}": bool(version) for library, version in installed(pipeline.output.libraries).items()}
     return tuple(sorted((name, json.dumps(value, sort_keys=True)) for name, value in values.items()))
 
 
@@ -223,6 +239,9 @@ def _tokenizer(folder: Path) -> list[list[str]]:
     """(File, hash) of everything that decides the ids of a text."""
     files = sorted({path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)})
     return [[path.name, content_hash(path.read_bytes()).hex()] for path in files]
+
+
+# files
 
 
 class Part(Value):
@@ -250,14 +269,15 @@ class Pipeline(Value):
     """Commit, for a folder of the local hub cache."""
 
 
-def text_settings(name: str, model: str, named: PromptSettings) -> PromptSettings | None:
+def text_settings(name: str, model: str, settings: PromptSettings) -> PromptSettings | None:
     """Settings of a field that a pipeline has; None if it has no such output, or is no pipeline and was not named."""
-    stub = is_stub(model)
-    if named.text_encoder is None and (stub or not (_index_folder(model) / INDEX).is_file()):
-        return None
-    if not stub and name not in _outputs(pipeline_folder(model)[0] if named.text_encoder else _index_folder(model)):
-        return None
-    return replace(named, text_encoder=model)
+    if settings.text_encoder is not None:
+        folder = None if is_stub(model) else _pipeline_folder(model)[0]
+    else:
+        folder = None if is_stub(model) else _index_folder(model)
+        if folder is None or not (folder / INDEX).is_file():
+            return None
+    return None if folder is not None and name not in _outputs(folder) else replace(settings, text_encoder=model)
 
 
 def _index_folder(model: str) -> Path:
@@ -267,9 +287,11 @@ def _index_folder(model: str) -> Path:
     return download(model, replace(_WANTED, argument="model", files=(INDEX,)))
 
 
-def pipeline_folder(model: str, *, revision: str = "", offline: bool = False) -> tuple[Path, str]:
-    """Folder of a pipeline, and its commit if it is one of the local hub cache."""
-    path, commit = find(model, _WANTED, revision=revision, offline=offline)
+def _pipeline_folder(
+    model: str, cached: Mapping[str, Any] = MappingProxyType({}), *, offline: bool = False
+) -> tuple[Path, str]:
+    """Folder of a pipeline, and its commit if it is one of the local hub cache; arguments as of ``files.find``."""
+    path, commit = find(model, _WANTED, cached, offline=offline)
     if not (path / INDEX).is_file():
         raise UnsupportedModelError(
             "not a pipeline",
@@ -282,13 +304,16 @@ def pipeline_folder(model: str, *, revision: str = "", offline: bool = False) ->
     return path, commit
 
 
-def locate_pipeline(model: str, name: str, *, revision: str = "", offline: bool = False) -> Pipeline:
-    """Files of a pipeline that make one output."""
-    folder, commit = pipeline_folder(model, revision=revision, offline=offline)
+def locate_pipeline(
+    model: str, name: str, cached: Mapping[str, Any] = MappingProxyType({}), *, offline: bool = False
+) -> Pipeline:
+    """Files of a pipeline that make one output; ``cached`` and ``offline`` as of ``files.find``."""
+    folder, commit = _pipeline_folder(model, cached, offline=offline)
     index, outputs = read_json(folder / INDEX), _outputs(folder)
     if name not in outputs:
-        what, fix = f"{index['_class_name']} has no {name}", f"leave {name} out of the fields"
-        raise UnsupportedModelError(what, where=str(folder), fix=fix)
+        raise UnsupportedModelError(
+            f"{index['_class_name']} has no {name}", where=str(folder), fix=f"leave {name} out of the fields"
+        )
     parts = tuple(_part(folder, index, part) for part in outputs[name].parts)
     return Pipeline(cls=index["_class_name"], folder=folder, output=outputs[name], parts=parts, revision=commit)
 
@@ -325,11 +350,3 @@ def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:
         tokenizer=folder / tokenizer,
         tokenizer_cls=index[tokenizer][1],
     )
-
-
-_WANTED = Wanted(
-    argument="text_encoder",
-    takes="a pipeline folder, a hub id, stub or none",
-    files=(INDEX, *(f"{part}*/*.{end}" for part in ("text_encoder", "tokenizer")
-                    for end in ("json", "txt", "model", "jinja", "safetensors"))),
-)  # fmt: skip

@@ -1,9 +1,12 @@
-"""Make the embeddings of captions in a worker, with the code of the pipeline itself.
+"""Make the embeddings and the token ids of captions in a worker, with the code of the pipeline itself.
 
-Guarantee: the values are those of the class's own ``encode_prompt`` for the same text. A long caption is truncated as
+Guarantee: embeddings are those of the class's own ``encode_prompt`` for the same text. A long caption is truncated as
 the pipeline does it, and the tokens beyond its length are counted. Only the text encoders of the output are loaded,
 from safetensors. If the text encoder gets the mask, captions of similar length are encoded together, padded to the
 longest of them.
+
+Ids and masks are those that ``encode_prompt`` gives its text encoders. It runs with text encoders that hold no
+weights: the last one of each run stops it, others before it pass tensors on without values.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from latentcache.encoders.devices import Translator, choose_device, device_name
 from latentcache.encoders.prompt.describe import Part, Pipeline, locate_pipeline
-from latentcache.encoders.prompt.pipelines import tokenizer_of
+from latentcache.encoders.prompt.pipelines import tokenizer_of, tokenizing_runs
 from latentcache.fields.dtypes import as_floats, stored
 from latentcache.fields.noise import EXACT, measured
-from latentcache.fields.prompt_embeds import PromptRecipe
+from latentcache.fields.prompt_embeds import PromptIdsRecipe, PromptRecipe
 from latentcache.fields.protocol import Made, Prepared, Producer, ProducerContext
 
 #: Tokens of one call of the text encoders, padding included: enough to fill a GPU; on a CPU more is slower. Sorted
@@ -37,22 +41,35 @@ _TOKENS, _SORTED_TOKENS, _CPU_TOKENS = 8192, 4096, 2048
 _STEP = 8
 #: Words whose embeddings alone and beside others show the noise.
 _PROBES = ("a photo of a red bicycle", "a very long caption, " * 12)
+Embeddings = list[tuple[NDArray[Any], dict[str, Any]]]
+"""The values of each caption, and its columns: ``cut``, how many of its tokens are beyond the length."""
+
+
+def _texts(batch: Sequence[Prepared], recipe: PromptRecipe) -> list[str]:
+    captions = [(str(item.value.inputs["caption"]["text"]), item.output.variant) for item in batch]
+    return [recipe.text(caption, variant) for caption, variant in captions]
+
+
+def _arguments(recipe: PromptRecipe) -> dict[str, Any]:
+    """What ``encode_prompt`` gets beside the text."""
+    return {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
 
 
 class PromptProducer(Producer):
     """Embeddings of captions; opened with the folder of a ``pipeline``, or the ``stub`` and its delay."""
 
     def __init__(self, producer: Mapping[str, Any], recipe: PromptRecipe, context: ProducerContext) -> None:
-        self._about, self._recipe, self._context = producer, recipe, context
+        super().__init__(producer, recipe, context)
+        self._opens = producer
         self._encoder: _Stub | _PipelineEncoder | None = None
 
     def open(self) -> None:
         """See :class:`Producer`."""
-        if "stub" in self._about:
-            self._encoder, self.noise = _Stub(self._about["stub"], self._recipe), EXACT
+        if "stub" in self._opens:
+            self._encoder, self.noise = _Stub(self._opens["stub"], self.recipe), EXACT
             return
-        pipeline = locate_pipeline(self._about["pipeline"], self._recipe.output)
-        self._encoder = encoder = _PipelineEncoder(pipeline, self._recipe, self._context.device)
+        pipeline = locate_pipeline(self._opens["pipeline"], self.recipe.output)
+        self._encoder = encoder = _PipelineEncoder(pipeline, self.recipe, self.context.device)
         self.device = encoder.device
         alone, beside = (as_floats(encoder.encode(texts)[0][0]) for texts in (_PROBES[:1], _PROBES))
         self.noise = {"devices": [self.device], **measured(alone, beside)}
@@ -60,9 +77,8 @@ class PromptProducer(Producer):
     def encode(self, batch: Sequence[Prepared]) -> list[Made]:
         """See :class:`Producer`."""
         assert self._encoder is not None
-        captions = [(str(item.value.inputs["caption"]["text"]), item.output.variant) for item in batch]
-        texts = [self._recipe.text(caption, variant) for caption, variant in captions]
-        return [Made(array=array, columns=columns) for array, columns in self._encoder.encode(texts)]
+        embeddings = self._encoder.encode(_texts(batch, self.recipe))
+        return [Made(array=array, columns=columns) for array, columns in embeddings]
 
     def close(self) -> None:
         """Free the memory of the device."""
@@ -77,10 +93,10 @@ class _Stub:
     def __init__(self, delay_ms: int, recipe: PromptRecipe) -> None:
         self._delay_s, self._recipe = delay_ms / 1000, recipe
 
-    def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
-        """The values of each caption, and how many words are beyond the length."""
+    def encode(self, texts: Sequence[str]) -> Embeddings:
+        """Embed each caption."""
         time.sleep(self._delay_s * len(texts))
-        recipe, found = self._recipe, list[tuple[NDArray[Any], dict[str, Any]]]()
+        recipe, embeddings = self._recipe, Embeddings()
         for text in texts:
             words = ["", *text.split()] if recipe.is_sequence else [text]
             kept, repeats = words[: recipe.length], recipe.width // 16 + 1
@@ -89,20 +105,20 @@ class _Stub:
             rows = np.frombuffer(b"".join(seeds), dtype=np.int8).reshape(-1, recipe.width).astype(np.float32)
             rows /= 64
             array = stored(rows if recipe.is_sequence else rows[0], recipe.storage_dtype)
-            found.append((array, {"cut": len(words) - len(kept)}))
-        return found
+            embeddings.append((array, {"cut": len(words) - len(kept)}))
+        return embeddings
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-class Stop(Exception):  # noqa: N818 - not an error
+class _Stop(Exception):  # noqa: N818 - not an error
     """The text encoder would run now."""
 
 
-def stop(*_: Any) -> None:
+def _stop(*_: Any) -> None:
     """Hook before the forward of a text encoder that must not run."""
-    raise Stop
+    raise _Stop
 
 
 class _Length(NamedTuple):
@@ -128,9 +144,6 @@ class _PipelineEncoder:
     def __init__(self, pipeline: Pipeline, recipe: PromptRecipe, device: str) -> None:
         import torch
 
-        from latentcache.encoders.faults import Translator
-        from latentcache.encoders.vae.encoder import choose_device, device_name
-
         self._torch, self._recipe = torch, recipe
         self._output = pipeline.output
         self._device = choose_device(device)
@@ -139,11 +152,11 @@ class _PipelineEncoder:
         self.device = device_name(self._device)
         self._errors = Translator(device=self._device, name=recipe.pipeline, label=str(pipeline.folder))
         self._seen: list[_Length] = []
-        self._arguments = {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
+        self._arguments = _arguments(recipe)
         self._pipe = self._errors.run(lambda: self._opened(pipeline), "its text encoders")
 
-    def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
-        """The values of each caption, and how many of its tokens are beyond the length."""
+    def encode(self, texts: Sequence[str]) -> Embeddings:
+        """Embed each caption."""
         embeddings = dict[int, tuple[NDArray[Any], dict[str, Any]]]()
         before: _Call | None = None
         for call in chain(self._calls(texts), [None]):
@@ -189,7 +202,7 @@ class _PipelineEncoder:
         self._seen.clear()
 
         def encoded() -> Any:
-            with self._torch.inference_mode(), suppress(Stop):
+            with self._torch.inference_mode(), suppress(_Stop):
                 return self._output.run(self._pipe, list(texts), self._device, length, self._arguments)
 
         values, full = self._errors.run(encoded, f"{len(texts)} captions"), self._recipe.length
@@ -200,7 +213,7 @@ class _PipelineEncoder:
         """The length of each text; the text encoders stop before they run."""
         with ExitStack() as hooks:
             for part in self._output.parts:
-                hooks.enter_context(getattr(self._pipe, part).register_forward_pre_hook(stop))
+                hooks.enter_context(getattr(self._pipe, part).register_forward_pre_hook(_stop))
             return self._run(list(texts), self._recipe.length)[1]
 
     def _stored(self, values: Any) -> list[NDArray[Any]]:
@@ -218,7 +231,7 @@ class _PipelineEncoder:
         transformers.utils.logging.disable_progress_bar()
 
         def model_of(part: Part) -> Any:
-            model, found = getattr(transformers, part.cls).from_pretrained(
+            model, loading = getattr(transformers, part.cls).from_pretrained(
                 part.folder,
                 use_safetensors=True,
                 local_files_only=True,
@@ -226,11 +239,11 @@ class _PipelineEncoder:
                 dtype=getattr(self._torch, self._recipe.compute_dtype),
                 device_map=str(self._device),
             )
-            if missing := sorted(found["missing_keys"]):
+            if missing := sorted(loading["missing_keys"]):
                 raise ValueError(f"{part.name} lacks {len(missing)} tensors; the first is {missing[0]}")
             return model
 
-        return assembled(pipeline, model_of, self._note)
+        return _assembled(pipeline, model_of, self._note)
 
     def _note(
         self, part: str, texts: Sequence[str], result: Any, tokenize: Callable[..., Any], is_padded: bool
@@ -242,7 +255,7 @@ class _PipelineEncoder:
             self._seen.append(_Length(used, len(ids), max(whole - used, 0)))
 
 
-def assembled(pipeline: Pipeline, model_of: Callable[[Part], Any], note: Callable[..., None]) -> Any:
+def _assembled(pipeline: Pipeline, model_of: Callable[[Part], Any], note: Callable[..., None]) -> Any:
     """A pipeline of models that ``model_of`` gives for its parts, and None for every other part.
 
     Every call of a tokenizer that truncates is told to ``note(part, texts, result, tokenize, is_padded)``.
@@ -253,29 +266,29 @@ def assembled(pipeline: Pipeline, model_of: Callable[[Part], Any], note: Callabl
     # Both warn of each caption that is too long, with its text; the column "cut" counts them.
     diffusers.utils.logging.set_verbosity_error()
     transformers.utils.logging.set_verbosity_error()
-    given: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for part in pipeline.parts:
         tokenizer = getattr(transformers, part.tokenizer_cls).from_pretrained(part.tokenizer, local_files_only=True)
-        given[part.name] = model_of(part).eval().requires_grad_(False)
-        given[tokenizer_of(part.name)] = _watched(tokenizer, partial(note, part.name))
+        parts[part.name] = model_of(part).eval().requires_grad_(False)
+        parts[tokenizer_of(part.name)] = _watched(tokenizer, partial(note, part.name))
     cls = getattr(diffusers, pipeline.cls)
     parameters = inspect.signature(cls.__init__).parameters
-    wanted = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
-    given = {name: None for name in wanted if name != "self"} | given
+    needed = [name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
+    parts = {name: None for name in needed if name != "self"} | parts
     if "requires_safety_checker" in parameters:
-        given["requires_safety_checker"] = False
-    return cls(**given)
+        parts["requires_safety_checker"] = False
+    return cls(**parts)
 
 
 def _watched(tokenizer: Any, note: Callable[..., None]) -> Any:
     """The tokenizer, which also tells ``note`` of each call that truncates."""
     base = type(tokenizer)
 
-    def call(own: Any, text: Any = None, *args: Any, **options: Any) -> Any:
-        result = base.__call__(own, text, *args, **options)
+    def call(self: Any, text: Any = None, *args: Any, **options: Any) -> Any:
+        result = base.__call__(self, text, *args, **options)
         if options.get("truncation"):
             texts = [text] if isinstance(text, str) else text
-            note(texts, result, partial(base.__call__, own), options.get("padding") == "max_length")
+            note(texts, result, partial(base.__call__, self), options.get("padding") == "max_length")
         return result
 
     tokenizer.__class__ = type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__})
@@ -287,3 +300,91 @@ def call_default(pipeline: str, name: str) -> Any:
     import diffusers
 
     return inspect.signature(getattr(diffusers, pipeline).__call__).parameters[name].default
+
+
+# token ids
+
+
+class IdsProducer(Producer):
+    """Ids of captions; opened with the folder of a ``pipeline``, or the ``stub``."""
+
+    noise = EXACT
+
+    def __init__(self, producer: Mapping[str, Any], recipe: PromptIdsRecipe, context: ProducerContext) -> None:
+        super().__init__(producer, recipe, context)
+        self._opens = producer
+        self._ids: Callable[[Sequence[str]], list[NDArray[np.int32]]] | None = None
+
+    def open(self) -> None:
+        """See :class:`Producer`."""
+        self._ids = self._stub if "stub" in self._opens else _Tokenizers(self._opens, self.recipe).ids
+
+    def encode(self, batch: Sequence[Prepared]) -> list[Made]:
+        """See :class:`Producer`."""
+        assert self._ids is not None
+        return [Made(array=ids) for ids in self._ids(_texts(batch, self.recipe))]
+
+    def _stub(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """The length of each word."""
+        (length,) = self.recipe.lengths
+        ids = np.zeros((len(texts), 2, length), dtype=np.int32)
+        for item, text in zip(ids, texts, strict=True):
+            words = [len(word) for word in ["", *text.split()]][:length]
+            item[:, : len(words)] = [words, [1] * len(words)]
+        return list(ids)
+
+
+class _Tokenizers:
+    """The tokenizers of a pipeline, and its class with text encoders without weights."""
+
+    def __init__(self, producer: Mapping[str, Any], recipe: PromptIdsRecipe) -> None:
+        pipeline = locate_pipeline(producer["pipeline"], "prompt_ids")
+        self._runs, self._parts = tokenizing_runs(pipeline.cls), [part.name for part in pipeline.parts]
+        self._length, self._full = recipe.length, recipe.length + pipeline.output.drop
+        self._arguments = _arguments(recipe)
+        self._seen = dict[str, list[NDArray[np.int32]]]()
+        self._pipe = self._opened(pipeline)
+
+    def ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """(2, tokens) of each text: ids and mask of all tokenizers."""
+        import torch
+
+        self._seen = {part: [] for part in self._parts}
+        for run in self._runs:
+            device = torch.device("cpu" if len(run.parts) == 1 else "meta")
+            with ExitStack() as hooks, torch.inference_mode(), suppress(_Stop):
+                last = getattr(self._pipe, run.parts[-1])
+                hooks.enter_context(last.register_forward_pre_hook(_stop))
+                run.run(self._pipe, list(texts), device, self._length, self._arguments)
+        by_text = zip(*self._seen.values(), strict=True)
+        return [np.concatenate(ids, axis=1) for ids in by_text]
+
+    def lengths(self) -> list[int]:
+        """Ids of each tokenizer, padding included."""
+        self.ids([""])
+        return [ids[0].shape[1] for ids in self._seen.values()]
+
+    def _opened(self, pipeline: Pipeline) -> Any:
+        import torch
+        import transformers
+
+        def model_of(part: Part) -> Any:
+            cls = getattr(transformers, part.cls)
+            with torch.device("meta"):
+                return cls(cls.config_class.from_pretrained(part.folder, local_files_only=True))
+
+        return _assembled(pipeline, model_of, self._note)
+
+    def _note(
+        self, part: str, texts: Sequence[str], result: Any, tokenize: Callable[..., Any], is_padded: bool
+    ) -> None:
+        """Keep ids and mask of each text."""
+        if not is_padded:
+            result = tokenize(list(texts), padding="max_length", truncation=True, max_length=self._full)
+        both = np.stack([np.asarray(result[name]) for name in ("input_ids", "attention_mask")], axis=1)
+        self._seen[part] += list(both.astype(np.int32))
+
+
+def lengths(producer: Mapping[str, Any], recipe: Mapping[str, Any]) -> list[int]:
+    """Ids of each tokenizer, padding included; for a worker, because it imports diffusers."""
+    return _Tokenizers(producer, PromptIdsRecipe.from_json(recipe)).lengths()

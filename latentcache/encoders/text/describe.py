@@ -13,13 +13,14 @@ from dataclasses import replace
 from datetime import date
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from latentcache.encoders.hub import Wanted, find, is_stub, stub_delay
+from latentcache.encoders.devices import installed
+from latentcache.encoders.files import Wanted, find, is_stub, recorded_name, stub_delay
 from latentcache.encoders.text.producer import stub_recipe
-from latentcache.encoders.versions import installed
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.fields.protocol import DescribeContext, Described
@@ -59,7 +60,6 @@ def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
     requested, provenance = settings, context.provenance
     settings = _completed(requested, before, provenance, check=context.check)
     tokenizer, template = settings.tokenizer or "", settings.chat_template
-    revision = str(provenance.get("revision", "")) if tokenizer == provenance.get("tokenizer") else ""
     if context.samples is None:
         forms = None
         chat = bool(before.chat_template if before else requested.chat_template or requested.template_options)
@@ -71,7 +71,7 @@ def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
     if settings.loss is None and forms is not None and (forms == _PROMPT).any():
         settings = replace(settings, loss="assistant")
     offline = context.check and requested.tokenizer is None
-    described = describe_tokenizer(settings, chat=chat, revision=revision, offline=offline)
+    described = describe_tokenizer(settings, provenance, chat=chat, offline=offline)
     assert isinstance(described.recipe, InputIdsRecipe)
     if forms is not None and not (chat and (forms == _CHAT).all()):
         _check_ends(described.recipe, tokenizer)
@@ -81,9 +81,13 @@ def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
 
 
 def describe_tokenizer(
-    settings: InputIdsSettings, *, chat: bool = False, revision: str = "", offline: bool = False
+    settings: InputIdsSettings,
+    cached: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    chat: bool = False,
+    offline: bool = False,
 ) -> Described:
-    """Describe the tokenizer that settings name.
+    """Describe the tokenizer that settings name; ``cached`` and ``offline`` as of ``files.find``.
 
     Its ``producer`` has the text of ``tokenizer.json`` rather than its path, so every worker uses the bytes that were
     fingerprinted.
@@ -95,7 +99,7 @@ def describe_tokenizer(
         producer: dict[str, Any] = {"tokenizer": "", "delay_ms": stub_delay(name, "tokenizer")}
         stub = stub_recipe(chat=chat, loss=loss, add_bos=bool(settings.add_bos), add_eos=add_eos)
         return Described(recipe=stub, label=name, producer=producer, provenance={"revision": "", "parts": {}})
-    path, commit = find(name, _WANTED, revision=revision, offline=offline)
+    path, commit = find(name, _WANTED, cached, offline=offline)
     loaded = read_tokenizer(path)
     template, options = _pinned(loaded, settings) if chat else ("", ())
     text, parts = json.dumps(loaded.json, ensure_ascii=False), tokenizer_parts(loaded.json, loaded.special)
@@ -187,9 +191,8 @@ def _completed(
     same = check or settings.tokenizer in (None, recorded)
     template = Path(provenance["chat_template"]) if provenance.get("chat_template") and same else None
     settings = followed(settings, tokenizer=recorded, chat_template=template)
-    path = Path(str(settings.tokenizer))
-    if not is_stub(str(path)) and path.exists():
-        settings = replace(settings, tokenizer=str(path.resolve()))
+    if not is_stub(str(settings.tokenizer)):
+        settings = replace(settings, tokenizer=recorded_name(str(settings.tokenizer)))
     if before is not None:
         # A cache of texts alone carries loss everywhere; that is no choice for conversations that come later.
         loss = before.loss if before.chat_template or before.loss != "all" else None

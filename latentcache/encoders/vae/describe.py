@@ -2,27 +2,34 @@
 
 Identity: the fingerprint of the encoder half and the hash of the configuration fields that ``encode`` uses.
 Guarantee: the class comes from ``config.json``, never from a name. Every reason that makes a model unusable and that
-its files show is an error here, before torch is imported.
+its files show is an error here, before torch is imported. For people, latents become images again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from latentcache.encoders.hub import is_stub, stub_delay
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.encoders.devices import installed, precision
+from latentcache.encoders.files import expanded, fingerprint_memo, is_stub, recorded_name, stub_delay
 from latentcache.encoders.vae import builtin
-from latentcache.encoders.vae.families import config_hash, family_of, normalization_of, shape_of
-from latentcache.encoders.vae.locate import denoiser_size, encoder_tensors, locate
-from latentcache.encoders.versions import installed, on_cuda
-from latentcache.encoders.weights import fingerprint_memo, read_headers
-from latentcache.errors import UnsupportedModelError, UsageError
+from latentcache.encoders.vae.families import (
+    config_hash,
+    denoiser_size,
+    encoder_tensors,
+    family_of,
+    locate,
+    normalization_of,
+    shape_of,
+)
+from latentcache.errors import EncoderError, LatentcacheError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import (
     EncoderSpec,
-    GeometrySettings,
     LatentsRecipe,
     LatentsSettings,
     PixelProfile,
@@ -37,8 +44,9 @@ from latentcache.value import Value
 DEFAULT_MODEL = "demo"
 _LIBRARIES = ("torch", "diffusers", "numpy", "pillow", "simplejpeg")
 _DECODERS = ("pillow", "simplejpeg")
-_HAS_BFLOAT16 = "latentcache.encoders.vae.encoder:has_bfloat16"
 _CAN_RESAMPLE = "latentcache.images.resize:resample_self_test"
+Frames = list[NDArray[np.uint8]]
+"""Images (H, W, 3): one, or those of a clip."""
 
 
 class ModelDescription(Value):
@@ -79,40 +87,28 @@ def describe(settings: LatentsSettings, context: DescribeContext) -> Described:
         _check_followed(settings, context.followed)
         return context.followed
     settings, trainer = settings.with_trainer()
-    before, description = _cached_recipe(context), _described(settings, context)
-    spec, needs_torch = description.spec, description.needs_torch
+    before, description = _cached_recipe(context), describe_model(settings, context)
     profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
     settings, origin = _with_resolution(settings, description, context)
-    recipe = _recipe(settings, before, spec, profile, description.frame_step)
-    sizes, notes = recipe.geometry.resolutions, _off_grid(recipe.geometry, before)
+    recipe = _recipe(settings, before, description.spec, profile, description.frame_step)
+    sizes, needs_torch = recipe.geometry.resolutions, description.needs_torch
     if needs_torch and description.resolution not in (0, *sizes):
         origin += f"; the model is trained at {description.resolution}"
-    if not needs_torch and context.device.startswith(("cuda", "mps", "xpu")):
-        notes += [f"--device={context.device} is not used: this encoder runs on the CPU"]
-    chosen_here = before is None and needs_torch and context.ask is not None and settings.resample in (None, "auto")
-    if chosen_here and profile.resample == "lanczos-pil":
-        notes += ["Pillow resizes the images; with torch 2.13 or newer a new cache takes a third of the CPU time"]
-    if needs_torch and spec.normalization.kind == "none":
-        notes += [
-            f"the configuration of {spec.family} has no scaling factor: batches have latents as its encode gives them"
-        ]
-    path = Path(description.label).expanduser()
-    here = needs_torch and path.exists()
-    lone = here and path.is_file()
+    is_lone_file = needs_torch and expanded(description.label).is_file()
     return Described(
         recipe=recipe,
         label=description.label,
         producer={name: getattr(description, name) for name in ("label", "delay_ms", "weights", "config_path")},
-        provenance={  # the model so that a later build finds it again
-            "model": str(path.resolve()) if here else description.label,
-            "model_config": str(Path(description.config_path).resolve()) if lone else None,
+        provenance={
+            "model": recorded_name(description.label) if needs_torch else description.label,
+            "model_config": recorded_name(description.config_path) if is_lone_file else None,
             "revision": description.revision,
             "asked": {name: list(values) for name, values in context.asked.items()},
             "weights": description.memo,
             "libraries": installed(_LIBRARIES),
             "decoders": installed((*_DECODERS, *("av",) * (recipe.geometry.clips is not None))),
         },
-        notes=tuple(notes),
+        notes=tuple(_notes(settings, description, recipe, context)),
         chosen=({"resolution": f"{', '.join(map(str, sizes))} ({origin})"} if sizes else {})
         | ({"trainer": trainer} if trainer else {}),
         needs_torch=needs_torch or recipe.pixels.resample == "lanczos-u8",
@@ -123,80 +119,69 @@ def describe(settings: LatentsSettings, context: DescribeContext) -> Described:
 def describe_mask(settings: LatentsSettings, context: DescribeContext) -> Described:
     """The recipe of masks beside latents; alone it follows the settings and the cache."""
     if context.followed is None and isinstance(context.recipe, LatentsRecipe) and settings.model is None:
-        found = Described(recipe=_of_cache(settings, context.recipe), label="")
+        latents = Described(recipe=_of_cache(settings, context.recipe), label="")
     else:
-        found = describe(settings, replace(context, recipe=None, provenance={}))
-    assert isinstance(found.recipe, LatentsRecipe)
-    decoders, chosen = {"decoders": installed(_DECODERS)}, {} if context.followed else found.chosen
-    return Described(recipe=mask_recipe(found.recipe), label="mask", provenance=decoders, chosen=chosen)
+        latents = describe(settings, replace(context, recipe=None, provenance={}))
+    assert isinstance(latents.recipe, LatentsRecipe)
+    decoders, chosen = {"decoders": installed(_DECODERS)}, {} if context.followed else latents.chosen
+    return Described(recipe=mask_recipe(latents.recipe), label="mask", provenance=decoders, chosen=chosen)
 
 
-def describe_model(
-    settings: LatentsSettings,
-    *,
-    on_cuda: bool = False,
-    known: Mapping[str, Any] = MappingProxyType({}),
-    offline: bool = False,
-) -> ModelDescription:
-    """Describe the model that settings name, without loading it.
+def describe_model(settings: LatentsSettings, context: DescribeContext) -> ModelDescription:
+    """Describe the model that settings or else the cache name, without loading it.
 
-    A precision that was not given is float32 off CUDA. On CUDA float16 (eight times closer to float32 than bfloat16),
-    bfloat16 if the configuration says ``force_upcast``. ``known``: provenance of an earlier build.
-    ``offline``: nothing is downloaded.
+    A precision that was not given is that of the cache, for equal weights. Else it is float32 off CUDA. On CUDA it is
+    float16 (eight times closer to float32 than bfloat16), or bfloat16 if the configuration says ``force_upcast``.
     """
-    model, posterior = settings.model or DEFAULT_MODEL, settings.latents or "mode"
-    storage, tiling = settings.storage_dtype or "float16", bool(settings.tiling)
+    before, provenance = _cached_recipe(context), context.provenance
+    old = before.encoder if before else None
+    config_path = provenance.get("model_config") if settings.model is None else None
+    chosen = followed(settings, model=provenance.get("model"), model_config=config_path)
+    if old is not None:
+        tiling = old.tiling and settings.model is None  # another model may have no tiles
+        chosen = followed(chosen, storage_dtype=old.storage_dtype, latents=old.posterior, tiling=tiling)
+    model, posterior = chosen.model or DEFAULT_MODEL, chosen.latents or "mode"
+    storage, tiling = chosen.storage_dtype or "float16", bool(chosen.tiling)
     if model == DEFAULT_MODEL or is_stub(model):
         if tiling:
             raise no_tiling(model)
-        delay = 0 if model == DEFAULT_MODEL else stub_delay(model, "model")
-        spec = builtin.builtin_spec(model.partition(":")[0], storage, posterior)
-        size: dict[str, Any] = {"resolution": 512, "resolution_from": f"default of {spec.family}"}
-        return ModelDescription(label=model, spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP, **size)
-    revision = str(known.get("revision", "")) if known.get("model") == model else ""
-    located = locate(model, settings.model_config, revision=revision, offline=offline)
-    where, config = str(located.config_path), located.config
-    compute = settings.compute_dtype or "auto"
-    if compute == "auto":
-        half = "bfloat16" if config.get("force_upcast") else "float16"
-        compute = half if on_cuda else "float32"
+        return _builtin(model, storage, posterior)
+    files = locate(model, chosen.model_config, provenance, offline=context.check and settings.model is None)
+    where, config = str(files.config_path), files.config
     family = family_of(config["_class_name"], where)
     if posterior != "mode" and not family.posterior:
         raise no_posterior(family.name, "it gives one latent for an image and no distribution")
     shape = shape_of(family, config, where)
-    everything = read_headers(located.weights)
-    tensors = encoder_tensors(everything, ldm=family.ldm)
-    if not any(name.startswith("encoder.") for name in tensors):
-        raise UnsupportedModelError(
-            f"{located.weights[0].name} has no encoder",
-            where=str(located.weights[0]),
-            why=f"none of its tensors is called encoder.*; the first is {next(iter(everything), 'none')}",
-            fix="give the weights of the whole VAE, not of its decoder, a transformer or a LoRA",
-        )
-    normalization = normalization_of(family, config, tensors, where)
-    memo = fingerprint_memo(tensors, known.get("weights"))
+    tensors = encoder_tensors(files.weights, ldm=family.ldm)
+    memo, config_id = fingerprint_memo(tensors, provenance.get("weights")), config_hash(config, tiling=tiling)
+    identity: dict[str, Any] = {
+        "family": config["_class_name"],
+        "fingerprint": memo["fingerprint"],
+        "config": config_id,
+    }
+    is_same = all(getattr(old, name, None) == value for name, value in identity.items())
+    half = "bfloat16" if config.get("force_upcast") else "float16"
+    cached = old.compute_dtype if old is not None and (is_same or context.check) else ""
     spec = EncoderSpec(
-        family=config["_class_name"],
-        fingerprint=memo["fingerprint"],
-        config=config_hash(config, tiling=tiling),
+        **identity,
         channels=shape.channels,
         factor=shape.factor,
         multiple=shape.multiple,
-        compute_dtype=compute,
+        compute_dtype=precision(settings.compute_dtype, cached, half, context),
         storage_dtype=storage,
         posterior=posterior,
         tiling=tiling,
-        normalization=normalization,
+        normalization=normalization_of(family, config, tensors, where),
     )
-    cells, part = denoiser_size(located.config_path)
+    cells, part = denoiser_size(files.config_path)
     return ModelDescription(
         label=model,
         spec=spec,
-        resolution=cells * shape.factor or family.resolutions.get(normalization.scale, 0),
+        resolution=cells * shape.factor or family.resolutions.get(spec.normalization.scale, 0),
         resolution_from=f"from the model's {part}" if cells else "usual for this VAE",
-        weights=tuple(map(str, located.weights)),
+        weights=tuple(map(str, files.weights)),
         config_path=where,
-        revision=located.revision,
+        revision=files.revision,
         frame_step=shape.frame_step,
         memo=memo,
     )
@@ -230,32 +215,17 @@ def _cached_recipe(context: DescribeContext) -> LatentsRecipe | None:
     return context.recipe if isinstance(context.recipe, LatentsRecipe) else None
 
 
-def _described(settings: LatentsSettings, context: DescribeContext) -> ModelDescription:
-    """The model, with the precision of the cache or the best one of this machine."""
-    before, provenance = _cached_recipe(context), context.provenance
-    old = before.encoder if before else None
-    config = provenance.get("model_config") if settings.model is None else None
-    chosen = followed(settings, model=provenance.get("model"), model_config=config)
-    if old is not None:
-        tiling = old.tiling and settings.model is None  # another model may have no tiles
-        chosen = followed(chosen, storage_dtype=old.storage_dtype, latents=old.posterior, tiling=tiling)
-    description = describe_model(
-        chosen,
-        on_cuda=not context.check and on_cuda(context.device),
-        known=provenance,
-        offline=context.check and settings.model is None,
+def _builtin(model: str, storage: str, posterior: str) -> ModelDescription:
+    """Describe ``demo`` or ``stub[:delay_ms=N]``."""
+    spec = builtin.builtin_spec(model.partition(":")[0], storage, posterior)
+    return ModelDescription(
+        label=model,
+        spec=spec,
+        delay_ms=0 if model == DEFAULT_MODEL else stub_delay(model, "model"),
+        frame_step=builtin.FRAME_STEP,
+        resolution=512,
+        resolution_from=f"default of {spec.family}",
     )
-    if settings.compute_dtype not in (None, "auto"):
-        return description
-    compute = description.spec.compute_dtype
-    weights = ("family", "fingerprint", "config")
-    if old is not None and (
-        context.check or all(getattr(description.spec, name) == getattr(old, name) for name in weights)
-    ):
-        compute = old.compute_dtype
-    elif compute == "bfloat16" and context.ask is not None and not context.ask(_HAS_BFLOAT16):
-        compute = "float32"
-    return replace(description, spec=replace(description.spec, compute_dtype=compute))
 
 
 def _with_resolution(
@@ -270,9 +240,8 @@ def _with_resolution(
         return settings, "as given"
     if asked and (before is None or asked != context.provenance.get("asked", {}).get("resolutions")):
         if len(asked) > 1:
-            each = ", ".join(map(str, asked))
             raise UsageError(
-                f"the configuration in DATA asks for several resolutions: {each}",
+                f"the configuration in DATA asks for several resolutions: {', '.join(map(str, asked))}",
                 why="a cache stores every image at each of its resolutions",
                 fix=f"--resolution={asked[-1]}, or build each data set into a cache of its own",
             )
@@ -289,23 +258,31 @@ def _with_resolution(
     return replace(settings, resolutions=(description.resolution,)), description.resolution_from
 
 
-def _off_grid(geometry: GeometrySettings, before: LatentsRecipe | None) -> list[str]:
-    """Notes on new resolutions whose squares are smaller: sides are multiples of a step."""
-    if before is not None and before.geometry == geometry:
-        return []
-    step = geometry.multiple
-    return [
-        f"resolution {side} gives squares of {side // step * step} pixels: sides are multiples of {step}"
-        for side in geometry.resolutions
-        if isinstance(side, int) and side % step
-    ]
+def _notes(
+    settings: LatentsSettings, description: ModelDescription, recipe: LatentsRecipe, context: DescribeContext
+) -> Iterator[str]:
+    """Sentences for the user on what the recipe means here."""
+    before, step = _cached_recipe(context), recipe.geometry.multiple
+    if before is None or before.geometry != recipe.geometry:
+        for side in recipe.geometry.resolutions:
+            if isinstance(side, int) and side % step:
+                smaller = side // step * step
+                yield f"resolution {side} gives squares of {smaller} pixels: sides are multiples of {step}"
+    if not description.needs_torch and context.device.startswith(("cuda", "mps", "xpu")):
+        yield f"--device={context.device} is not used: this encoder runs on the CPU"
+    is_chosen = before is None and context.ask is not None and settings.resample in (None, "auto")
+    if is_chosen and description.needs_torch and recipe.pixels.resample == "lanczos-pil":
+        yield "Pillow resizes the images; with torch 2.13 or newer a new cache takes a third of the CPU time"
+    family = description.spec.family
+    if description.needs_torch and description.spec.normalization.kind == "none":
+        yield f"the configuration of {family} has no scaling factor: batches have latents as its encode gives them"
 
 
 def _of_cache(settings: LatentsSettings, before: LatentsRecipe) -> LatentsRecipe:
     """The recipe of a cache with the settings that were given; no model is looked at."""
-    given: dict[str, Any] = {"storage_dtype": settings.storage_dtype, "compute_dtype": settings.compute_dtype}
-    given |= {"posterior": settings.latents, "tiling": settings.tiling}
-    changes = {name: value for name, value in given.items() if value not in (None, "auto")}
+    options: dict[str, Any] = {"storage_dtype": settings.storage_dtype, "compute_dtype": settings.compute_dtype}
+    options |= {"posterior": settings.latents, "tiling": settings.tiling}
+    changes = {name: value for name, value in options.items() if value not in (None, "auto")}
     step = before.geometry.clips.step if before.geometry.clips else 1
     return _recipe(settings, before, replace(before.encoder, **changes), before.pixels, step)
 
@@ -318,10 +295,10 @@ def _check_followed(settings: LatentsSettings, latents: Described) -> None:
     is_same = model in models or str(Path(model or "").expanduser().resolve()) in models
     if is_same and _of_cache(replace(settings, compute_dtype=None), recipe) == recipe:
         return
-    given = [one for one in fields(settings) if getattr(settings, one.name) is not None]
+    differing = next(option.name for option in fields(settings) if getattr(settings, option.name) is not None)
     raise UsageError(
         "the latents have other settings",
-        argument=given[0].name,
+        argument=differing,
         why="masks and control images are as the latents that they belong to",
         fix="add latents to the fields, or leave such settings out",
     )
@@ -340,3 +317,50 @@ def _best_resample(settings: LatentsSettings, description: ModelDescription, con
     if settings.resample not in (None, "auto") or not description.needs_torch or context.ask is None:
         return PixelProfile().resample
     return "lanczos-u8" if context.ask(_CAN_RESAMPLE) else "lanczos-pil"
+
+
+# latents back to images
+
+
+def decoder(recipe: LatentsRecipe, provenance: Mapping[str, Any]) -> Callable[[NDArray[np.float32]], Frames]:
+    """A function from raw latents (C, F, h, w) to images, by the model that the cache records.
+
+    The whole model is loaded on the CPU, and nothing is downloaded.
+
+    Raises:
+        LatentcacheError: The model is not here, not the one that made the latents, or no folder of diffusers.
+    """
+    described = describe(LatentsSettings(), DescribeContext(recipe=recipe, provenance=provenance, check=True))
+    asked: Any = described.recipe
+    if asked.encoder.fingerprint != recipe.encoder.fingerprint:
+        raise EncoderError(f"{described.label} is not the model that made these latents", fix="build the cache again")
+    description = ModelDescription(**described.producer, spec=recipe.encoder)
+    if not description.needs_torch:  # its first channels are means of red, green and blue
+        return lambda latent: [_pixels(frame.transpose(1, 2, 0)) for frame in latent[:3].swapaxes(0, 1)]
+    import diffusers
+    import torch
+
+    folder = Path(description.config_path).parent
+    try:
+        model_class: Any = getattr(diffusers, recipe.encoder.family)
+        model = model_class.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
+    except (OSError, ValueError) as error:
+        fix = "decoding needs the folder of a diffusers model"
+        raise EncoderError(f"{folder} cannot be loaded", why=str(error)[:200], fix=fix) from error
+
+    @torch.inference_mode()
+    def decode(latent: NDArray[np.float32]) -> Frames:
+        values = torch.from_numpy(np.ascontiguousarray(latent))[None]
+        try:
+            decoded = model.decode(values if description.frame_step else values[:, :, 0]).sample[0].float().numpy()
+        except (RuntimeError, MemoryError) as error:
+            raise LatentcacheError("the model cannot decode it", why=str(error)[:200], fix="--decode 0") from error
+        frames = decoded.swapaxes(0, 1) if decoded.ndim == 4 else decoded[None]
+        return [_pixels(frame.transpose(1, 2, 0)) for frame in frames]
+
+    return decode
+
+
+def _pixels(values: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
+    """(H, W, 3) from -1 to 1 as bytes."""
+    return np.asarray(np.clip((values + 1) * 127.5, 0, 255).round().astype(np.uint8))

@@ -29,47 +29,17 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from latentcache.encoders.faults import Translator, first_line
+from latentcache.encoders.devices import Translator, device_name
+from latentcache.encoders.files import Tensors, read_json
 from latentcache.encoders.pixels import Pixels
 from latentcache.encoders.vae.builtin import Encoder, Pending
 from latentcache.encoders.vae.describe import ModelDescription, no_posterior, no_tiling
-from latentcache.encoders.vae.families import FAMILIES, GENERIC
+from latentcache.encoders.vae.families import FAMILIES, GENERIC, encoder_tensors, is_encoder
 from latentcache.encoders.vae.fused import Kernels, channels_last
-from latentcache.encoders.vae.locate import encoder_tensors, is_encoder
-from latentcache.encoders.weights import Tensors, read_headers, read_json
-from latentcache.errors import DeviceError, EncoderError
+from latentcache.errors import EncoderError
 
 _DECODER_PARTS = ("decoder", "post_quant_conv")
 _OUTPUTS = ("latent_dist", "latent", "latents")
-
-
-def choose_device(device: str) -> torch.device:
-    """``auto`` is CUDA if torch can use it, else the CPU."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise DeviceError(
-            "torch cannot use it",
-            argument="device",
-            value=device,
-            why=first_line(error),
-            fix="use --device=cpu, or install a torch build for this device",
-        ) from error
-    return chosen
-
-
-def device_name(device: torch.device) -> str:
-    """``cpu``, or kind and name of the card."""
-    return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
-
-
-def has_bfloat16(device: str = "auto") -> bool:
-    """True if a device computes bfloat16 and does not only emulate it, which is slower than float32."""
-    chosen = choose_device(device)
-    return chosen.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 class VaeEncoder(Encoder):
@@ -137,30 +107,30 @@ class VaeEncoder(Encoder):
     def _latents(self, module: nn.Module, values: Tensor) -> Tensor:
         """Result of the class's own ``encode``: its latent, or the mode or the moments of its posterior."""
         output: Any = module.encode(values)  # type: ignore[operator]
-        found = next((getattr(output, name) for name in _OUTPUTS if hasattr(output, name)), output)
+        latents = next((getattr(output, name) for name in _OUTPUTS if hasattr(output, name)), output)
         if self.spec.posterior != "mode":  # logvars are clamped to [-30, 20] by ``DiagonalGaussianDistribution``
-            moments = [getattr(found, name, None) for name in ("mean", "logvar")]
+            moments = [getattr(latents, name, None) for name in ("mean", "logvar")]
             if not all(isinstance(part, Tensor) for part in moments):
-                why = f"its encode gives {type(found).__name__}, without mean and logvar"
+                why = f"its encode gives {type(latents).__name__}, without mean and logvar"
                 raise no_posterior(self.spec.family, why)
             return torch.cat(cast("list[Tensor]", moments), dim=1)
-        found = found.mode() if hasattr(found, "mode") and not isinstance(found, Tensor) else found
-        if not isinstance(found, Tensor):
+        latents = latents.mode() if hasattr(latents, "mode") and not isinstance(latents, Tensor) else latents
+        if not isinstance(latents, Tensor):
             raise EncoderError(
                 f"{self.spec.family} returns {type(output).__name__}, which has no latents",
                 where=self._description.label,
                 fix="use a model of one of these classes: " + ", ".join(FAMILIES),
             )
-        return found
+        return latents
 
     def _check_shape(self, latents: Tensor, pixels: tuple[int, ...]) -> None:
         batch, *_, height, width, _ = pixels
-        spec, found = self.spec, tuple(latents.shape)
+        spec, shape = self.spec, tuple(latents.shape)
         expected = (batch, spec.stored_channels, height // spec.factor, width // spec.factor)
-        if (*found[:2], *found[-2:]) != expected or len(found) != len(pixels):
+        if (*shape[:2], *shape[-2:]) != expected or len(shape) != len(pixels):
             configured = f"its configuration says {spec.channels} channels, factor {spec.factor}"
             raise EncoderError(
-                f"{spec.family} gives latents of shape {found}, expected {expected}",
+                f"{spec.family} gives latents of shape {shape}, expected {expected}",
                 where=self._description.label,
                 why=f"for images of {height}x{width}; {configured}",
                 fix="use the config.json that was published with the weights",
@@ -213,7 +183,7 @@ def _host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
     """The encoder half in evaluation mode on the CPU, weights frozen."""
     ldm = FAMILIES.get(description.spec.family, GENERIC).ldm
-    tensors = encoder_tensors(read_headers(description.weights), ldm=ldm)
+    tensors = encoder_tensors(description.weights, ldm=ldm)
     diffusers.utils.logging.set_verbosity_error()  # it warns of fields that are checked here
     try:
         module = _skeleton(description, "meta")
@@ -221,9 +191,12 @@ def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
             module = _skeleton(description, "cpu")
         _fill(module, tensors)
     except RuntimeError as error:
-        what, why = f"the weights do not fit {description.spec.family}", " ".join(str(error).split())[:500]
-        fix = "download the weights again, or use the config.json that belongs to them"
-        raise EncoderError(what, where=description.weights[0], why=why, fix=fix) from error
+        raise EncoderError(
+            f"the weights do not fit {description.spec.family}",
+            where=description.weights[0],
+            why=" ".join(str(error).split())[:500],
+            fix="download the weights again, or use the config.json that belongs to them",
+        ) from error
     return module.to(dtype).eval().requires_grad_(False)
 
 
@@ -240,14 +213,17 @@ def _skeleton(description: ModelDescription, device: str) -> nn.Module:
     family, path = description.spec.family, description.config_path
     model_class: Any = getattr(diffusers, family, None)
     if model_class is None:
-        what, fix = f"diffusers {diffusers.__version__} has no class {family}", "`pip install --upgrade diffusers`"
-        raise EncoderError(what, where=path, fix=fix)
+        problem = f"diffusers {diffusers.__version__} has no class {family}"
+        raise EncoderError(problem, where=path, fix="`pip install --upgrade diffusers`")
     try:
         with torch.device(device):
             module: nn.Module = model_class.from_config(read_json(path))
     except (ValueError, TypeError, KeyError, IndexError, RuntimeError, NotImplementedError) as error:
-        what, fix = f"{family} cannot be made from its configuration", "use the config.json published with the model"
-        raise EncoderError(what, where=path, why=str(error), fix=fix) from error
+        problem, fix = (
+            f"{family} cannot be made from its configuration",
+            "use the config.json published with the model",
+        )
+        raise EncoderError(problem, where=path, why=str(error), fix=fix) from error
     return drop_decoder(module)
 
 
@@ -268,14 +244,14 @@ def _fill(module: nn.Module, tensors: Tensors) -> None:
 def conv3d_to_conv2d(module: nn.Module) -> None:
     """Rewrite every causal convolution of these classes; weights become flat."""
     for part in module.modules():
-        own: Any = part  # its class stays: encoders of Wan and Qwen-Image count their convolutions by it
+        layer: Any = part  # its class stays: encoders of Wan and Qwen-Image count their convolutions by it
         match type(part).__name__:
             case "WanCausalConv3d" | "QwenImageCausalConv3d":
-                own.forward = _flat(own, own._padding[:4], "constant")
+                layer.forward = _flat(layer, layer._padding[:4], "constant")
             case "HunyuanVideoCausalConv3d":
-                own.forward = _flat(own.conv, own.time_causal_padding[:4], own.pad_mode)
+                layer.forward = _flat(layer.conv, layer.time_causal_padding[:4], layer.pad_mode)
             case "HunyuanVideoMidBlock3D":
-                own.forward = _unmasked(own)
+                layer.forward = _unmasked(layer)
 
 
 def _unmasked(block: Any) -> Callable[..., Tensor]:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latentcache.encoders.faults import first_line
+from latentcache.encoders.devices import first_line
 
 #: Compiling takes about 5 s on a new machine, so a short build is done before.
 _WARM_BATCHES = 16
@@ -210,8 +210,8 @@ def _bias(conv: Any) -> Tensor:
     return bias.float()
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
+def _distance(latents: Tensor, plain: Tensor) -> float:
     """Root mean square of the difference in standard deviations, without values that are not finite in both."""
-    same = ~(one.isfinite() | other.isfinite())
-    apart, values = (one.float() - other.float())[~same], other.float()[~same]
+    same = ~(latents.isfinite() | plain.isfinite())
+    apart, values = (latents.float() - plain.float())[~same], plain.float()[~same]
     return float(apart.square().mean().sqrt() / values.std())

@@ -100,7 +100,8 @@ def open_encoder(
     if not description.needs_torch:
         return StubEncoder(description.spec, description.delay_ms)
     # torch and diffusers take seconds to import; the demo and the stub must not pay for them.
-    from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
+    from latentcache.encoders.devices import choose_device
+    from latentcache.encoders.vae.encoder import VaeEncoder
 
     return VaeEncoder(description, choose_device(device), as_conv2d=as_conv2d, warn=warn)
 

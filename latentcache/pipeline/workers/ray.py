@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from latentcache import failpoint
 from latentcache._version import __version__
-from latentcache.encoders.versions import installed
+from latentcache.encoders.devices import installed
 from latentcache.errors import LatentcacheError, UnusableSampleError, UsageError, WorkerError
 from latentcache.fields.protocol import DescribeContext, Described
 from latentcache.fields.registry import field_kinds, load

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import field
 from pathlib import Path
 
-from latentcache.encoders.versions import cuda_count
+from latentcache.encoders.devices import cuda_count
 from latentcache.errors import DeviceError, UsageError
 from latentcache.value import Value
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from latentcache.encoders.prompt import ids
 from latentcache.encoders.prompt.describe import describe_ids, describe_sequence
 from latentcache.encoders.prompt.pipelines import PIPELINES
-from latentcache.encoders.prompt.producer import call_default
+from latentcache.encoders.prompt.producer import IdsProducer, call_default, lengths
 from latentcache.fields.prompt_embeds import PromptSettings
 from latentcache.fields.protocol import DescribeContext, Job, Output, ProducerContext
 
@@ -26,7 +25,7 @@ LENGTHS = {
 
 
 def ask(target, /, **arguments):
-    return ids.lengths(**arguments) if target.endswith(":lengths") else call_default(**arguments)
+    return lengths(**arguments) if target.endswith(":lengths") else call_default(**arguments)
 
 
 def described(folder, **settings):
@@ -34,7 +33,7 @@ def described(folder, **settings):
 
 
 def items(found, texts=TEXTS):
-    producer = ids.IdsProducer(found.producer, found.recipe, ProducerContext(root=""))
+    producer = IdsProducer(found.producer, found.recipe, ProducerContext(root=""))
     producer.open()
     jobs = [Job(sample=n, name="", inputs={"caption": {"text": t}}, outputs=(Output(item=n, group=0),)) for n, t in
             enumerate(texts)]  # fmt: skip

@@ -69,4 +69,5 @@ def test_a_hub_id_gives_its_commit(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **options: str(folder))
     found = describe_tokenizer(InputIdsSettings(tokenizer="org/name"))
     assert (found.producer["special"], found.provenance["revision"]) == ([list(one) for one in ROLES.items()], "abc")
-    assert describe_tokenizer(InputIdsSettings(tokenizer="org/name"), revision="abc") == found
+    cached = {"tokenizer": "org/name", "revision": "abc"}
+    assert describe_tokenizer(InputIdsSettings(tokenizer="org/name"), cached) == found

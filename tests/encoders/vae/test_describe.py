@@ -38,18 +38,18 @@ def test_the_scaling_factor_is_not_in_the_recipe_id(copied):
 
 
 @pytest.mark.parametrize(
-    ("compute_dtype", "on_cuda", "upcast", "expected"),
+    ("compute_dtype", "device", "upcast", "expected"),
     [
-        ("auto", False, True, "float32"),
-        ("auto", True, True, "bfloat16"),
-        ("auto", True, False, "float16"),
-        ("float16", False, True, "float16"),
-        ("bfloat16", True, False, "bfloat16"),
+        ("auto", "cpu", True, "float32"),
+        ("auto", "cuda", True, "bfloat16"),
+        ("auto", "cuda", False, "float16"),
+        ("float16", "cpu", True, "float16"),
+        ("bfloat16", "cuda", False, "bfloat16"),
     ],
 )
-def test_compute_type(tiny, compute_dtype, on_cuda, upcast, expected):
+def test_compute_type(tiny, compute_dtype, device, upcast, expected):
     described = described_model(
-        tiny("AutoencoderKL", force_upcast=upcast), compute_dtype=compute_dtype, on_cuda=on_cuda
+        tiny("AutoencoderKL", force_upcast=upcast), compute_dtype=compute_dtype, device=device
     )
     assert described.spec.compute_dtype == expected
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from described_models import described_model
 
-from latentcache.encoders.faults import Translator
+from latentcache.encoders.devices import Translator, choose_device
 from latentcache.encoders.pixels import cell_means
-from latentcache.encoders.vae.encoder import VaeEncoder, choose_device, copying
+from latentcache.encoders.vae.encoder import VaeEncoder, copying
 from latentcache.encoders.vae.families import FAMILIES
 from latentcache.encoders.vae.producer import checked_noise, open_encoder
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError, UnsupportedModelError

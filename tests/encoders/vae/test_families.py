@@ -1,7 +1,8 @@
 import pytest
 from described_models import described_model
 
-from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
+from latentcache.encoders.devices import choose_device
+from latentcache.encoders.vae.encoder import VaeEncoder
 from latentcache.encoders.vae.families import (
     FAMILIES,
     GENERIC,

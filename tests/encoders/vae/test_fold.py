@@ -5,7 +5,8 @@ import pytest
 import torch
 from described_models import described_model
 
-from latentcache.encoders.vae.encoder import VaeEncoder, choose_device, conv3d_to_conv2d, load_module
+from latentcache.encoders.devices import choose_device
+from latentcache.encoders.vae.encoder import VaeEncoder, conv3d_to_conv2d, load_module
 
 
 @pytest.mark.parametrize("name", ["AutoencoderKLQwenImage", "AutoencoderKLWan", "AutoencoderKLHunyuanVideo"])

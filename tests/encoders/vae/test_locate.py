@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from described_models import described_model
 
-from latentcache.encoders.vae.locate import WEIGHTS_NAME, locate
+from latentcache.encoders.vae.families import WEIGHTS_NAME, locate
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 
-HUB = "latentcache.encoders.hub.download"
+HUB = "latentcache.encoders.files.download"
 CONFIG = {"_class_name": "AutoencoderKL", "latent_channels": 4}
 #: The smallest complete safetensors file.
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
@@ -113,10 +113,10 @@ def hub_cache(root, source, *, nested, weights=WEIGHTS_NAME):
 
 PROGRAM = """
 import sys
-from latentcache.encoders.vae.describe import LatentsSettings, describe_model
+from latentcache.encoders.vae.describe import DescribeContext, LatentsSettings, describe_model
 from latentcache.errors import LatentcacheError
 try:
-    described = describe_model(LatentsSettings(model="someone/some-vae"))
+    described = describe_model(LatentsSettings(model="someone/some-vae"), DescribeContext(device="cpu"))
     print(described.spec.family, described.spec.fingerprint)
 except LatentcacheError as error:
     print(error.slug, error.what, error.fix, sep="|")

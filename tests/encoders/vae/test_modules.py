@@ -6,8 +6,7 @@ from made_weights import edit, ldm_name, ldm_tensor, rewrite
 from safetensors.torch import load_file, save_file
 
 from latentcache.encoders.vae.encoder import load_module
-from latentcache.encoders.vae.families import FAMILIES
-from latentcache.encoders.vae.locate import WEIGHTS_NAME
+from latentcache.encoders.vae.families import FAMILIES, WEIGHTS_NAME
 from latentcache.errors import EncoderError
 
 

@@ -1,9 +1,9 @@
 """Names of tensors; test_modules.py tests whole models in original layouts."""
 
-from pathlib import Path
+import numpy as np
+from safetensors.numpy import save_file
 
-from latentcache.encoders.vae.locate import encoder_tensors
-from latentcache.encoders.weights import TensorInfo
+from latentcache.encoders.vae.families import encoder_tensors
 
 MIDDLE = "encoder.mid_block.attentions.0"
 #: Name in an original latent-diffusion file, or one of old diffusers -> name in diffusers.
@@ -19,13 +19,11 @@ TRANSLATED = {
 LEFT_OUT = ["decoder.a", "post_quant_conv.bias", "loss.logvar", "model_ema.decay", "encoder.a.num_batches_tracked"]
 
 
-def test_a_full_checkpoint_gives_its_autoencoder_under_the_names_of_diffusers():
-    def info(name):
-        return TensorInfo(path=Path("w"), name=name, dtype="F32", shape=(1,), start=0, num_bytes=4)
-
+def test_a_full_checkpoint_gives_its_autoencoder_under_the_names_of_diffusers(tmp_path):
     names = [f"first_stage_model.{name}" for name in (*TRANSLATED, *LEFT_OUT)]
     names += ["model.diffusion_model.out.weight", "cond_stage_model.encoder.layers.0.weight", "encoder.x"]
-    found = encoder_tensors({name: info(name) for name in names}, ldm=True)
+    save_file(dict.fromkeys(names, np.zeros(1)), tmp_path / "w.safetensors")
+    tensors = encoder_tensors([tmp_path / "w.safetensors"], ldm=True)
     wanted = {modern: f"first_stage_model.{original}" for original, modern in TRANSLATED.items()}
-    assert {name: one.name for name, one in found.items()} == wanted
-    assert list(found) == sorted(found)
+    assert {name: tensor.name for name, tensor in tensors.items()} == wanted
+    assert list(tensors) == sorted(tensors)

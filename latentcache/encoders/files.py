@@ -1,33 +1,42 @@
-"""Files of a model as bytes: JSON, safetensors weights and their fingerprint, without torch.
+"""Files of a model: find them by path or hub id, read JSON and safetensors, fingerprint weights. No torch.
 
-Guarantee: pickle weights are never chosen, and a file that is not complete safetensors is rejected by name with a
-remedy before any library opens it. The fingerprint covers bytes, names, types and shapes of the tensors in use, so
-sharding, metadata and other tensors do not move it. Format: huggingface/safetensors README (u64 little-endian header
-length, JSON header, tensor bytes without gaps). Cost: reading the tensors once at disk speed; not again while the
-files have the stat of an earlier build.
+Guarantee: a name that was meant as a path is never looked up on the network. Pickle weights are never chosen. A file
+that is not complete safetensors is rejected by name with a remedy before any library opens it. The fingerprint covers
+bytes, names, types and shapes of the tensors in use, so sharding, metadata and other tensors do not move it. Format:
+huggingface/safetensors README (u64 little-endian header length, JSON header, tensor bytes without gaps).
+Cost: weights are read once at disk speed, and not again while the files have the stat of an earlier build.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.errors import EncoderError, UnsupportedModelError, option
+from latentcache.encoders.devices import first_line
+from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError, option
 from latentcache.fields.dtypes import as_floats
 from latentcache.identity.content import StatMemo, canonical_json, json_hash
 from latentcache.sources.known import racy
+from latentcache.value import Value
 
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_STUB = re.compile(r"stub(?::delay_ms=([0-9]{1,6}))?")
 _CHUNK_BYTES = 4 << 20
 _FLOATS: Mapping[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 _OTHER_WEIGHTS = (*_PICKLES, ".gguf", ".msgpack", ".onnx", ".safetensors")
+#: Ends of names of files, which no repository has.
+_FILES = (*_OTHER_WEIGHTS, ".json")
 
 _RESAVE = "save it as safetensors where you trust it, then give that folder: model.save_pretrained(FOLDER)"
 _AGAIN = "download the file again and compare its size with the page it comes from"
@@ -41,6 +50,95 @@ _MAGICS: tuple[tuple[tuple[bytes, ...], str, str, str], ...] = (
     ((_LFS,), "a git-lfs pointer", "git has not fetched the file itself", "run `git lfs pull` in its folder"),
     ((b"<!doctype", b"<html", b"<?xml"), "an HTML page", "a web page was saved in place of the file", _AGAIN),
 )  # fmt: skip
+
+
+class Wanted(Value):
+    """Model, pipeline or tokenizer to look for."""
+
+    argument: str
+    """Argument that names it; a cache records the name in its provenance under the same key."""
+    takes: str
+    """Everything that the argument takes, for the error."""
+    files: tuple[str, ...]
+    """Patterns of the files to download."""
+
+
+def find(
+    name: str, wanted: Wanted, cached: Mapping[str, Any] = MappingProxyType({}), *, offline: bool = False
+) -> tuple[Path, str]:
+    """File or folder of a path or hub id, and the commit of a hub id; raises ModelNotFoundError.
+
+    A hub id that the provenance ``cached`` names keeps its commit. Else ``huggingface_hub`` asks the network for the
+    newest one, and completes a folder that other tools downloaded in part; without a network it uses the local hub
+    cache. ``offline``: nothing is downloaded.
+    """
+    path = expanded(name)
+    if path.exists():
+        return path, ""
+    if not is_hub_id(name):
+        raise ModelNotFoundError(
+            "no such file or folder",
+            argument=wanted.argument,
+            value=name,
+            where=str(path.absolute()),
+            fix=f"check the path; {option(wanted.argument)} takes {wanted.takes}",
+        )
+    revision = str(cached.get("revision", "")) if cached.get(wanted.argument) == name else ""
+    folder = download(name, wanted, revision=revision, offline=offline)
+    return folder, folder.name if folder.parent.name == "snapshots" else ""
+
+
+def download(name: str, wanted: Wanted, *, revision: str = "", offline: bool = False) -> Path:
+    """Folder of a hub id in the local hub cache; arguments and errors as of :func:`find`."""
+    # Half a second that only users of a hub id should pay.
+    from huggingface_hub import snapshot_download
+
+    files = list(wanted.files)
+    try:
+        folder = snapshot_download(name, revision=revision or None, allow_patterns=files, local_files_only=offline)
+    except Exception as error:
+        by_hand = f"`hf download {name} --local-dir FOLDER` where there is a network, then give FOLDER"
+        raise ModelNotFoundError(
+            "not in the local hub cache" + ("" if offline else ", and it cannot be downloaded"),
+            argument=wanted.argument,
+            value=name,
+            where=f"https://huggingface.co/{name}",
+            why=first_line(error),
+            fix=f"{by_hand}; for a closed repository accept its terms on that page and run `hf auth login` before",
+        ) from error
+    return Path(folder)
+
+
+def is_hub_id(name: str) -> bool:
+    """True if a name that is not a path here could be ``org/name``."""
+    if _HUB_ID.fullmatch(name) is None or name.startswith((".", "~")):
+        return False
+    return Path(name).suffix not in _FILES and not Path(Path(name).parts[0]).is_dir()
+
+
+def expanded(name: str) -> Path:
+    """With the home folder for ``~``; unchanged if there is no such user."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser fails without such a user
+
+
+def recorded_name(name: str) -> str:
+    """The name that a cache records, so that a later build finds the model: a path is absolute."""
+    path = expanded(name)
+    return str(path.resolve()) if path.exists() else name
+
+
+def is_stub(name: str) -> bool:
+    """True for a documented encoder without torch: ``stub[:delay_ms=N]``."""
+    return name.partition(":")[0] == "stub"
+
+
+def stub_delay(name: str, argument: str) -> int:
+    """The N of ``stub:delay_ms=N``."""
+    match = _STUB.fullmatch(name)
+    if match is None:
+        fix = "use stub or stub:delay_ms=20"
+        raise UsageError("unknown option of the stub", argument=argument, value=name, fix=fix)
+    return int(match[1] or 0)
 
 
 class TensorInfo(NamedTuple):
@@ -82,15 +180,16 @@ def weights_in(folder: Path, name: str) -> tuple[Path, ...]:
     index = folder / f"{name}.index.json"
     if index.is_file():
         return _shards_of(index)
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_WEIGHTS)
-    pickles = any(other.endswith(_PICKLES) for other in others)
-    kind = "only pickle weights" if pickles else f"no {name}"
-    own = next((path for path in sorted(folder.glob("*.safetensors"))), None) if "pytorch" in name else None
+    weights = sorted(path for path in folder.iterdir() if path.suffix in _OTHER_WEIGHTS)
+    has_pickles = any(path.suffix in _PICKLES for path in weights)
+    kind = "only pickle weights" if has_pickles else f"no {name}"
+    named = ", ".join(path.name for path in weights[:3])
+    usable = [str(path) for path in weights if path.suffix == ".safetensors" and "pytorch" in name]
     raise UnsupportedModelError(
-        f"{folder} has {kind}" + (f" ({', '.join(others[:3])})" if others else ""),
+        f"{folder} has {kind}" + (f" ({named})" if weights else ""),
         where=str(folder),
-        why="pickle files can run code when they are opened" if pickles else "no other file is taken for it",
-        fix=f"give the weights by name: {option('model', str(own))}" if own else _RESAVE,
+        why="pickle files can run code when they are opened" if has_pickles else "no other file is taken for it",
+        fix=f"give the weights by name: {option('model', usable[0])}" if usable else _RESAVE,
     )
 
 
@@ -157,8 +256,8 @@ def _read(path: Path, size: int = -1) -> bytes:
         with path.open("rb") as file:
             return file.read(size)
     except OSError as error:
-        what = f"{path.name} cannot be read"
-        raise EncoderError(what, where=str(path), why=str(error), fix=f"ls -l {path}") from error
+        problem = f"{path.name} cannot be read"
+        raise EncoderError(problem, where=str(path), why=str(error), fix=f"ls -l {path}") from error
 
 
 def _check_magic(path: Path, head: bytes) -> None:
