@@ -72,7 +72,7 @@ def application(command: str | None = None) -> typer.Typer:
         add_completion=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 1000},
     )
     app.callback()(_options)
     for name in [command] if command in COMMANDS else COMMANDS:
@@ -100,18 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run() -> None:
     """Entry point of the console script."""
-    _in_utf8()
     warnings.showwarning = lambda message, *about: console.say(f"warning: {message}")
     status = _run(sys.argv[1:])
     console.ignore_signals()
     gc.freeze()  # the interpreter would look through all modules for cycles before it ends, for 20 ms
     sys.exit(status)
-
-
-def _in_utf8() -> None:
-    """Start again in UTF-8 mode if the locale is not UTF-8: a cache keeps names as UTF-8."""
-    if sys.getfilesystemencoding() != "utf-8" and sys.executable and "utf8" not in sys._xoptions:
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _listen() -> None:

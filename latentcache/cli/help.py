@@ -6,7 +6,6 @@ Plain text: help that rich draws takes three times as long to start.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from textwrap import fill
@@ -51,11 +50,6 @@ class Command(TyperCommand):
         if any(not _is_short(self, parameter) for parameter in parameters):
             parameters.append(_help_all())
         return parameters
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Help as wide as the terminal."""
-        formatter.width = max(shutil.get_terminal_size().columns - 2, 50)
-        super().format_help(ctx, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Options in sections, then those that only ``--help-all`` explains by name."""

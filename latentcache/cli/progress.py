@@ -7,13 +7,11 @@ skips or copies cost almost nothing and would make the estimate too short. Every
 from __future__ import annotations
 
 import contextlib
-import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli.console import SHOWN, say
@@ -75,7 +73,6 @@ class ProgressDisplay:
 
     def _show(self, stage: str, done: int, total: int, details: str) -> None:
         """Draw the bar, or write a line; the time left comes first in the details, where nothing cuts it off."""
-        details += f", {human_bytes(_memory())} of memory"
         if not sys.stderr.isatty():
             say(f"{stage}: {done}/{total}, {details}")
             return
@@ -99,18 +96,6 @@ def _bar() -> Progress:
     progress.add_task("", details="")
     progress.start()
     return progress
-
-
-def _memory() -> int:
-    """Resident bytes of this process and its workers; 0 on a system without /proc."""
-    processes, total = ["self"], 0
-    with contextlib.suppress(OSError):
-        for file in Path("/proc/self/task").glob("*/children"):
-            processes += file.read_text("ascii").split()
-    for process in processes:
-        with contextlib.suppress(OSError, IndexError):  # a worker that has ended
-            total += int(Path(f"/proc/{process}/statm").read_text("ascii").split()[1])
-    return total * resource.getpagesize()
 
 
 class BuildProgress(ProgressDisplay):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -138,7 +137,6 @@ class _Build:
     def describe_fields(self) -> list[FieldKind]:
         """The fields to build, each with its recipe."""
         preflight.check_source(self.settings.source, self.listing, self.settings.data)
-        self.look_beside()
         self.fields = self.requested_fields()
         kinds = self.kinds()
         for kind in kinds:
@@ -161,13 +159,6 @@ class _Build:
                 recorded=SourceOptions.from_json(self.existing.state.get("source", {})).folders,
                 inputs=self.existing.inputs(self.settings),
             )
-
-    def look_beside(self) -> None:
-        """Say if another cache has these data: the folder of a new cache may have been renamed."""
-        is_new = self.existing.snapshot is None and not self.existing.state
-        other = preflight.cache_beside(self.paths, self.samples.files) if is_new and not self.settings.out else None
-        if other is not None:
-            self.warned(f"{other.name} has these files: --out {shlex.quote(str(other))} goes on with it")
 
     def requested_fields(self) -> dict[str, Any]:
         """Settings of the fields that were named, and of those that a named one brings with it."""

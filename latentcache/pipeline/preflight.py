@@ -18,8 +18,6 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from latentcache.errors import (
     CacheDamagedError,
     CacheFormatError,
@@ -28,14 +26,13 @@ from latentcache.errors import (
     LatentcacheError,
     RecipeError,
     SourceNotFoundError,
-    StoreError,
     StrictError,
     UsageError,
     option,
 )
 from latentcache.fields.protocol import Described, FieldKind
 from latentcache.fields.registry import field_kind
-from latentcache.fields.table import Files, Rejected
+from latentcache.fields.table import Rejected
 from latentcache.pipeline.settings import BuildSettings, beside
 from latentcache.sources.options import Part, SourceOptions
 from latentcache.store.atomic_io import make_folder, read_json, remove_durably, write_atomically, write_json, writing
@@ -301,17 +298,6 @@ def check_space(plan: BuildPlan) -> None:
             f" {plan.free_bytes:,} are free",
             fix="free some space, or build on another disk",
         )
-
-
-def cache_beside(paths: CachePaths, files: Files) -> Path | None:
-    """Another cache in the same folder whose source files have the same names and sizes: its data were renamed."""
-    for folder in sorted(paths.root.absolute().parent.glob("*.latentcache")):
-        with suppress(StoreError):
-            others = open_snapshot(folder).samples.files
-            same = np.array_equal(np.asarray(others.stat)[:, 0], np.asarray(files.stat)[:, 0])
-            if same and list(others.names) == list(files.names):
-                return folder
-    return None
 
 
 def check_source(options: SourceOptions | None, listing: Listing, data: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from small_cache import SMALL, draw
 
 from latentcache.cli import app as front_door
 from latentcache.cli.app import COMMANDS, application
@@ -168,15 +167,3 @@ def test_an_output_that_cannot_be_written_is_reported(shared, words):
     assert done.returncode == 3
     assert done.stderr.startswith("error[output]: the output cannot be written\n")
     assert "Traceback" not in done.stderr
-
-
-def test_an_ascii_locale_finds_names_built_under_utf8(tmp_path):
-    data, cache = tmp_path / "dätä", tmp_path / "cäche"
-    draw(data / "é.png", seed=1)
-    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "latentcache"]
-    for words in (["build", data, "--out", cache, *SMALL, "--model", "stub"], ["verify", cache]):
-        for environment in (ascii_only, {**os.environ, "PYTHONUTF8": "1"}):
-            done = subprocess.run([*command, *words], env=environment, capture_output=True, timeout=60)
-            assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(b"1 ok")

@@ -15,16 +15,6 @@ def test_the_end_says_that_the_demo_encoder_is_not_for_training(run, data):
     assert "not for training" not in build(run, data).out
 
 
-def test_a_renamed_folder_is_found_in_another_cache(run, data):
-    run("build", data, *SMALL)
-    renamed = data.rename(data.with_name("new name"))
-    done = run("build", renamed, *SMALL)
-    command = done.err.partition(f"warning: {data.name}.latentcache has these files: ")[2].partition(" goes on")[0]
-    assert "\nnothing to encode: 4 entries reused" in run("build", renamed, *shlex.split(command)).out
-    (renamed / "p0.txt").write_text("a longer caption")
-    assert "has these files" not in run("build", renamed, "--out", data.with_name("third"), *SMALL).err
-
-
 @pytest.mark.parametrize(
     ("words", "types"),
     [

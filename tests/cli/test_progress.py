@@ -46,12 +46,10 @@ def test_without_a_terminal_a_line_every_ten_seconds(clock, capsys):
         display.advanced(HALF)
         clock.s += 1
     lines = capsys.readouterr().err.splitlines()
-    facts, memories = zip(*(line.rsplit(", ", 1) for line in lines), strict=True)
-    assert list(facts) == [
+    assert lines == [
         "latents: 50/200, 0:50 left, 3.0/s, 5.0 MB/s, 30 encoded, 20 reused, 5 rejected",
         "latents: 50/200, 1:40 left, 1.5/s, 2.5 MB/s, 30 encoded, 20 reused, 5 rejected",
     ]
-    assert all(re.fullmatch(r"\d+\.\d MB of memory", memory) for memory in memories)
     assert "\x1b" not in "".join(lines)
 
 
@@ -114,11 +112,8 @@ def test_rates_start_with_the_first_encoded_item(clock, capsys):
     display.advanced(state())
     clock.s += 110
     display.advanced(state(done=110, cost_total=200, cost_done=110, skipped=100, encoded=10, began=clock.s - 10))
-    assert (
-        capsys.readouterr()
-        .err.splitlines()[-1]
-        .startswith("latents: 110/200, 1:30 left, 1.0/s, 0 B/s, 10 encoded, 100 reused, 0 rejected, ")
-    )
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == "latents: 110/200, 1:30 left, 1.0/s, 0 B/s, 10 encoded, 100 reused, 0 rejected"
 
 
 def test_a_time_left_is_shown_once_the_rate_is_steady(clock, capsys):
