@@ -91,7 +91,7 @@ def bench_packed(folder: Path, documents: int, rounds: int) -> Times:
     cache, ids = make_cache(folder, np.minimum(lengths(documents, 0), LENGTH))
     rows = open_cache(cache).rows(pack=LENGTH)
     return interleaved(
-        view_options(rows) | {PACKED_FLOOR: by_hand(folder, ids, rows.row_plans[0])}, len(rows), rounds
+        view_options(rows) | {PACKED_FLOOR: by_hand(folder, ids, rows.parts[0].plan)}, len(rows), rounds
     )
 
 

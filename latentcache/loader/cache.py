@@ -306,8 +306,7 @@ class Cache(View):
             UsageError: A value is not allowed, or an option does not belong to this kind of rows.
             PlanError: A policy is ``error`` and there are such documents; file and line are named.
         """
-        from latentcache.loader.row_reader import RowPart, RowSettings
-        from latentcache.loader.rows import Rows
+        from latentcache.loader.rows import RowPart, Rows, RowSettings
 
         self._check_no_weights("rows")
         lengths = {"pack": pack, "pad": pad, "chunk": chunk}

@@ -16,10 +16,10 @@ import math
 import reprlib
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -31,22 +31,16 @@ from latentcache.errors import CacheNotFoundError, PlanError, UsageError
 from latentcache.fields.registry import load
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.device import InFlight, Transfer
-from latentcache.loader.formats import Batch
-from latentcache.loader.prefetch import ShardFeed, blocks_of, read_ahead
+from latentcache.loader.formats import Batch, check_carried
+from latentcache.loader.prefetch import Reader, ShardFeed, blocks_of, read_ahead
 from latentcache.loader.ranks import check_double_sharding, check_ranks, find_ranks
 from latentcache.loader.substitute import Substitutes
-from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder
+from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport
 from latentcache.plan.documents import Ints
 from latentcache.plan.numbers import is_whole, real, whole
 from latentcache.plan.resume import Epochs, Position
 from latentcache.plan.samples import BatchIndex, EpochPlan, SampleIndex
 from latentcache.store.gather import reader_kind
-
-if TYPE_CHECKING:
-    from latentcache.loader.row_reader import RowReader
-    from latentcache.loader.sample_reader import SampleReader
-
-    Reader = SampleReader | RowReader
 
 _SHOWN = 3
 
@@ -54,36 +48,34 @@ _SHOWN = 3
 class Loader(IterableDataset[Batch]):
     """Batches of one epoch. Iterating again repeats the epoch; ``set_epoch`` changes it. Picklable.
 
-    Made by ``cache.loader(...)`` and ``rows.loader(...)``, which say what the options mean; ``sizes`` are those of
-    batches. With ``with`` its files
-    are closed at the end; without, when it is forgotten.
+    Made by ``cache.loader(...)`` and ``rows.loader(...)``, which say what the options mean; ``batches`` are those of
+    ``BatchPlan``. With ``with`` its files are closed at the end; without, when it is forgotten.
     """
 
     def __init__(
         self,
         reader: Reader,
+        fields: Sequence[str],
+        batches: Mapping[str, Any],
         *,
-        sizes: Mapping[str, Any],
-        seed: int | None = 0,
-        rank: int | None = None,
-        world_size: int | None = None,
-        remainder: Remainder = "repeat",
-        format: str | None = None,
-        prefetch: int = 2,
-        device: str | torch.device = "cpu",
-        on_error: str = "error",
-        meta: bool = False,
-        title: str = "",
-        of_snapshot: Callable[[int], Reader | None] | None = None,
-        shuffle_block: int | None = None,
+        title: str,
+        of_snapshot: Callable[[int], Reader | None],
+        seed: int | None,
+        rank: int | None,
+        world_size: int | None,
+        format: str | None,
+        prefetch: int,
+        device: str | torch.device,
+        on_error: str,
+        shuffle_block: int | None,
     ) -> None:
         self.rank, self.world_size, self._ranks_from = find_ranks(rank, world_size)
-        batches = BatchPlan(**sizes, world_size=self.world_size, remainder=remainder)
+        plan = BatchPlan(**batches, world_size=self.world_size)
         seed = None if seed is None else whole("seed", seed, -(2**63))
         self._prefetch = whole("prefetch", prefetch, 0, MAX_STEP)
-        self._transfer, self._title, self._meta = Transfer(device), title, meta
+        self._transfer, self._title, self._meta = Transfer(device), title, "meta" in fields
         self.format = reader.check_format(format)
-        if remainder == "pad" and not reader.has_labels and self.format is not None:
+        if plan.remainder == "pad" and not reader.has_labels and self.format is not None:
             raise UsageError(
                 f"remainder='pad': not with format={self.format!r}",
                 why="a model would learn from the padding: these batches have no labels",
@@ -91,7 +83,7 @@ class Loader(IterableDataset[Batch]):
             )
         self._reader, self._pool = reader, self._buffers(reader, pinned=self._transfer.device.type == "cuda")
         self._shuffle_block = None if shuffle_block is None else whole("shuffle_block", shuffle_block, 1)
-        self._epochs, self._position = Epochs(self._planned(reader), batches), Position(seed)
+        self._epochs, self._position = Epochs(self._planned(reader), plan), Position(seed)
         self._substitutes, self._of_snapshot = Substitutes(on_error), of_snapshot
         self._passes: weakref.WeakSet[Generator[InFlight]] = weakref.WeakSet()
         self._sampled = False
@@ -99,6 +91,7 @@ class Loader(IterableDataset[Batch]):
         self._named = False
         """True if the next epoch was chosen with ``set_epoch``."""
         self._warn()
+        check_carried(self.format, fields)
 
     def __len__(self) -> int:
         """Batches of an epoch on this rank (the same on every rank)."""

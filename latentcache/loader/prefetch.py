@@ -15,13 +15,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from threading import Condition
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from latentcache.errors import UsageError
+from latentcache.loader.buffers import BufferPool
+from latentcache.loader.formats import Batch
 from latentcache.plan.numbers import human_bytes
-from latentcache.plan.samples import Blocks, EpochPlan
+from latentcache.plan.samples import BatchIndex, Blocks, EpochPlan, SampleIndex
 from latentcache.store.gather import Ints
 from latentcache.store.reader import ByteRange, ShardFile
 from latentcache.store.remote.disk_cache import DiskCache
@@ -114,18 +116,48 @@ class ShardUse(NamedTuple):
     """(n,) bytes of the items."""
 
 
-class ReadsShards(Protocol):
-    """What a reader says about shards."""
+class Reader:
+    """What a loader reads: samples of caches, or rows of tokens."""
 
-    @property
-    def snapshots(self) -> Sequence[Snapshot]:
-        """The snapshot of each part."""
+    index: SampleIndex
+    snapshots: Sequence[Snapshot]
+    """The snapshot of each part."""
+    excluded = 0
+    """Samples that lack a field that was asked for."""
+    has_labels = False
+    buffers = 1
+    """Buffers of a batch."""
+
+    def check_format(self, name: str | None) -> str | None:
+        """The format, if it fits; raises UsageError."""
+        raise NotImplementedError
+
+    def notes(self, title: str) -> list[str]:
+        """Sentences on samples that are not served as a user expects."""
+        return []
+
+    def read(self, batch: BatchIndex, pool: BufferPool, *, on_device: bool) -> Batch:
+        """The batch of an index."""
+        raise NotImplementedError
+
+    def complete(self, batch: Batch, form: str | None) -> Batch:
+        """The batch before it goes to a device."""
+        return batch
+
+    def finish(self, batch: Batch, form: str | None, *, on_device: bool) -> Batch:
+        """The batch where it is used."""
+        return batch
 
     def uses(self, rows: Ints) -> Iterable[ShardUse]:
         """The shards of some samples, field by field."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the files; they are opened again when more is read."""
+        raise NotImplementedError
 
 
-def blocks_of(reader: ReadsShards, count: int, samples: int) -> Blocks:
+def blocks_of(reader: Reader, count: int, samples: int) -> Blocks:
     """The samples of a reader by the shard of their largest field, for windows of so many."""
     shard, largest = np.zeros(count, dtype=np.int32), dict[int, int]()
     begins = np.cumsum([0, *(len(snapshot.shards) for snapshot in reader.snapshots)]).tolist()
@@ -140,7 +172,7 @@ def blocks_of(reader: ReadsShards, count: int, samples: int) -> Blocks:
 class ShardFeed:
     """Has the shards of a window on the disk while it is read, and those of the next one if there is room."""
 
-    def __init__(self, reader: ReadsShards, plan: EpochPlan) -> None:
+    def __init__(self, reader: Reader, plan: EpochPlan) -> None:
         self._reader, self._plan, self._changed, self._window = reader, plan, Condition(), -1
         window = np.zeros(len(plan), dtype=np.int64) if plan.window is None else plan.window
         self._begins = np.append(np.flatnonzero(np.diff(window, prepend=-1)), len(plan))

@@ -24,7 +24,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, table_values
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import Batch, check_embeddings, check_sample_format, sample_format
-from latentcache.loader.prefetch import ShardUse, read_soon
+from latentcache.loader.prefetch import Reader, ShardUse, read_soon
 from latentcache.loader.samples import (
     CAPTION,
     METADATA,
@@ -44,7 +44,6 @@ from latentcache.plan.shuffle import drawn_of_samples
 from latentcache.store import gather
 from latentcache.store.gather import Scaling
 from latentcache.store.reader import Checksum, EntryReader, Located
-from latentcache.store.snapshot import Snapshot
 
 Epoch = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
@@ -106,10 +105,8 @@ class _Source:
         return self._kept[SAMPLES, source]
 
 
-class SampleReader:
+class SampleReader(Reader):
     """The samples of several parts, as a loader reads them. Picklable; opens files on first use in each process."""
-
-    has_labels = False
 
     def __init__(self, selection: Selection) -> None:
         self._selection, self._snapshot = selection, selection.parts[0].snapshot
@@ -118,12 +115,12 @@ class SampleReader:
         self._specs = {name: self._snapshot.fields[name].spec for name in self.fields}
         pairs = zip(selection.parts, selection.joined, strict=True)
         self._sources = [_Source(*pair, self._settings.checksum) for pair in pairs]
+        self.snapshots = [part.snapshot for part in selection.parts]
         self._read_recipes()
         self._find_empty_prompts()
         self._lengths = selection.lengths
         self._scalings = self._scaled_as_read()
         self.buffers = max(len(self.fields), 1)
-        """Buffers of a batch."""
 
     def check_format(self, name: str | None) -> str | None:
         """The format, if it fits; see ``formats.check_sample_format``."""
@@ -238,10 +235,6 @@ class SampleReader:
         stored = torch.from_numpy(values)
         return stored if stored.dtype == dtype else stored.view(dtype)  # as bfloat16
 
-    def complete(self, batch: Batch, form: str | None) -> Batch:
-        """The batch; :meth:`finish` names all of it."""
-        return batch
-
     def finish(self, batch: Batch, form: str | None, *, on_device: bool) -> Batch:
         """The batch in a format. On a device, scale, shift and cast, in place where the type stays."""
         for name in self._values if on_device else ():
@@ -259,11 +252,6 @@ class SampleReader:
         elif stored.dtype != dtype:
             out = stored.new_empty(0, dtype=dtype)
         return affine.apply(stored, out)
-
-    @property
-    def snapshots(self) -> list[Snapshot]:
-        """The snapshot of each part."""
-        return [source.snapshot for source in self._sources]
 
     def uses(self, rows: Ints) -> Iterator[ShardUse]:
         """The shards of samples, field by field; of variants those of the first."""

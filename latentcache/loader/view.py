@@ -18,7 +18,8 @@ from latentcache.plan.samples import plan_report
 if TYPE_CHECKING:
     import torch
 
-    from latentcache.loader.loader import Loader, Reader
+    from latentcache.loader.loader import Loader
+    from latentcache.loader.prefetch import Reader
     from latentcache.loader.substitute import OnError
     from latentcache.plan.samples import SampleIndex
 
@@ -169,7 +170,6 @@ class View:
             EmptyPlanError: An epoch would have no step.
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
-        from latentcache.loader.formats import check_carried
         from latentcache.loader.loader import Loader
 
         fields = [fields] if isinstance(fields, str) else fields
@@ -178,15 +178,28 @@ class View:
             view = self._of_snapshot(number)
             return None if view is None else view._reader_of(fields)
 
-        sizes = {"batch_size": batch_size, "batch_pixels": batch_pixels, "batch_tokens": batch_tokens}
-        loader = Loader(
-            self._reader_of(fields), sizes={**sizes, "multiple_of": multiple_of}, seed=seed, rank=rank,
-            world_size=world_size, remainder=remainder, format=format, prefetch=prefetch, device=device,
-            on_error=on_error, meta="meta" in (fields or ()), title=self.name, of_snapshot=of_snapshot,
+        batches = {
+            "batch_size": batch_size,
+            "batch_pixels": batch_pixels,
+            "batch_tokens": batch_tokens,
+            "multiple_of": multiple_of,
+            "remainder": remainder,
+        }
+        return Loader(
+            self._reader_of(fields),
+            fields or (),
+            batches,
+            title=str(self.name),
+            of_snapshot=of_snapshot,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            format=format,
+            prefetch=prefetch,
+            device=device,
+            on_error=on_error,
             shuffle_block=shuffle_block,
-        )  # fmt: skip
-        check_carried(loader.format, fields or ())
-        return loader
+        )
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

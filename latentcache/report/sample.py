@@ -279,7 +279,7 @@ def _row(rows: Rows, row: int, decode: Decoder | None) -> dict[str, Any]:
     return {
         "row": row,
         "name": shown_text(rows.where(row)),
-        "tokens": int(rows.row_lengths[row]),
+        "tokens": int((document > 0).sum()),
         "learned": int((labels != IGNORED).sum()),
         "documents": int(document.max(initial=0)),
         "padding": int((document == 0).sum()),

@@ -20,7 +20,7 @@ LAYOUTS = [
 
 def expected_row(view, row, width, ids, spans=None):
     """Compute the expected row from the plan and the documents."""
-    (plan,) = view.row_plans
+    plan = view.parts[0].plan
     out = {name: [] for name in ("input_ids", "labels", "position_ids", "seq_idx")}
     for number, piece in enumerate(plan.pieces(row)):
         document, start, length = (int(column[piece]) for column in (plan.document, plan.start, plan.length))
@@ -180,7 +180,7 @@ def test_packed_documents_do_not_see_each_other_in_a_real_model(tmp_path, model,
     ids = texts(24, 30)
     changed = [[token + 7 if token > 1 else token for token in one] for one in ids]
     views = [opened(documents(tmp_path / name, one)).rows(pack=64) for name, one in (("a", ids), ("b", changed))]
-    (plan,) = views[0].row_plans
+    plan = views[0].parts[0].plan
     row = next(row for row in range(len(plan)) if len(plan.pieces(row)) > 1)
     first = int(plan.length[plan.pieces(row)[0]])
     batches = [dict(view.loader(batch_size=1, format=form).batch([row])) for view in views]

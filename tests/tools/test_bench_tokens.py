@@ -9,7 +9,7 @@ def test_rows_by_hand_are_the_packed_rows(tmp_path):
     cache, ids = make_cache(tmp_path, np.array([LENGTH, 7, 900, 3000]))
     rows = open_cache(cache).rows(pack=LENGTH)
     plan = [[0, 1]]
-    (expected,), found = by_hand(tmp_path, ids, rows.row_plans[0])(plan), rows.batch(plan[0])
+    (expected,), found = by_hand(tmp_path, ids, rows.parts[0].plan)(plan), rows.batch(plan[0])
     mask = found["seq_idx"] > 0
     assert bool((expected["attention_mask"] == mask).all())
     for name in ("input_ids", "labels", "position_ids"):

@@ -35,7 +35,7 @@ def test_padding_free_rows_equal_trl(fifty):
     """Without padding all names, types and values are equal."""
     view = fifty.rows(chunk=LENGTH, cross_document=False, last_chunk="drop")
     ours = view.collator("flat")(view.__getitems__([0, 1, 2]))
-    batch, part = view.batch([0, 1, 2]), view.row_plans[0]
+    batch, part = view.batch([0, 1, 2]), view.parts[0].plan
     rows = [{name: batch[name][row].tolist() for name in ("input_ids", "labels")} for row in range(3)]
     for number, row in enumerate(rows):
         row["seq_lengths"] = [int(part.length[piece]) for piece in part.pieces(number)]
