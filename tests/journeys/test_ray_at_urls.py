@@ -13,7 +13,7 @@ from s3_server import server, url
 from small_cache import SMALL, draw, run
 
 from latentcache.pipeline.workers.engine import Task
-from latentcache.pipeline.workers.ray import NodeCheck, Supervisor
+from latentcache.pipeline.workers.ray import Supervisor
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
 from latentcache.store.remote.view import StoredShards, worker_folder
@@ -44,7 +44,7 @@ def stored(url, folder):
 def test_a_node_without_credentials_is_left_out_with_the_reason(url, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     task = Task(field="latents", recipe={}, producer={}, groups=(), root="", cache="", url=url, scratch=str(tmp_path))
-    assert Supervisor({}, "cpu", 1).prepare(NodeCheck({}, task), 1) == [f"{url}: access is denied"]
+    assert Supervisor({}, "cpu", 1).prepare({}, task, 1) == [f"{url}: access is denied"]
 
 
 def test_folders_of_workers_that_are_gone_are_removed(tmp_path):

@@ -19,14 +19,15 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib import import_module
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from latentcache import failpoint
 from latentcache._version import __version__
@@ -65,55 +66,34 @@ _MOST_FAILURES = 3
 _TELL_S = 20.0
 
 
-class NodeCheck(NamedTuple):
-    """Facts of the build's own machine, which each node compares with its own."""
-
-    versions: Mapping[str, str]
-    """Library -> version; of field plug-ins the hash of their source file."""
-    task: Task | None = None
-    contents: tuple[bytes, ...] = ()
-    """Content hash of each of ``Task.locations``."""
-
-
-def node_check(task: Task | None) -> NodeCheck:
-    """The facts of this machine."""
-    versions = {name: version.partition("+")[0] for name, version in installed(_LIBRARIES).items()}
-    versions["latentcache"] = __version__
+def facts(task: Task | None) -> dict[str, str]:
+    """What the build's machine and each node have to agree in, by name: versions, DATA and CACHE as they see them."""
+    known = {name: version.partition("+")[0] for name, version in installed(_LIBRARIES).items()}
+    known["latentcache"] = __version__
     for name, kind in field_kinds().items():
         module = type(kind).__module__
         if not module.startswith("latentcache."):
             source = Path(str(import_module(module).__file__)).read_bytes()
-            versions[f"field {name}"] = sha256(source).hexdigest()[:12]
-    return NodeCheck(versions, task, () if task is None else tuple(_contents(task)))
-
-
-def _contents(task: Task) -> Iterator[bytes]:
+            known[f"source file of field {name}"] = sha256(source).hexdigest()[:12]
+    if task is None:
+        return known
     for location in task.locations:
-        try:
-            yield content_hash(read_image(task.root, location)[0])
-        except UnusableSampleError:
-            yield b""
-
-
-def differences(build: NodeCheck, device: str, ask: Callable[..., Any]) -> Iterator[str]:
-    """What this node has that differs from the build's machine, one phrase each."""
-    here = node_check(build.task)
-    for name, version in build.versions.items():
-        if (other := here.versions.get(name, "")) != version:
-            yield f"{name} is {other or 'not installed'} and not {version or 'absent'}"
-    task = build.task
-    if task is None or here.versions != build.versions:
-        return
-    for location, expected, content in zip(task.locations, build.contents, here.contents, strict=True):
-        if content != expected:
-            state = "has other bytes" if content else "cannot be read"
-            yield f"DATA differs: {location['path']} {state} in {task.root}"
-            break
-    try:
+        with suppress(UnusableSampleError):
+            content = content_hash(read_image(task.root, location)[0])
+            known[f"content of DATA {location['path']} in {task.root}"] = content.hex()[:12]
+    with suppress(LatentcacheError):
         check_owner(CachePaths(Path(task.cache)).building, task.owner)
-    except LatentcacheError:
-        yield f"CACHE is another folder here, and all nodes have to share it: {task.cache}"
-    yield from _other_model(task, device, ask)
+        known["owner of CACHE" if task.url else f"owner of CACHE {task.cache}, which nodes share,"] = task.owner
+    return known
+
+
+def differences(build: Mapping[str, str], task: Task | None, device: str, ask: Callable[..., Any]) -> Iterator[str]:
+    """What this node has that differs from the build's machine, one phrase each."""
+    here = facts(task)
+    differing = [name for name, value in build.items() if here.get(name) != value]
+    yield from (f"{name} is {here.get(name) or 'missing'}, not {build[name] or 'missing'}" for name in differing)
+    if task is not None and not differing:
+        yield from _other_model(task, device, ask)
 
 
 def _other_model(task: Task, device: str, ask: Callable[..., Any]) -> Iterator[str]:
@@ -151,23 +131,22 @@ class Supervisor:
         """For the shards of a cache at a URL; None: it is in a folder that the nodes share."""
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def prepare(self, build: NodeCheck, cost: int) -> list[str]:
+    def prepare(self, build: Mapping[str, str], task: Task | None, cost: int) -> list[str]:
         """Compare this node with the build's machine; get ready for the task if nothing differs."""
         try:
-            build = build._replace(task=self._here(build.task))
+            task = self._at_url(task) if task is not None and task.url else task
         except LatentcacheError as error:
             return [error.what]
-        problems = list(differences(build, self._device, self._engine.ask))
-        if not problems and build.task is not None:
+        problems = list(differences(build, task, self._device, self._engine.ask))
+        if not problems and task is not None:
             device = "cuda" if self._device == "cuda" else "cpu*1"
-            task = replace(build.task, device=device, workers=1, locations=(), provenance={})
-            self._engine.open(task, cost * self._neighbors)
+            self._engine.open(
+                replace(task, device=device, workers=1, locations=(), provenance={}), cost * self._neighbors
+            )
         return problems
 
-    def _here(self, task: Task | None) -> Task | None:
-        """The task with a folder of this node, if the cache is at a URL, and a catalog of what is there."""
-        if task is None or not task.url:
-            return task
+    def _at_url(self, task: Task) -> Task:
+        """The task with a folder of this node, and a catalog of what is at the URL."""
         if self._folder is None:
             self._folder = self._folders.enter_context(worker_folder(scratch_folder(task.scratch)))
         paths, lookup = CachePaths(self._folder), self._folder / "lookup"
@@ -250,9 +229,9 @@ class _Actor:
 class _Node:
     """A node that an actor was started on."""
 
+    has_worked: bool = False
+    """True once an actor was ready: others may come back."""
     losses: int = 0
-    failures: int = 0
-    """Actors that failed before one was ready."""
     paused_until: float = 0.0
     left_out: str = ""
     """Why it gets no actor any more."""
@@ -292,17 +271,14 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         """True if each CPU gets an actor."""
         self._on_gpu = self.device == "cuda"
         self._most = 0
-        self._check, self._cost = node_check(None), 0
+        self._task: Task | None = None
+        self._facts, self._cost = facts(None), 0
         self._actors: dict[int, _Actor] = {}
-        self._number = 0
-        self._nodes: dict[str, _Node] = {}
+        self._numbers = count()
+        self._nodes = defaultdict[str, _Node](_Node)
         self._notes: deque[str] = deque()
         self._error: BaseException | None = None
-        self._has_worked = False
-        """True once an actor was ready: others may come back."""
         self._looked_at = self._asked_at = self._without_since = time.monotonic()
-        self._silent_s = 0.0
-        """Seconds since the last look at the nodes; a pause of the build itself counts as one."""
         self._closed, self._lock = threading.Event(), threading.RLock()
         self._thread = threading.Thread(target=self._serve, name="ray", daemon=True)
         self._thread.start()
@@ -312,18 +288,18 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         kind = field_kinds()[task.field]
         on_gpu = self.device == "cuda" and kind.device == "accelerator" and task.needs_torch
         per_cpu = kind.device == "cpu" or (self._workers is not None and not on_gpu)
-        check = node_check(task)
+        known = facts(task)
         with self._lock:
             if (on_gpu, per_cpu) != (self._on_gpu, self._per_cpu):
                 for number in list(self._actors):
                     self._drop(number)
-            self._on_gpu, self._per_cpu, self._check = on_gpu, per_cpu, check
+            self._on_gpu, self._per_cpu, self._task, self._facts = on_gpu, per_cpu, task, known
             alive = self._alive()
             self._most = self._workers or (max(cost // kind.work.worker_cost, 1) if kind.device == "cpu" else 1 << 30)
             self._cost = cost // max(min(self._most, sum(map(self._size, alive))), 1)
             for actor in self._actors.values():
                 actor.is_ready = False
-                actor.call = actor.handle.prepare.remote(check, self._cost)
+                actor.call = actor.handle.prepare.remote(known, task, self._cost)
         if self._workers:
             self._request(self._workers)
         memory = int(max((node["Resources"].get("memory", 0) for node in alive), default=0))
@@ -335,9 +311,10 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         while self._notes:
             self._warn(self._notes.popleft())
         now = time.monotonic()
-        self._silent_s += min(now - self._asked_at, _NODES_S)
+        if now - self._asked_at > _SILENT_S / 2:
+            self._looked_at = now  # the build itself was paused
         self._asked_at = now
-        if self._error is None and self._silent_s > _SILENT_S:
+        if self._error is None and now - self._looked_at > _SILENT_S:
             self._error = _silence(TimeoutError(f"it has been silent for {_SILENT_S:.0f} s"))
         if self._error is not None:
             raise self._error
@@ -377,7 +354,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             return
         self._closed.set()
         self._thread.join(_ANSWER_S)
-        if self._check.task is not None and self._check.task.url:
+        if self._task is not None and self._task.url:
             self._ray.wait([actor.handle.clear.remote() for actor in self._actors.values()], timeout=_ANSWER_S)
         for number in list(self._actors):
             self._drop(number)
@@ -401,7 +378,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
                 nodes = self._alive() if time.monotonic() - self._looked_at >= _NODES_S else None
                 with self._lock:
                     if nodes is not None:
-                        self._looked_at, self._silent_s = time.monotonic(), 0.0
+                        self._looked_at = time.monotonic()
                         self._look({node["NodeID"]: node for node in nodes})
                     calls = {actor.call: number for number, actor in self._actors.items() if actor.call is not None}
                 if not calls:
@@ -433,16 +410,16 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         for number, actor in list(self._actors.items()):
             if actor.node not in nodes:
                 self._lost(number, TimeoutError("its node is gone"))
-        usable = {name: node for name, node in nodes.items() if not self._known(name).left_out}
+        usable = {name: node for name, node in nodes.items() if not self._nodes[name].left_out}
         wanted = sorted((number, name) for name, node in usable.items() for number in range(self._size(node)))
         counts = Counter(name for _, name in wanted[: self._most])
         there = Counter(actor.node for actor in self._actors.values())
-        for name, count in counts.items():
-            if time.monotonic() >= self._known(name).paused_until:
-                for _ in range(count - there[name]):
-                    self._create(nodes[name], count)
-        left_out = [self._nodes[name].left_out for name in nodes if self._known(name).left_out]
-        if left_out and not wanted and not self._has_worked:
+        for name, neighbors in counts.items():
+            if time.monotonic() >= self._nodes[name].paused_until:
+                for _ in range(neighbors - there[name]):
+                    self._create(nodes[name], neighbors)
+        left_out = [self._nodes[name].left_out for name in nodes if self._nodes[name].left_out]
+        if left_out and not wanted and not any(node.has_worked for node in self._nodes.values()):
             fix = "make the node like the build's machine, or take it out of the cluster, and run the command again"
             raise WorkerError("no node of the Ray cluster can be used", why=left_out[0], fix=fix)
         if any(actor.is_ready for actor in self._actors.values()) or not self._most:
@@ -451,16 +428,13 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             self._without_since = float("inf")
             self._notes.append(f"waiting for a free {'GPU' if self._on_gpu else 'CPU'} in the Ray cluster")
 
-    def _known(self, name: str) -> _Node:
-        return self._nodes.setdefault(name, _Node())
-
     def _create(self, node: Mapping[str, Any], neighbors: int) -> None:
         """An actor on a node; it waits there until its device is free."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         name = node["NodeID"]
         variables = {key: value for key, value in os.environ.items() if key.startswith(("LATENTCACHE_", _THREADS))}
-        if self._known(name).losses:
+        if self._nodes[name].losses:
             variables.pop(failpoint.VARIABLE, None)
         handle = self._actor_class.options(
             num_cpus=0 if self._on_gpu else 1,
@@ -468,9 +442,8 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             scheduling_strategy=NodeAffinitySchedulingStrategy(name, soft=False),
         ).remote(variables, "cuda" if self._on_gpu else "cpu", neighbors)
         actor = _Actor(handle=handle, node=name, label=f"node {node['NodeManagerAddress']} ({name[:6]})")
-        actor.call = handle.prepare.remote(self._check, self._cost)
-        self._number += 1
-        self._actors[self._number] = actor
+        actor.call = handle.prepare.remote(self._facts, self._task, self._cost)
+        self._actors[next(self._numbers)] = actor
 
     def _polled(self, actor: _Actor) -> Any:
         return actor.handle.poll.options(concurrency_group="poll").remote()
@@ -490,7 +463,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             if answer:
                 self._leave_out(actor.node, f"{actor.label}: {'; '.join(answer)}")
             actor.is_ready = not answer
-            self._has_worked = self._has_worked or actor.is_ready
+            self._nodes[actor.node].has_worked |= actor.is_ready
             return
         for message in answer:
             actor.post(message)
@@ -500,8 +473,8 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             actor.call = self._polled(actor)
 
     def _leave_out(self, name: str, why: str) -> None:
-        if not self._known(name).left_out:
-            self._known(name).left_out = why
+        if not self._nodes[name].left_out:
+            self._nodes[name].left_out = why
             self._notes.append(f"{why}; the node is left out")
         for number in [number for number, actor in self._actors.items() if actor.node == name]:
             self._drop(number)
@@ -509,12 +482,11 @@ class RayEngine(AbstractContextManager["RayEngine"]):
     def _lost(self, number: int, error: BaseException) -> None:
         """An actor is gone, or cannot be reached."""
         actor = self._actors[number]
-        node = self._known(actor.node)
+        node = self._nodes[actor.node]
         self._drop(number)
         node.paused_until = time.monotonic() + min(_PAUSE_S * 2.0 ** min(node.losses, 10), _MOST_PAUSE_S)
         node.losses += 1
-        node.failures += not actor.is_ready
-        if not actor.is_ready and node.failures >= _MOST_FAILURES:
+        if not node.has_worked and node.losses >= _MOST_FAILURES:
             self._leave_out(actor.node, f"{actor.label}: {_last_line(error)}")
 
     def _drop(self, number: int) -> None:
@@ -522,8 +494,8 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         actor = self._actors.pop(number)
         with suppress(Exception):  # it is gone
             self._ray.kill(actor.handle)
-        if actor.post is not None and self._check.task is not None and not self._closed.is_set():
-            task = replace(self._check.task, shard=actor.shard)
+        if actor.post is not None and self._task is not None and not self._closed.is_set():
+            task = replace(self._task, shard=actor.shard)
             threading.Thread(target=_recover, args=(task, actor.post), daemon=True).start()
 
     def _request(self, count: int) -> None:
@@ -573,13 +545,11 @@ def connected(address: str | None) -> tuple[Any, bool]:
     failure = _connect(ray, address)
     if failure is None:
         return ray, True
-    what, why = f"the Ray cluster at {address} cannot be used", " ".join(str(failure).split())[:300]
     fix = "start a cluster with `ray start --head`, or name its head node with --address HOST:6379"
-    if "ersion mismatch" in why:
+    if "ersion mismatch" in str(failure):
         fix = "install the same versions of Ray and Python on every node"
-    if isinstance(failure, ConnectionError):
-        what, why = "there is no Ray cluster", _last_line(failure)
-    raise WorkerError(what, why=why, fix=fix) from failure
+    name, why = "of this machine" if address == "auto" else f"at {address}", " ".join(str(failure).split())[:300]
+    raise WorkerError(f"the Ray cluster {name} cannot be used", why=why, fix=fix) from failure
 
 
 def _connect(ray: Any, address: str) -> BaseException | None:
@@ -587,20 +557,20 @@ def _connect(ray: Any, address: str) -> BaseException | None:
 
     In a thread, because Ray takes SIGTERM in the main one, and tries for minutes to find a cluster that is gone.
     """
-    outcome = list[BaseException | None]()
+    failure: list[BaseException] = [TimeoutError(f"it did not answer within {_INIT_S:.0f} s")]
 
     def init() -> None:
         try:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
-            outcome.append(None)
+            failure.clear()
         except BaseException as error:  # noqa: BLE001 - raised by the caller
-            outcome.append(error)
+            failure[0] = error
 
     logging.getLogger("ray").setLevel(logging.ERROR)
     thread = threading.Thread(target=init, name="ray-init", daemon=True)
     thread.start()
     thread.join(_INIT_S)
-    return outcome[0] if outcome else TimeoutError(f"it did not answer within {_INIT_S:.0f} s")
+    return failure[0] if failure else None
 
 
 def _check_address(address: str) -> None:

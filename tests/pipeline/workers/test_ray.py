@@ -18,7 +18,7 @@ from PIL import Image
 
 from latentcache.pipeline.workers import local
 from latentcache.pipeline.workers.engine import Task
-from latentcache.pipeline.workers.ray import differences, node_check
+from latentcache.pipeline.workers.ray import differences, facts
 from latentcache.store.paths import CachePaths
 from latentcache.store.shard import load_index
 from latentcache.store.snapshot import open_snapshot
@@ -184,7 +184,7 @@ def test_a_node_that_differs_is_named_and_left_out(tmp_path, photos, cluster):
     cluster.do(f"add {other.parent}")
     result = finished(started(photos, tmp_path / "out", cluster, delay_ms=50))
     assert (result["exit_code"], result["counts"]["encoded"]) == (0, 120)
-    assert "simplejpeg is 0.1 and not" in result["talk"]
+    assert "simplejpeg is 0.1, not" in result["talk"]
     assert "the node is left out" in result["talk"]
     cluster.do("kill")
 
@@ -207,12 +207,13 @@ def test_a_model_is_compared_and_gives_the_bits_of_a_local_build(tmp_path, photo
 
     fields = open_snapshot(tmp_path / "out").manifest["fields"]["latents"]
     task = Task(field="latents", recipe=fields["recipe"], producer={}, groups=(), root="", cache="")
-    check = node_check(replace(task, provenance=fields["provenance"]))
-    assert list(differences(check, "cpu", None)) == []
+    task = replace(task, provenance=fields["provenance"])
+    known = facts(task)
+    assert list(differences(known, task, "cpu", None)) == []
     tiny_vae(tmp_path / "vae", seed=8)
-    assert [text.split(":")[0] for text in differences(check, "cpu", None)] == ["VAE differs"]
+    assert [text.split(":")[0] for text in differences(known, task, "cpu", None)] == ["VAE differs"]
     shutil.rmtree(tmp_path / "vae")
-    assert [text.split(":")[0] for text in differences(check, "cpu", None)] == ["VAE"]
+    assert [text.split(":")[0] for text in differences(known, task, "cpu", None)] == ["VAE"]
 
 
 @pytest.mark.slow
@@ -266,14 +267,15 @@ def test_a_node_with_other_data_cache_or_model_is_named(squares, tmp_path):
     jobs = squares.jobs(TEXTS)
     task = squares.task(owner="me", locations=tuple(job.inputs["image"] for job in jobs[:3]))
     squares.paths.building.write_text(json.dumps({"owner": "me"}))
-    check = node_check(task)
-    assert list(differences(check, "cpu", None)) == []
+    known = facts(task)
+    assert list(differences(known, task, "cpu", None)) == []
     (squares.folder / "data" / "001.txt").write_text("other")
-    assert "001.txt has other bytes" in next(differences(check, "cpu", None))
+    assert "content of DATA 001.txt" in next(differences(known, task, "cpu", None))
     (squares.folder / "data" / "001.txt").unlink()
     squares.paths.building.write_text(json.dumps({"owner": "another"}))
-    data, cache = differences(check, "cpu", None)
-    assert "001.txt cannot be read" in data
-    assert "CACHE is another folder here" in cache
-    other = check._replace(versions=check.versions | {"torch": "1.0", "field squares": "1234"})
-    assert [text.split(" is ")[0] for text in differences(other, "cpu", None)] == ["torch", "field squares"]
+    data, cache = differences(known, task, "cpu", None)
+    assert "001.txt" in data
+    assert " is missing, not " in data
+    assert "which nodes share, is missing" in cache
+    others = differences({"torch": "1.0", "source file of field squares": "1234"}, task, "cpu", None)
+    assert [text.split(" is ")[0] for text in others] == ["torch", "source file of field squares"]
