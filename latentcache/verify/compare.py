@@ -9,7 +9,6 @@ sample.
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -135,7 +134,7 @@ def compare(
             comparison.columns(rows)
     reasons = {item.label: item for item in (*now.notes, *now.rejected) if not (of_records and item.line)}
     comparison.removed(own_input, np.flatnonzero(chosen & (listing_row[:count] < 0)), reasons)
-    _rejected(findings, now, rejected, pairing[count:], listing_row[count:], reasons)
+    _rejected(findings, now, rejected, pairing[count:], listing_row[count:])
     is_new = np.ones(len(now.samples) + 1, dtype=np.bool_)
     is_new[listing_row] = False  # the last one is for -1
     new = Findings(now.samples)
@@ -274,36 +273,39 @@ def _rejected(
     then: Sequence[Rejected],
     pairing: NDArray[np.uint8],
     listing_row: NDArray[np.int64],
-    reasons: Mapping[str, Rejected],
 ) -> None:
     """Add findings on files and records that are rejected now, and (R,) on those that the snapshot rejected."""
     of_records, by_label = now.data_kind == "records", dict[str, Rejected]()
     for item in now.rejected:
         by_label.setdefault(item.label, item)
     is_sample = match_names(Strings.of(by_label), findings.table.names) >= 0
-    others = [
-        item for item, known in zip(by_label.values(), is_sample.tolist(), strict=True) if of_records or not known
-    ]
-    findings.others += map(_quarantined, others)
-    labels = {item.label for item in then}
-    moved = Counter(_but_line(item) for item in by_label.values() if item.label not in labels)
+    for item, known in zip(by_label.values(), is_sample.tolist(), strict=True):
+        if of_records or not known:
+            findings.others.append(_quarantined(item))
     for item, word, row in zip(then, pairing.tolist(), listing_row.tolist(), strict=True):
-        if row >= 0 and not of_records:
-            findings.others.append(_image_rejected(now, item, row))
-        elif row >= 0 and word == _CHANGED:
-            findings.others.append(_recorded(item, "stale", "source-changed", _own_content(now.samples, row)))
-        elif row >= 0:
-            findings.others.append(_quarantined(item, line=now.samples.where(row)[1]))
-        elif item.label not in by_label and moved[_but_line(item)] > 0:  # it is among those of now
-            moved[_but_line(item)] -= 1
-        elif item.label not in by_label:
-            cause = _reason_of(item.name, reasons)
-            became = ("stale", "source-removed", "") if cause is None else _unusable(cause.reason, cause.detail)
-            findings.others.append(_recorded(item, *became))
+        if row < 0:  # it is gone, or the source rejects it again
+            continue
+        if of_records:
+            change = ("source-changed", _own_content(now.samples, row)) if word == _CHANGED else None
+        else:
+            change = _image_change(now, item, row)
+        if change is None:
+            findings.others.append(_quarantined(item, now.samples.where(row)[1]))
+            continue
+        finding = Finding(
+            category="stale",
+            reason=change[0],
+            path=item.name,
+            line=item.line,
+            expected=item.content.hex() or f"rejected as {item.reason}",
+            found=change[1],
+            hint=HINTS["stale"],
+        )
+        findings.others.append(finding)
 
 
-def _image_rejected(now: Listing, item: Rejected, row: int) -> Finding:
-    """A sample that the snapshot rejected: still so, or another one by now."""
+def _image_change(now: Listing, item: Rejected, row: int) -> tuple[str, str] | None:
+    """Reason and new value if a rejected sample is another one by now; None: it is the same, as far as is known."""
     kind, inputs = field_kind(item.target) if item.target else None, now.samples.inputs
     names = kind.inputs if kind is not None else ("image",)
     there = [name for name in names if name in inputs]
@@ -312,11 +314,11 @@ def _image_rejected(now: Listing, item: Rejected, row: int) -> Finding:
     content = contents[0] if len(contents) == 1 else content_hash(b"".join(contents))
     of_caption = there == ["caption"]
     if item.reason.startswith("caption") or (of_caption and content != (item.content or bytes(HASH_BYTES))):
-        return _recorded(item, "stale", "caption-changed", _caption(now.samples, row))
+        return "caption-changed", _caption(now.samples, row)
     is_lacking = not item.content and len(there) < len(names)
     if of_caption or content == item.content or is_lacking or any((name, row) in now.unread for name in there):
-        return _quarantined(item)
-    return _recorded(item, "stale", "source-changed", content.hex())
+        return None
+    return "source-changed", content.hex()
 
 
 def _records_paired(
@@ -397,21 +399,5 @@ def _unusable(cause: str, detail: str) -> tuple[str, str, str]:
     return "stale", "caption-changed" if cause.startswith("caption") else "source-changed", f"{cause}: {detail}"
 
 
-def _but_line(item: Rejected) -> tuple[str, ...]:
-    return item.name, item.reason, item.field, item.detail
-
-
 def _quarantined(item: Rejected, line: int = 0) -> Finding:
     return replace(Finding.of_rejected("quarantined", item), line=line or item.line, target="")
-
-
-def _recorded(item: Rejected, category: str, reason: str, actual: str) -> Finding:
-    return Finding(
-        category=category,
-        reason=reason,
-        path=item.name,
-        line=item.line,
-        expected=item.content.hex() or f"rejected as {item.reason}",
-        found=actual or f"its {'record' if item.line else 'file'} is gone",
-        hint=HINTS[category],
-    )
