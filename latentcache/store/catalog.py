@@ -63,36 +63,32 @@ class StoredEntry(NamedTuple):
 class Catalog:
     """Finds committed items by key, or by the input of the encoder. Items are given by their numbers.
 
-    ``counts`` are the items of each shard in ``folders``, ``indexes`` those that are open already. ``tables``, as
-    :meth:`save_lookup` has them, are made when they are first needed.
+    ``damaged`` are shards that a build has to mend first: their index is damaged, or they were cut short. ``tables``,
+    as :meth:`save_lookup` has them, are made when they are first needed.
     """
-
-    damaged: tuple[str, ...] = ()
-    """Shards whose index is damaged or that were cut short: a build has to mend them first."""
 
     def __init__(
         self,
-        folders: Sequence[Path],
-        counts: Sequence[int],
-        indexes: Sequence[ShardIndex] = (),
+        indexes: Sequence[ShardIndex],
+        damaged: Sequence[str] = (),
         *,
         tables: dict[str, Table] | None = None,
     ) -> None:
-        self._folders, self._counts, self._indexes = tuple(folders), counts, dict(enumerate(indexes))
-        self._bases = np.cumsum([0, *counts])
-        self.shards = tuple(folder.name for folder in folders)
+        self._indexes = indexes
+        self._bases = np.cumsum([0, *(index.items for index in indexes)])
+        self.shards = tuple(index.folder.name for index in indexes)
+        self.damaged = tuple(damaged)
         self._tables = {} if tables is None else tables
 
     def is_whole(self, shards: Sequence[str]) -> bool:
         """True if no index of these shards was written again: every entry that a snapshot names is here."""
-        whole = {index.folder.name for index in self._indexes.values() if not index.is_rewritten}
+        whole = {index.folder.name for index in self._indexes if not index.is_rewritten}
         return whole.issuperset(shards)
 
     def count(self, kind: int, recipe: bytes) -> int:
         """Number of items of one kind whose keys end in these bytes of a recipe."""
         count, ending = 0, np.frombuffer(recipe, dtype=np.uint8)
-        for number in range(len(self.shards)):
-            index = self._index(number)
+        for index in self._indexes:
             for start in range(0, index.items, _TOGETHER):
                 part = slice(start, start + _TOGETHER)
                 keys = index.keys(part)
@@ -154,7 +150,7 @@ class Catalog:
 
     def entry_numbers(self, rows: Any) -> NDArray[np.int64]:
         """(n,) a number for the entry of each item."""
-        bases = np.cumsum([0, *(self._index(number).entries for number in range(len(self.shards)))], dtype=np.int64)
+        bases = np.cumsum([0, *(index.entries for index in self._indexes)], dtype=np.int64)
         numbers: NDArray[np.int64] = bases[rows.shard] + rows.entry
         return numbers
 
@@ -166,7 +162,7 @@ class Catalog:
             at = at[np.argsort(rows.entry[at])]
             for start in range(0, len(at), _TOGETHER):  # neighbors at a time: the column of all keys is large
                 some = at[start : start + _TOGETHER]
-                keys[some] = self._index(number).key[rows.entry[some]]
+                keys[some] = self._indexes[number].key[rows.entry[some]]
         return keys
 
     def own_columns(self, kind: FieldKind, items: NDArray[np.integer]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -234,8 +230,8 @@ class Catalog:
                 numbers, items = self._table(name)
                 (folder / f"{name}.u8").write_bytes(numbers.data)  # np.save takes a full disk for written
                 (folder / f"{name}.u4").write_bytes(items.data)
-            about = [list(map(str, self._folders)), list(map(int, self._counts))]
-            (folder / "shards.json").write_text(json.dumps(about), "ascii")
+            shards = [str(index.folder) for index in self._indexes]
+            (folder / "shards.json").write_text(json.dumps(shards), "ascii")
 
     @contextlib.contextmanager
     def shared_lookup(self, paths: CachePaths) -> Iterator[str]:
@@ -257,7 +253,7 @@ class Catalog:
         shard = (np.searchsorted(self._bases, items, "right") - 1).astype(np.int32)
         for number in np.unique(shard).tolist():
             at: Any = slice(None) if (shard == number).all() else np.flatnonzero(shard == number)
-            yield at, number, self._index(number), items[at].astype(np.int64) - self._bases[number]
+            yield at, number, self._indexes[number], items[at].astype(np.int64) - self._bases[number]
 
     def _candidates(self, table: str, wanted: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Positions of wanted numbers (n,) that a table has, and their items, whose keys are still to be compared."""
@@ -284,8 +280,7 @@ class Catalog:
 
     def _mixed_parts(self, name: str) -> Iterator[Table]:
         """Numbers of the keys or same-hashes of items, and the items; those without a same-hash are left out."""
-        for number, base in enumerate(self._bases[:-1].tolist()):
-            index = self._index(number)
+        for index, base in zip(self._indexes, self._bases.tolist(), strict=False):
             for start in range(0, index.items, _TOGETHER):
                 part = slice(start, min(start + _TOGETHER, index.items))
                 keys = index.keys(part)
@@ -293,11 +288,6 @@ class Catalog:
                 same = None if name == _KEY else index.columns["item.same"][part]
                 chosen = np.ones(len(items), dtype=np.bool_) if same is None else same.any(axis=1)
                 yield mixed(keys[chosen], None if same is None else same[chosen]), items[chosen]
-
-    def _index(self, shard: int) -> ShardIndex:
-        if shard not in self._indexes:
-            self._indexes[shard] = load_index(self._folders[shard])
-        return self._indexes[shard]
 
 
 def load_catalog(paths: CachePaths, *, open_shards: bool = False) -> Catalog:
@@ -321,9 +311,7 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False) -> Catalog:
         except (CacheDamagedError, CorruptEntryError):
             if not is_open:
                 damaged.append(folder.name)
-    catalog = Catalog([index.folder for index in indexes], [index.items for index in indexes], indexes)
-    catalog.damaged = tuple(damaged)
-    return catalog
+    return Catalog(indexes, damaged)
 
 
 def mend_shards(paths: CachePaths) -> tuple[list[str], list[str]]:
@@ -374,11 +362,11 @@ def stored_entries(catalog: Catalog) -> Iterator[StoredEntry]:
 def open_lookup(folder: Path) -> Catalog:
     """The catalog that another process saved; its tables are mapped read-only. The files are complete and ours."""
     with writing(folder):
-        folders, counts = json.loads((folder / "shards.json").read_text("ascii"))
+        shards = json.loads((folder / "shards.json").read_text("ascii"))
         tables: dict[str, Any] = {}
         for name in (_KEY, _SAME):
             tables[name] = _mapped(folder / f"{name}.u8", np.uint64), _mapped(folder / f"{name}.u4", np.uint32)
-    return Catalog([Path(folder) for folder in folders], counts, tables=tables)
+    return Catalog([load_index(Path(shard)) for shard in shards], tables=tables)
 
 
 def _mapped(path: Path, dtype: type) -> Any:
