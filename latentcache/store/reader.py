@@ -30,6 +30,8 @@ Checksum = Literal["first", "always"]
 ByteRange = tuple[int, int, int]
 """Descriptor of a shard, first byte, number of bytes."""
 _NO_ROWS = np.zeros(0, dtype=np.intp)
+#: Entries that hold several items, of 256 KiB at most, that are read together to be proven.
+_TOGETHER = 64
 
 
 class _Field:
@@ -97,11 +99,8 @@ class EntryReader:
         shard, offset, size = columns.segments(rows, start, length)
         if len(at) and (int(at.min()) < 0 or bool((at + size > room).any())):
             raise IndexError(f"items of {field} do not fit into the memory")
-        files, descriptor = self._opened(columns, columns.entry[rows], shard, offset, size)
-        pieces = np.empty((4, len(offset)), dtype=np.int64)
-        for number, column in enumerate((descriptor, offset, size, at)):
-            pieces[number] = column
-        return Located(self, columns, rows, files, pieces, whole=not columns.packed and start is None)
+        whole = not columns.packed and start is None
+        return self._located(columns, columns.entry[rows], shard, offset, size, at, whole=whole)
 
     def read(self, field: str, row: int) -> NDArray[Any]:
         """One item, as an array of its own. Errors as :meth:`gather`."""
@@ -112,24 +111,16 @@ class EntryReader:
         self.gather(field, rows, array.reshape(-1).view(np.uint8), np.zeros(1, dtype=np.int64))
         return array
 
-    def prove(self, columns: _Field, rows: Ints) -> None:
-        """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""
-        entries = np.unique(columns.entry[rows[self.unproven(columns, rows)]])
-        offsets, sizes = columns.offset[entries], np.asarray(columns.size[entries]).astype(np.int64)
-        files, descriptors = self._opened(columns, entries, columns.shard[entries], offsets, sizes)
-        spans = zip(entries.tolist(), descriptors.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
-        for entry, descriptor, offset, size in spans:
-            payload = memoryview(b"")
-            try:
-                if 0 <= offset <= os.fstat(descriptor).st_size - size:
-                    payload = read_at(descriptor, offset, size)
-            except OSError as error:
-                raise self.corrupt(columns, entry, error) from error
-            if len(payload) != size:
-                raise self.corrupt(columns, entry, "the shard ends early")
-            self.check_hash(columns, entry, checksum(payload))
-        del files  # they were open until here
-        columns.proven[entries] = True
+    def prove(self, columns: _Field, entries: Ints) -> None:
+        """Read and prove those of these entries that this process has not proven yet. Errors as :meth:`gather`."""
+        entries = np.unique(entries[self.unproven(columns, entries)])
+        for some in np.split(entries, range(_TOGETHER, len(entries), _TOGETHER)):
+            size = np.asarray(columns.size[some]).astype(np.int64)
+            ends = np.cumsum(size)
+            whole = self._located(
+                columns, some, columns.shard[some], columns.offset[some], size, ends - size, whole=True
+            )
+            whole.read(np.empty(int(size.sum()), dtype=np.uint8))
 
     def file(self, shard: int) -> ShardFile | None:
         """A shard, opened on first use; None: ranges of it are to be read.
@@ -173,11 +164,20 @@ class EntryReader:
             columns = self._fields.setdefault(name, _Field(self.snapshot.fields[name]))
         return columns
 
-    def unproven(self, columns: _Field, rows: Ints) -> Ints:
-        """Positions in ``rows`` of items whose entries have to be proven."""
+    def unproven(self, columns: _Field, entries: Ints) -> Ints:
+        """Positions in ``entries`` of those that have to be proven."""
         if self.checksum == "always":
-            return np.arange(len(rows))
-        return np.flatnonzero(~columns.proven[columns.entry[rows]])
+            return np.arange(len(entries))
+        return np.flatnonzero(~columns.proven[entries])
+
+    def _located(
+        self, columns: _Field, entries: Ints, shard: Ints, offset: Ints, size: Ints, at: Ints, *, whole: bool
+    ) -> Located:
+        files, descriptor = self._opened(columns, entries, shard, offset, size)
+        pieces = np.empty((4, len(offset)), dtype=np.int64)
+        for number, column in enumerate((descriptor, offset, size, at)):
+            pieces[number] = column
+        return Located(self, columns, entries, files, pieces, whole=whole)
 
     def _opened(
         self, columns: _Field, entries: Ints, shards: Ints, offset: Ints, size: Ints
@@ -199,11 +199,6 @@ class EntryReader:
                 raise RemoteError(problem, where=error.where, why=error.why, fix=error.fix) from None
             files.append(file)
         return files, np.array([file.descriptor for file in files], dtype=np.int64)[position]
-
-    def check_hash(self, columns: _Field, entry: int, payload_checksum: int) -> None:
-        """Raise unless the payload of an entry has its checksum."""
-        if payload_checksum != int(columns.checksum[entry]):
-            raise self.corrupt(columns, entry, f"payload checksum: expected {int(columns.checksum[entry]):016x}")
 
     def _path(self, shard: int) -> str:
         return str(self.paths.data(self.snapshot.shards[shard]))
@@ -237,13 +232,13 @@ class Located:
         self,
         reader: EntryReader,
         field: _Field,
-        rows: Ints,
+        entries: Ints,
         files: Sequence[ShardFile],
         pieces: NDArray[np.int64],
         *,
         whole: bool,
     ) -> None:
-        self._reader, self._field, self._rows = reader, field, rows
+        self._reader, self._field, self._entries = reader, field, entries
         self._files = files
         """They stay open until the items are read."""
         self._pieces = pieces
@@ -261,11 +256,11 @@ class Located:
         """
         new: Ints = _NO_ROWS
         if not self._whole:
-            self._reader.prove(self._field, self._rows)
+            self._reader.prove(self._field, self._entries)
         else:
-            new = self._reader.unproven(self._field, self._rows)
+            new = self._reader.unproven(self._field, self._entries)
         count = read_pieces(self._pieces, out, None if len(new) else scaling)
-        if count < len(self._rows):
+        if count < len(self._entries):
             raise self._failure(count)
         if len(new):
             self._prove(new, out)
@@ -282,14 +277,14 @@ class Located:
                 return StoreError("a read failed, and worked when repeated", where=where, fix=fix)
         except OSError as error:
             why = error
-        entry = int(self._field.entry[self._rows[item]])
-        return self._reader.corrupt(self._field, entry, why)
+        return self._reader.corrupt(self._field, int(self._entries[item]), why)
 
     def _prove(self, items: Ints, out: NDArray[np.uint8]) -> None:
         """Hold items that were just read against their checksums."""
-        entries = self._field.entry[self._rows[items]]
-        memory = out.data
-        pieces = zip(*self._pieces[2:, items].tolist(), entries.tolist(), strict=True)
-        for size, at, entry in pieces:
-            self._reader.check_hash(self._field, entry, checksum(memory[at : at + size]))
+        entries, memory = self._entries[items], out.data
+        expected = self._field.checksum[entries].tolist()
+        pieces = zip(*self._pieces[2:, items].tolist(), entries.tolist(), expected, strict=True)
+        for size, at, entry, wanted in pieces:
+            if checksum(memory[at : at + size]) != wanted:
+                raise self._reader.corrupt(self._field, entry, f"payload checksum: expected {wanted:016x}")
         self._field.proven[entries] = True
