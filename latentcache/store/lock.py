@@ -27,8 +27,8 @@ from latentcache.errors import CacheDamagedError, CacheLockedError, StoreError
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import READ_ONLY, open_file, read_file, read_json, writing
 
-#: How often, and how far apart in seconds, an empty lock file is read again.
-_TRIES, _WAIT_S = 20, 0.01
+#: How far apart the tries to take a lock of a dead build are, in seconds.
+_WAIT_S = 0.01
 #: How long the workers of a dead build are waited for, in seconds; they end within 8.
 ORPHANS_S = 10.0
 #: How long a build of another host has to be silent before its open shards are taken over, in seconds.
@@ -62,13 +62,12 @@ def builder_name(path: Path) -> str:
 
     Taking the lock for a moment would turn away a build that starts at that moment.
     """
-    try:
-        holder = json.loads(read_file(path))
-        pid, host, since = int(holder["pid"]), str(holder["host"]), str(holder["since"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
-    reused = pid == os.getpid() and not _held  # the number of a dead build, as containers give it out again
-    return "" if reused or _is_dead({"pid": pid, "host": host}) else f"process {pid} on {host} since {since}"
+    holder = _UNKNOWN
+    with contextlib.suppress(OSError):
+        holder = _holder(read_file(path))
+    reused = holder["pid"] == os.getpid() and not _held  # the number of a dead build, as containers give it out again
+    is_known = isinstance(holder["pid"], int) and not reused and not _is_dead(holder)
+    return "process {pid} on {host} since {since}".format(**holder) if is_known else ""
 
 
 def check_owner(building: Path, owner: str) -> None:
@@ -118,7 +117,7 @@ os.register_at_fork(after_in_child=_let_go)
 def _take(path: Path, descriptor: int) -> None:
     holder, deadline = dict[str, Any](), time.monotonic() + ORPHANS_S
     while not (free := _locked(descriptor)):
-        holder = holder or _read_holder(descriptor)
+        holder = holder or _holder(os.pread(descriptor, 4096, 0))
         if not _is_dead(holder) or time.monotonic() >= deadline:
             break
         time.sleep(_WAIT_S)
@@ -175,12 +174,10 @@ def _is_still_there(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _read_holder(descriptor: int) -> dict[str, Any]:
-    """Read the record of the holder; one that has just taken the lock gets a moment to write it."""
-    for _ in range(_TRIES):
-        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-            return _UNKNOWN | dict(json.loads(os.pread(descriptor, 4096, 0)))
-        time.sleep(_WAIT_S)
+def _holder(record: bytes) -> dict[str, Any]:
+    """Who holds the cache, by the file of the lock."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        return _UNKNOWN | dict(json.loads(record))
     return _UNKNOWN
 
 

@@ -75,11 +75,6 @@ def test_strings_round_trip(tmp_path_factory, strings, data):
         assert found[-1] == strings[-1]
 
 
-def test_one_letter_strings_round_trip(tmp_path):
-    made = Strings.of(["zzz"] * 9)
-    assert written(tmp_path / "one", names=made).strings("names") == made
-
-
 def test_few_positions_read_few_bytes(tmp_path, monkeypatch):
     values = np.random.default_rng(0).integers(0, 1 << 60, 100_000).astype("<u8")
     column = written(tmp_path / "one", one=values)["one"]

@@ -71,6 +71,14 @@ def test_the_kind_of_reader_has_a_reason_and_a_fix(monkeypatch, tmp_path):
     assert gather.reader_kind().kind == "compiled"
 
 
+def test_the_environment_disables_the_library(library, monkeypatch):
+    monkeypatch.delenv("LATENTCACHE_NATIVE", raising=False)
+    assert gather.compiled(library) is not None
+    assert gather.compiled(library.with_name("gone.so")) is None
+    monkeypatch.setenv("LATENTCACHE_NATIVE", "0")
+    assert gather.compiled(library) is None
+
+
 @pytest.mark.slow
 def test_a_wheel_without_a_compiler_has_no_reader(checkout):
     words = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", "wheels", ".")

@@ -1,10 +1,9 @@
 import errno
 import os
-import shutil
 
 import numpy as np
 import pytest
-from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_cache, make_shard, open_shard
+from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_shard, open_shard
 
 from latentcache.errors import StoreError
 from latentcache.identity.content import checksum
@@ -41,25 +40,6 @@ def test_a_shard_that_is_sealed_while_it_is_listed_is_not_called_damaged(tmp_pat
     catalog = load_catalog(paths, open_shards=True)
     (paths.shards / "one.open").rename(paths.shards / "one")
     assert all(catalog.stored(place) for place in range(2))
-
-
-@pytest.mark.parametrize("spoil", ["index", "index of another", "metas"])
-def test_a_shard_is_mended_after_any_damage_beside_its_entries(tmp_path, spoil):
-    paths = make_cache(tmp_path / "cache", range(100), shards=2)
-    data = paths.data("shard-1")
-    data.chmod(0o644)
-    if spoil == "index":
-        (data.parent / INDEX).write_bytes(b"nothing")
-    elif spoil == "index of another":
-        shutil.copyfile(paths.shard("shard-0") / INDEX, data.parent / INDEX)
-    else:
-        data.write_bytes(bytes(8192) + data.read_bytes()[8192:])
-    damaged = () if spoil == "metas" else ("shard-1",)
-    assert load_catalog(paths).damaged == damaged
-    assert mend_shards(paths) == ([*damaged], [])
-    assert load_catalog(paths).damaged == ()
-    assert found(paths, all_items(range(100))).all()
-    read_everything(paths, range(100))
 
 
 def test_a_shard_without_index_and_pages_is_left_out(paths):

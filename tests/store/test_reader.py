@@ -83,23 +83,6 @@ def test_a_flipped_bit_is_found_before_its_bytes_are_used(paths, name, checksum)
     assert reader.read(name, 5).tobytes() == item_of(name, 5).array.tobytes()
 
 
-def test_the_bytes_of_another_entry_are_found(paths):
-    reader = reader_of(paths)
-    rows = reader.snapshot.fields["plane"]
-    one, *others = (int(rows.entry[row]) for row in range(2, 12))
-    alike = [(int(rows.shard[at]), int(rows.head[at]), int(rows.bytes[at])) for at in (one, *others)]
-    other, (shard, head, _) = others[alike.index(alike[0], 1) - 1], alike[0]
-    data = paths.data(reader.snapshot.shards[shard])
-    data.chmod(0o644)
-    with data.open("r+b") as file:
-        file.seek(int(rows.offset[other]) - head)
-        whole = file.read(head + int(rows.bytes[one]))
-        file.seek(int(rows.offset[one]) - head)
-        file.write(whole)
-    with pytest.raises(CorruptEntryError, match="checksum"):
-        reader.read("plane", 2)
-
-
 @pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("keep", [0, 100, 9000])
