@@ -22,7 +22,6 @@ from latentcache.geometry.sizes import Size
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
-from latentcache.verify.findings import shown_text
 
 #: Samples that are named beside a count.
 _NAMED = 8
@@ -43,7 +42,7 @@ _CELLS, _LIKE = 4, 0.997
 
 
 def _names(snapshot: Snapshot, samples: Sequence[int]) -> list[str]:
-    return [shown_text(snapshot.samples.names[int(sample)]) for sample in samples[:_NAMED]]
+    return [snapshot.samples.names[int(sample)] for sample in samples[:_NAMED]]
 
 
 # crops
@@ -155,7 +154,7 @@ def caption_facts(snapshot: Snapshot) -> dict[str, Any] | None:
         "equal_samples": sum(map(len, equal)),
         "tag_kind": kind,
         "tags": [
-            {"text": shown_text(tag), "count": count, "share": count / max(captioned, 1)}
+            {"text": tag, "count": count, "share": count / max(captioned, 1)}
             for tag, count in tags.most_common(_TAGS)
         ],
         "distinct_tags": len(tags),
@@ -187,7 +186,7 @@ def _words(text: str) -> set[str]:
 
 
 def _excerpt(text: str) -> str:
-    text = shown_text(text.replace(BETWEEN, " | "))
+    text = text.replace(BETWEEN, " | ")
     return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
 
 
@@ -210,7 +209,7 @@ def set_facts(snapshot: Snapshot) -> list[dict[str, Any]]:
     total = max(sum(weights.values()), 1)
     return [
         {
-            "name": shown_text(folder),
+            "name": folder,
             "samples": counts[folder],
             "repeats": round(weight / counts[folder], 2),
             "share": weight / total,
@@ -391,7 +390,7 @@ def compare_facts(before: Snapshot, after: Snapshot) -> dict[str, Any]:
 def _side(snapshot: Snapshot) -> dict[str, Any]:
     crops = crops_of(snapshot)
     return {
-        "path": shown_text(str(snapshot.paths.root)),
+        "path": str(snapshot.paths.root),
         "snapshot": snapshot.number,
         "created": snapshot.manifest.get("created", ""),
         "fields": list(snapshot.fields),
@@ -414,8 +413,8 @@ def _changed_settings(before: Snapshot, after: Snapshot) -> list[dict[str, Any]]
         for setting in dict.fromkeys([*first, *second]):
             values = [first.get(setting), second.get(setting)]
             if values[0] != values[1]:
-                texts = [shown_text(str(value))[:120] for value in values]
-                changes.append({"field": name, "setting": setting, "before": texts[0], "after": texts[1]})
+                old, new = (str(value)[:120] for value in values)
+                changes.append({"field": name, "setting": setting, "before": old, "after": new})
     return changes
 
 
@@ -433,9 +432,6 @@ def _changed_samples(before: Snapshot, after: Snapshot) -> dict[str, Any]:
     }
     shared = np.isin(new_content, old_content) & (new_content != b"")
     return {
-        **{
-            kind: {"count": len(names), "names": list(map(shown_text, names[:_NAMED]))}
-            for kind, names in groups.items()
-        },
+        **{kind: {"count": len(names), "names": names[:_NAMED]} for kind, names in groups.items()},
         "shared_content": int(shared.sum()),
     }

@@ -2,6 +2,7 @@
 
 Guarantee: names, captions and texts of a cache never become markup: every value is escaped by the templates, and the
 page's own policy runs no script but the one it was made with. A part that cannot be made is missing with its reason.
+Facts have names as they are; bytes that are not UTF-8 become replacement characters in markup.
 Cost: figures are over all samples; about a hundred samples become images, worst first.
 """
 
@@ -78,7 +79,7 @@ def report_facts(
     part = partial(_part, missing)
     facts: dict[str, Any] = dict.fromkeys(_PARTS)
     facts |= {
-        "title": shown_text(cache_folder.absolute().name.removesuffix(".latentcache")),
+        "title": cache_folder.absolute().name.removesuffix(".latentcache"),
         "made": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         "version": __version__,
         "missing": missing,
@@ -118,7 +119,7 @@ def _part(missing: list[dict[str, str]], name: str, make: Callable[[], Any]) -> 
             raise
         reason = error
     why = f"{reason.what}{f' ({reason.why})' if reason.why else ''}"
-    missing.append({"part": name, "why": shown_text(why), "fix": shown_text(reason.fix)})
+    missing.append({"part": name, "why": why, "fix": reason.fix})
     return None
 
 
@@ -157,7 +158,7 @@ def _recipe(name: str, rows: FieldRows) -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     """A setting as text; a hash is cut to eight digits."""
-    text = shown_text(str(value))
+    text = str(value)
     if isinstance(value, str) and len(value) in (32, 64) and set(value) <= set("0123456789abcdef"):
         return value[:8]
     return text if len(text) <= _SETTING else f"{text[:_SETTING]}..."
@@ -182,7 +183,7 @@ def plan_facts(report: PlanReport) -> dict[str, Any]:
         "overfilled": list(report.overfilled),
         "buckets": [
             {
-                "label": shown_text(str(bucket.bucket)),
+                "label": str(bucket.bucket),
                 "height": bucket.bucket.size[1],
                 "width": bucket.bucket.size[2],
                 "samples": bucket.samples,
@@ -201,7 +202,7 @@ def _verified(folder: Path) -> dict[str, Any]:
     return {
         "counts": {name: number for name, number in report.counts.items() if number and name != "unreferenced"},
         "samples": report.samples,
-        "not_compared": list(map(shown_text, report.not_compared)),
+        "not_compared": list(report.not_compared),
         "groups": list(_groups(report.findings)),
     }
 
@@ -222,7 +223,7 @@ def _groups(findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
             "count": sum(finding.count for finding in group),
             "items": items,
             "hints": list(dict.fromkeys(item["hint"] for item in items if item["hint"])),
-            "fixes": list(dict.fromkeys(shown_text(finding.fix) for finding in group if finding.fix))[:3],
+            "fixes": list(dict.fromkeys(finding.fix for finding in group if finding.fix))[:3],
         }
 
 
@@ -230,11 +231,11 @@ def _finding(finding: Finding) -> dict[str, Any]:
     name = finding.path or finding.file or finding.key
     expected = f"expected {finding.expected}, found {finding.found}"
     return {
-        "name": shown_text(f"{name}:{finding.line}" if finding.line else name),
+        "name": f"{name}:{finding.line}" if finding.line else name,
         "field": finding.field,
-        "text": shown_text(expected if finding.expected else finding.found),
-        "names": list(map(shown_text, finding.names)),
-        "hint": shown_text(finding.hint),
+        "text": expected if finding.expected else finding.found,
+        "names": list(finding.names),
+        "hint": finding.hint,
     }
 
 
@@ -246,14 +247,14 @@ def render(facts: Mapping[str, Any]) -> str:
     script = (_TEMPLATES / "report.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     page = _environment().get_template("report.html")
-    return page.render(facts=facts, style=_style(), script=script, digest=digest)
+    return shown_text(page.render(facts=facts, style=_style(), script=script, digest=digest))
 
 
 def fragment(name: str, facts: Mapping[str, Any]) -> str:
     """A part of the page for a notebook: ``plan``, ``sample``, ``overview`` or ``rows``."""
     parts = _environment().get_template("parts.html").module
     make = getattr(parts, f"part_{name}")
-    return f'<style>{_style()}</style><div class="lc lc-inline">{make(facts)}</div>'
+    return shown_text(f'<style>{_style()}</style><div class="lc lc-inline">{make(facts)}</div>')
 
 
 def html_of(shown: Any) -> str:

@@ -23,7 +23,7 @@ from latentcache.report.figures import crops_of
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
-from latentcache.verify.findings import path_json, shown_text
+from latentcache.verify.findings import path_json
 
 if TYPE_CHECKING:
     from latentcache.loader.cache import Cache
@@ -272,13 +272,13 @@ def _row(rows: Rows, row: int, decode: Decoder | None) -> dict[str, Any]:
     try:
         batch = rows.batch([row])
     except LatentcacheError as error:
-        return {"row": row, "name": shown_text(rows.where(row)), "error": error.what, "segments": []}
+        return {"row": row, "name": rows.where(row), "error": error.what, "segments": []}
     ids, labels = (batch[name][0].numpy() for name in (rows.settings.field, "labels"))
     document, left_out = _documents_of(rows, row)
     shown = slice(_ROW_TOKENS)
     return {
         "row": row,
-        "name": shown_text(rows.where(row)),
+        "name": rows.where(row),
         "tokens": int((document > 0).sum()),
         "learned": int((labels != IGNORED).sum()),
         "documents": int(document.max(initial=0)),
@@ -313,10 +313,7 @@ def segments(ids: Any, loss: Any, document: Any, decode: Decoder | None) -> list
             continue
         run = ids[begin:end].tolist()
         pieces = [(" ".join(map(str, run)), False)] if decode is None else decode(run)
-        runs += [
-            {"text": shown_text(text), "loss": has_loss, "special": special, "document": owner}
-            for text, special in pieces
-        ]
+        runs += [{"text": text, "loss": has_loss, "special": special, "document": owner} for text, special in pieces]
     return runs
 
 

@@ -31,7 +31,6 @@ from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import listing_of, names_root
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
-from latentcache.verify.findings import shown_text
 
 #: An image of which this fraction is cut off, or that was enlarged so many times, is marked.
 _MUCH_CUT, _MUCH_ENLARGED = 0.25, 1.5
@@ -107,7 +106,7 @@ def _chosen(snapshot: Snapshot, crops: Crops, named: set[str], count: int) -> li
     """Items of different samples: those with findings, then the worst crops; items of equal loss in their order."""
     loss = crops.loss
     if named:
-        is_named = [shown_text(name) in named for name in snapshot.samples.names]
+        is_named = [name in named for name in snapshot.samples.names]
         loss = loss + np.array(is_named, dtype=np.float64)[crops.sample]
     order = np.argsort(-loss, kind="stable")
     first = np.sort(np.unique(crops.sample[order], return_index=True)[1])[:count]
@@ -117,7 +116,7 @@ def _chosen(snapshot: Snapshot, crops: Crops, named: set[str], count: int) -> li
 
 def _card(snapshot: Snapshot, crops: Crops, number: int, reasons: Mapping[str, list[str]]) -> dict[str, Any]:
     samples, sample = snapshot.samples, int(crops.sample[number])
-    name, caption = shown_text(samples.names[sample]), samples.inputs.get("caption")
+    name, caption = samples.names[sample], samples.inputs.get("caption")
     size, bucket = crops.size(number)
     loss, enlarged = float(crops.loss[number]), float(crops.enlarged[number])
     texts = caption.text[sample].split(BETWEEN) if caption is not None and caption.text is not None else None
@@ -127,7 +126,7 @@ def _card(snapshot: Snapshot, crops: Crops, number: int, reasons: Mapping[str, l
     marks += [{"kind": "warn", "text": "no caption"}] if texts is not None and not any(map(str.strip, texts)) else []
     return {
         "name": name,
-        "captions": [shown_text(text) for text in texts or ()],
+        "captions": texts or [],
         "size": f"{size.width} x {size.height}",
         "bucket": f"{bucket.width} x {bucket.height}",
         "aspect": size.width / max(size.height, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from latentcache.cli.console import Result, as_shown
 from latentcache.cli.flags import argument, option
 from latentcache.errors import UsageError, count_of
 from latentcache.plan.numbers import human_bytes
+from latentcache.verify.findings import shown_text
 
 
 def report(
@@ -76,13 +78,12 @@ def report(
 
 def _facts_alone(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a page without its images."""
-    if not facts.get("sheet"):
-        return dict(facts)
-    left_out = ("original", "stored")
-    cards = [
-        {name: value for name, value in card.items() if name not in left_out} for card in facts["sheet"]["cards"]
-    ]
-    return {**facts, "sheet": {**facts["sheet"], "cards": cards}}
+    kept = dict(facts)
+    if facts["sheet"]:
+        cards = [card | {"original": "", "stored": []} for card in facts["sheet"]["cards"]]
+        kept["sheet"] = {**facts["sheet"], "cards": cards}
+    values: dict[str, Any] = json.loads(shown_text(json.dumps(kept, ensure_ascii=False)))
+    return values
 
 
 def _lines(out: Path, facts: Mapping[str, Any]) -> Iterator[str]:
