@@ -18,7 +18,7 @@ import shlex
 import stat
 import struct
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,7 +76,7 @@ class Folder:
     """Extension in lower case -> how many of the names have it."""
     others: tuple[str, ...] = ()
     """The names that are no images and no plain texts."""
-    loose: tuple[str, ...] = ()
+    loose: list[str] = field(default_factory=list)
     """Names in it that are never data and cannot be used: sockets, hidden files."""
     rejected: dict[str, Rejected] = field(default_factory=dict)
     """Names in it that cannot be used."""
@@ -99,6 +99,10 @@ class Folder:
     def images(self) -> int:
         """Files with the name of an image or a video."""
         return sum(count for extension, count in self.counts.items() if extension in IMAGE_EXTENSIONS)
+
+    def reject(self, name: str, cause: str, detail: str) -> None:
+        """Reject one of its names."""
+        self.rejected[name] = rejected(self.prefix + name, cause, detail)
 
     def release(self) -> None:
         """Free names and states: a reader has taken them."""
@@ -168,10 +172,8 @@ class Inventory:
 
     def _listed(self, path: str, linked: bool) -> Folder:
         folder, full = Folder(path=path), f"{self._start}/{path}" if path else self._start
-        others = _Odd(self, folder, full, linked)
         if self.is_file and not path:
-            others.files[self.data.name] = self.data.stat()
-            self._fill(folder, [], folder.stats, others)
+            self._fill(folder, [], folder.stats, {self.data.name: self.data.stat()})
             return folder
         try:
             names, numbers, odd = _states(full)
@@ -193,106 +195,94 @@ class Inventory:
                 folder.notes.append(note)
             else:
                 folder.folders[name] = linked
+        files = dict[str, os.stat_result]()
         for name in sorted([*odd, *compress(names, ~(is_file | is_folder))]):
-            others.sort_out(name)
+            try:
+                if state := self._file_behind(folder, name, f"{full}/{name}", linked):
+                    files[name] = state
+            except OSError as error:
+                folder.reject(name, cause_of(error), f"its state cannot be read: {error.strerror}")
         if not is_file.all():
             names, numbers = list(compress(names, is_file)), numbers[is_file]
-        self._fill(folder, names, numbers[:, :5], others)
+        self._fill(folder, names, numbers[:, :5], files)
         return folder
 
-    def _fill(self, folder: Folder, names: list[str], stats: NDArray[np.uint64], odd: _Odd) -> None:
-        if odd.files:
-            names = [*names, *odd.files]
-            memos = np.array([StatMemo.of(state).identity for state in odd.files.values()], dtype=np.uint64)
+    def _fill(
+        self, folder: Folder, names: list[str], stats: NDArray[np.uint64], files: Mapping[str, os.stat_result]
+    ) -> None:
+        """Add plain files in byte order, and further ones."""
+        if files:
+            names = [*names, *files]
+            memos = np.array([StatMemo.of(state).identity for state in files.values()], dtype=np.uint64)
             order = sorted(range(len(names)), key=[os.fsencode(name) for name in names].__getitem__)
             names, stats = [names[number] for number in order], np.concatenate([stats, memos])[order]
         folder.counts = Counter(map(extension_of, names))
         if not folder.counts.keys() <= _COMMON:
             folder.others = tuple(name for name in names if extension_of(name) not in _COMMON)
-        folder.loose, folder.stats, folder._text = tuple(odd.loose), stats, "\0".join(names)
+        folder.stats, folder._text = stats, "\0".join(names)
         sizes, text = stats[:, 0], folder._text
         if not folder.counts.keys() <= DATA_EXTENSIONS:
             is_data = [extension_of(name) in DATA_EXTENSIONS for name in names]
             sizes, text = sizes[is_data], "\0".join(compress(names, is_data))
         folder.digest = xxhash.xxh3_64_digest(os.fsencode(text) + sizes.tobytes())
 
-
-class _Odd:
-    """The names of a folder that are not plainly a file or a folder: links, hidden ones, pipes, devices."""
-
-    def __init__(self, inventory: Inventory, folder: Folder, path: str, linked: bool) -> None:
-        self._inventory, self._folder, self._path, self._linked = inventory, folder, path, linked
-        self.files, self.loose = dict[str, os.stat_result](), list[str]()
-
-    def sort_out(self, name: str) -> None:
-        """Find where one name belongs."""
-        path = f"{self._path}/{name}"
-        is_data = extension_of(name) in DATA_EXTENSIONS
-        try:
-            state = os.lstat(path)
-            if name[0] == ".":
-                self._hidden(name, path, is_data and not stat.S_ISDIR(state.st_mode))
-            elif stat.S_ISLNK(state.st_mode):
-                self._link(name, path, is_data)
-            elif stat.S_ISREG(state.st_mode):  # a file that came while the folder was listed
-                self.files[name] = state
-            else:
-                self._special(name, state.st_mode, is_data)
-        except OSError as error:
-            self._reject(name, cause_of(error), f"its state cannot be read: {error.strerror}")
-
-    def _hidden(self, name: str, path: str, is_data: bool) -> None:
-        full = self._folder.prefix + name
-        if is_data:
-            self._folder.notes.append(rejected(full, "hidden", "its name begins with a dot"))
-        elif not os.path.isdir(path) or os.path.islink(path):  # noqa: PTH112, PTH114
-            self.loose.append(name)
+    def _file_behind(self, folder: Folder, name: str, path: str, linked: bool) -> os.stat_result | None:
+        """The state of a file behind a link, or of one that is new; other names are noted, rejected or loose."""
+        state, is_data = os.lstat(path), extension_of(name) in DATA_EXTENSIONS
+        if name[0] != ".":
+            if stat.S_ISLNK(state.st_mode):
+                return self._followed(folder, name, path, linked)
+            if stat.S_ISREG(state.st_mode):
+                return state
+            _set_aside(folder, name, state.st_mode)
+        elif is_data and not stat.S_ISDIR(state.st_mode):
+            folder.notes.append(rejected(folder.prefix + name, "hidden", "its name begins with a dot"))
+        elif not stat.S_ISDIR(state.st_mode):
+            folder.loose.append(name)
         elif count := sum(len(files) for _, _, files in os.walk(path)):
             detail = f"its name begins with a dot; {count_of(count, 'files')} in it"
-            self._folder.notes.append(rejected(full + "/", "hidden", detail, count=count))
+            folder.notes.append(rejected(f"{folder.prefix}{name}/", "hidden", detail, count=count))
+        return None
 
-    def _link(self, name: str, path: str, is_data: bool) -> None:
-        """A symbolic link: followed if it may be, to a folder once, unless that would never end."""
-        leads_to = f"the link leads to {os.readlink(path)}"  # noqa: PTH115
+    def _followed(self, folder: Folder, name: str, path: str, linked: bool) -> os.stat_result | None:
+        """The state of the file that a link leads to; a folder is followed once, unless that would never end."""
+        leads_to, full = f"the link leads to {os.readlink(path)}", folder.prefix + name  # noqa: PTH115
+        is_data = extension_of(name) in DATA_EXTENSIONS
         try:
             target = os.stat(path)  # noqa: PTH116
         except OSError as error:
             detail = f"the link cannot be followed: {error.strerror}"
             if is_data or error.errno != errno.ENOENT:
-                self._reject(name, cause_of(error), detail)
+                folder.reject(name, cause_of(error), detail)
             else:  # it could be a folder
-                self._folder.notes.append(rejected(self._folder.prefix + name, cause_of(error), detail))
-            return
-        is_folder, may_follow = stat.S_ISDIR(target.st_mode), self._may_follow(path)
+                folder.notes.append(rejected(full, cause_of(error), detail))
+            return None
+        is_folder, real = stat.S_ISDIR(target.st_mode), os.path.realpath(path)
+        in_blobs = bool(self._blobs) and real.startswith(self._blobs)
+        may_follow = self.follow_links or in_blobs or is_inside(real, self._real)
         if not may_follow and (is_folder or is_data):
-            self._reject(name, "outside-root", leads_to)
+            folder.reject(name, "outside-root", leads_to)
         elif not is_folder and not stat.S_ISREG(target.st_mode):
-            self._special(name, target.st_mode, is_data)
+            _set_aside(folder, name, target.st_mode)
         elif not may_follow:
-            self.loose.append(name)
+            folder.loose.append(name)
         elif not is_folder:
-            self.files[name] = target
-        elif self._linked:
-            self._folder.notes.append(rejected(self._folder.prefix + name, "nested-link", leads_to))
-        elif is_inside(self._path, os.path.realpath(path)):
-            self._reject(name, "symlink-loop", f"{leads_to}, a folder above it")
+            return target
+        elif linked:
+            folder.notes.append(rejected(full, "nested-link", leads_to))
+        elif is_inside(os.path.dirname(path), real):  # noqa: PTH120
+            folder.reject(name, "symlink-loop", f"{leads_to}, a folder above it")
         else:
-            self._folder.folders[name] = True
+            folder.folders[name] = True
+        return None
 
-    def _may_follow(self, path: str) -> bool:
-        inventory = self._inventory
-        real = os.path.realpath(path)
-        in_blobs = bool(inventory._blobs) and real.startswith(inventory._blobs)
-        return inventory.follow_links or in_blobs or is_inside(real, inventory._real)
 
-    def _special(self, name: str, mode: int, is_data: bool) -> None:
-        if is_data:
-            self._reject(name, "not-regular", f"it is {kind_of(mode)}, not a regular file")
-        else:
-            self.loose.append(name)
-
-    def _reject(self, name: str, cause: str, detail: str) -> None:
-        self._folder.rejected[name] = rejected(self._folder.prefix + name, cause, detail)
+def _set_aside(folder: Folder, name: str, mode: int) -> None:
+    """Reject a pipe or a device with the name of data; others are never data."""
+    if extension_of(name) in DATA_EXTENSIONS:
+        folder.reject(name, "not-regular", f"it is {kind_of(mode)}, not a regular file")
+    else:
+        folder.loose.append(name)
 
 
 def count_unused(notes: Notes, names: Iterable[str]) -> None:
