@@ -213,3 +213,8 @@ def test_every_row_is_used_noted_or_rejected(raws):
     samples, bad, notes = matched(["a.jpg", "b/a.jpg", "b/b.png"], *((name, "x") for name in names))
     assert len(samples) + len(bad) + len(notes) == len(names)
     assert len({item.name for item in bad}) == len(bad)
+
+
+def test_a_parquet_table_that_is_none(tmp_path):
+    error = error_of(tmp_path, b"no parquet", "metadata.parquet")
+    assert error[:2] == ("it is no parquet file", 0)
