@@ -80,9 +80,9 @@ word = st.binary(max_size=40) | st.integers(-(2**63), 2**64 - 1)
 
 
 def test_the_numbers_are_pinned():
-    found = gaussian(6, b"read", 7, 2, bytes(range(32)))
-    assert found.dtype == np.float32
-    assert [value.hex() for value in found.tolist()] == PINNED
+    numbers = gaussian(6, b"read", 7, 2, bytes(range(32)))
+    assert numbers.dtype == np.float32
+    assert [value.hex() for value in numbers.tolist()] == PINNED
 
 
 def test_numbers_are_normally_distributed():
@@ -96,12 +96,12 @@ def test_numbers_are_normally_distributed():
     assert np.abs(normal - below[::1000]).max() < 1.63 / math.sqrt(len(numbers))  # Kolmogorov-Smirnov at 1 %
 
 
-@given(one=st.lists(word, min_size=1, max_size=4), other=st.lists(word, min_size=1, max_size=4))
-def test_other_seeds_give_other_numbers(one, other):
-    same = [w % 2**64 if isinstance(w, int) else w for w in one] == [
-        w % 2**64 if isinstance(w, int) else w for w in other
+@given(first=st.lists(word, min_size=1, max_size=4), second=st.lists(word, min_size=1, max_size=4))
+def test_other_seeds_give_other_numbers(first, second):
+    same = [w % 2**64 if isinstance(w, int) else w for w in first] == [
+        w % 2**64 if isinstance(w, int) else w for w in second
     ]
-    assert np.array_equal(gaussian(16, *one), gaussian(16, *other)) == same
+    assert np.array_equal(gaussian(16, *first), gaussian(16, *second)) == same
 
 
 HOUR = 3_600_000_000_000

@@ -97,7 +97,7 @@ def test_sizes_of_many_files_and_their_failures(tmp_path):
     samples = images(tmp_path, {"a.png": png(3, 2), "b.png": b"<html>", "c.png": png(5, 4), "d.png": png(60, 50)})
     columns, _, rejected = fill_sizes(tmp_path, samples, np.array([1, 2, 3]), max_pixels=100)
     assert columns["original_size"].tolist() == [[0, 0], [4, 5], [0, 0]]
-    assert [(row, one.name, one.reason) for row, one in rejected] == [
+    assert [(row, item.name, item.reason) for row, item in rejected] == [
         (1, "b.png", "html"),
         (3, "d.png", "too-many-pixels"),
     ]
@@ -135,8 +135,8 @@ def test_what_pixels_lose_is_noted_once_for_each_kind(tmp_path):
     assert columns["altered"].tolist() == [1, 2, 4, 0, 0]
     pages = [Image.new("RGB", (8, 8)) for _ in range(2)]
     damaged = saved(pages[0], format="TIFF", save_all=True, append_images=pages[1:])[:400]
-    found, _, rejected = fill_sizes(tmp_path, images(tmp_path, {"f.tif": damaged}), np.arange(1))
-    assert (found["altered"].tolist(), rejected) == ([1], []), "its second page is cut off"
+    columns, _, rejected = fill_sizes(tmp_path, images(tmp_path, {"f.tif": damaged}), np.arange(1))
+    assert (columns["altered"].tolist(), rejected) == ([1], []), "its second page is cut off"
     plain, *_ = fill_sizes(tmp_path, images(tmp_path, {"d.png": files["d.png"]}), np.arange(1))
     assert set(plain) == {"original_size"}
 
@@ -144,5 +144,5 @@ def test_what_pixels_lose_is_noted_once_for_each_kind(tmp_path):
 def test_a_file_that_is_gone_is_rejected(tmp_path):
     samples = images(tmp_path, {"a.png": png(3, 2)})
     (tmp_path / "a.png").unlink()
-    columns, _, [(row, one)] = fill_sizes(tmp_path, samples, np.array([0]))
-    assert (row, one.reason, columns["original_size"].tolist()) == (0, "not-found", [[0, 0]])
+    columns, _, [(row, item)] = fill_sizes(tmp_path, samples, np.array([0]))
+    assert (row, item.reason, columns["original_size"].tolist()) == (0, "not-found", [[0, 0]])

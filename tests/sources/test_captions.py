@@ -34,8 +34,8 @@ def rejection_of(root):
 )
 def test_decoding(tmp_path, data, text):
     (tmp_path / "a.txt").write_bytes(data)
-    found, content, memo = read_caption(str(tmp_path), "a.txt")
-    assert (found, content, memo is None) == (text, content_hash(data), not data)
+    listing, content, memo = read_caption(str(tmp_path), "a.txt")
+    assert (listing, content, memo is None) == (text, content_hash(data), not data)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_lines_and_lists_are_several_captions(tmp_path, lines, text, expected):
     name = "a.json" if isinstance(text, list) else "a.txt"
     (tmp_path / "a.jpg").write_bytes(b"x")
     (tmp_path / name).write_text(json.dumps({"caption": text}) if isinstance(text, list) else text)
-    found = scan(tmp_path, SourceOptions(caption_lines=lines, caption_prefix="<"))
-    assert list(found.samples.inputs["caption"].text) == ["\0".join("<" + one for one in expected.split("\0"))]
-    again = scan(tmp_path, SourceOptions(caption_lines=lines), found.samples)
+    listing = scan(tmp_path, SourceOptions(caption_lines=lines, caption_prefix="<"))
+    assert list(listing.samples.inputs["caption"].text) == ["\0".join("<" + item for item in expected.split("\0"))]
+    again = scan(tmp_path, SourceOptions(caption_lines=lines), listing.samples)
     assert list(again.samples.inputs["caption"].text) == [expected]
 
 
@@ -79,8 +79,8 @@ def test_lists_in_tables_are_several_captions(tmp_path):
     (tmp_path / "b.jpg").write_bytes(b"x")
     rows = [{"file_name": "a.jpg", "text": ["one", "two"]}, {"file_name": "b.jpg", "text": ["one", 2]}]
     (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = scan(tmp_path)
-    assert list(found.samples.inputs["caption"].text) == ["one\0two"]
-    assert [(one.name, one.reason) for one in found.rejected] == [("b.jpg", "table-row")]
+    listing = scan(tmp_path)
+    assert list(listing.samples.inputs["caption"].text) == ["one\0two"]
+    assert [(item.name, item.reason) for item in listing.rejected] == [("b.jpg", "table-row")]
     first = scan(tmp_path, SourceOptions(caption_lines="first"))
     assert list(first.samples.inputs["caption"].text) == ["one"]

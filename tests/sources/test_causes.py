@@ -14,6 +14,6 @@ def test_every_word_has_one_cause_with_a_fix():
 def test_every_cause_word_in_the_code_of_the_folder_is_in_the_table():
     folder = Path(latentcache.__file__).parent / "sources"
     calls = re.compile(r'(?:rejected\([\w.+" /]+, |unusable\(|_unusable\(|fault\()"([a-z0-9-]+)"')
-    found = {word for path in folder.glob("*.py") for word in calls.findall(path.read_text())}
-    assert len(found) > 10
-    assert found <= set(HINTS)
+    words = {word for path in folder.glob("*.py") for word in calls.findall(path.read_text())}
+    assert len(words) > 10
+    assert words <= set(HINTS)

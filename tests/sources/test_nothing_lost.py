@@ -126,8 +126,8 @@ def saved(root, splits, *, is_images):
     datasets.disable_progress_bars()
     features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")}) if is_images else None
     rows = {split: rows_of(images_of(split)).to_pylist() if is_images else texts_of(split) for split in splits}
-    held = {split: datasets.Dataset.from_list(each, features=features) for split, each in rows.items()}
-    datasets.DatasetDict(held).save_to_disk(root)
+    data_sets = {split: datasets.Dataset.from_list(images, features=features) for split, images in rows.items()}
+    datasets.DatasetDict(data_sets).save_to_disk(root)
 
 
 @pytest.fixture(params=[*FORMS, "arrow", "record_arrow"])
@@ -360,11 +360,11 @@ def test_a_named_column_that_is_not_there_is_an_error(build, data, form, option)
 
 def columns_in_batches(cache):
     """Label and score of each sample, as a loader gives them."""
-    each = {}
+    images = {}
     for batch in open_cache(cache).loader(batch_size=1):
         (name,), (label,), (score,) = (batch[column] for column in ("names", "label", "score"))
-        each[name] = label, score
-    return each
+        images[name] = label, score
+    return images
 
 
 @pytest.mark.parametrize("form", TABLE_FORMS)
@@ -447,10 +447,10 @@ def test_a_list_is_read_up_to_a_broken_item(build, data, tmp_path):
 @pytest.mark.parametrize("name", ["my--data", "a.b--c-d", "--split=x", "leave --model out", "_dash-es--and_"])
 def test_paths_and_words_are_not_rewritten_in_python(tmp_path, name):
     path = tmp_path / name
-    for given in (path / "nothing", path):
+    for data in (path / "nothing", path):
         with pytest.raises(LatentcacheError) as caught:
-            build_cache(BuildSettings(data=given, out=tmp_path / "cache", fields={"latents": {"model": "stub"}}))
-        assert str(given) in str(caught.value)
+            build_cache(BuildSettings(data=data, out=tmp_path / "cache", fields={"latents": {"model": "stub"}}))
+        assert str(data) in str(caught.value)
         path.mkdir(exist_ok=True)
 
 

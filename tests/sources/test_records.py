@@ -128,10 +128,10 @@ def test_sharegpt_with_all_tags():
         ("tool", "rain", False),
         ("assistant", "rain", True),
     ]
-    made = mapped(record, SHAREGPT)
-    ((name, calls),) = made.messages[2].fields
+    record = mapped(record, SHAREGPT)
+    ((name, calls),) = record.messages[2].fields
     assert (name, json.loads(calls)[0]["function"]) == ("tool_calls", {"name": "look", "arguments": {"x": 1.5}})
-    assert json.loads(made.tools) == [{"type": "function", "function": {"name": "look"}}]
+    assert json.loads(record.tools) == [{"type": "function", "function": {"name": "look"}}]
 
 
 def test_openai_messages():
@@ -310,11 +310,11 @@ def test_calls_in_the_older_spelling_of_openai():
     record = openai(("user", "a"), ("assistant", None), ("function", "1"), ("assistant", "b"))
     record["messages"][1]["function_call"], record["messages"][2]["name"] = call, "f"
     record["functions"] = [{"name": "f", "parameters": {}}]
-    made = mapped(record, CHAT)
-    assert [message.role for message in made.messages] == ["user", "assistant", "tool", "assistant"]
+    record = mapped(record, CHAT)
+    assert [message.role for message in record.messages] == ["user", "assistant", "tool", "assistant"]
     calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
-    assert json.loads(dict(made.messages[1].fields)["tool_calls"]) == calls
-    assert json.loads(made.tools) == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert json.loads(dict(record.messages[1].fields)["tool_calls"]) == calls
+    assert json.loads(record.tools) == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
 
 def test_a_call_with_a_thought_before_it():

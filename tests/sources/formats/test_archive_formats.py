@@ -122,10 +122,10 @@ def read(path: Path) -> list[Member]:
 
 
 def until_fault(path: Path) -> tuple[list[str], UnusableSampleError]:
-    found: list[str] = []
+    names: list[str] = []
     with path.open("rb") as file, pytest.raises(UnusableSampleError) as error:
-        found.extend(member.name for member in tar_members(file))
-    return found, error.value
+        names.extend(member.name for member in tar_members(file))
+    return names, error.value
 
 
 def test_what_is_no_plain_file_has_no_size(tmp_path: Path) -> None:
@@ -138,7 +138,11 @@ def test_what_is_no_plain_file_has_no_size(tmp_path: Path) -> None:
         info = tarfile.TarInfo("a.jpg")
         info.size = 3
         tar.addfile(info, io.BytesIO(b"abc"))
-    assert [(one.number, one.name, one.size) for one in read(path)] == [(2, "l", -1), (3, "h", -1), (4, "a.jpg", 3)]
+    assert [(member.number, member.name, member.size) for member in read(path)] == [
+        (2, "l", -1),
+        (3, "h", -1),
+        (4, "a.jpg", 3),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -148,8 +152,8 @@ def test_what_is_no_plain_file_has_no_size(tmp_path: Path) -> None:
 def test_a_truncated_tar_gives_its_complete_members(tmp_path: Path, cut: int, left: list[str], words: str) -> None:
     path = write_tar(tmp_path / "some.tar", [("a.jpg", bytes(600)), ("b.jpg", bytes(600)), ("c.jpg", b"c")])
     path.write_bytes(path.read_bytes()[:cut])
-    found, error = until_fault(path)
-    assert found == left
+    names, error = until_fault(path)
+    assert names == left
     assert error.slug == "tar-truncated"
     assert words in error.what
     assert error.fix
@@ -158,7 +162,7 @@ def test_a_truncated_tar_gives_its_complete_members(tmp_path: Path, cut: int, le
 def test_a_tar_without_end_blocks_is_complete(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "some.tar", [("a.jpg", b"a")])
     path.write_bytes(path.read_bytes()[:1024])
-    assert [one.name for one in read(path)] == ["a.jpg"]
+    assert [member.name for member in read(path)] == ["a.jpg"]
 
 
 @given(st.binary(max_size=4096), st.integers(0, 3))

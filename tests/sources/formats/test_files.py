@@ -83,7 +83,7 @@ def test_lines_do_not_depend_on_chunks(tmp_path_factory, data, chunk):
     try:
         with open_source(path) as file:
             reader = LineReader(file, path)
-            found = list(reader.lines())
+            lines = list(reader.lines())
             stat, content = reader.finish()
     finally:
         files._CHUNK_BYTES = before
@@ -91,7 +91,7 @@ def test_lines_do_not_depend_on_chunks(tmp_path_factory, data, chunk):
     kept = [
         (number, line.removesuffix(b"\r")) for number, line in enumerate(wanted, start=1) if line.strip(b" \t\r\n")
     ]
-    assert found == kept
+    assert lines == kept
     assert content == xxhash.xxh3_128_digest(data)
     assert (stat.size, stat.inode) == (len(data), path.stat().st_ino)
 

@@ -28,19 +28,19 @@ def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
     as_tars(tmp_path / "new", changed, each=3)
     (tmp_path / "new/shard-000.tar").replace(tmp_path / "shard-000.tar")
     (tmp_path / "new/shard-001.tar").unlink()
-    found = scan(tmp_path, known=first.samples)
+    listing = scan(tmp_path, known=first.samples)
     assert opened == ["shard-000.tar"]
-    assert list(found.samples.names) == list(first.samples.names)
-    kept = (found.samples.inputs["image"].content == first.samples.inputs["image"].content).all(axis=1)
+    assert list(listing.samples.names) == list(first.samples.names)
+    kept = (listing.samples.inputs["image"].content == first.samples.inputs["image"].content).all(axis=1)
     assert kept.tolist() == [True, False, True, True, True, True]
-    assert list(found.samples.inputs["caption"].text)[:2] == ["caption 0", "new"]
+    assert list(listing.samples.inputs["caption"].text)[:2] == ["caption 0", "new"]
 
 
 def test_captions_of_rejected_images_are_not_unused(tmp_path):
     write_tar(tmp_path / "a.tar", [("a.png", png(1)), ("a.webp", b"x"), ("a.txt", b"a"), ("b.png", png(2))])
-    found = scan(tmp_path)
-    assert [item.reason for item in found.rejected] == ["two-images"]
-    assert "caption-unused" not in [note.reason for note in found.notes]
+    listing = scan(tmp_path)
+    assert [item.reason for item in listing.rejected] == ["two-images"]
+    assert "caption-unused" not in [note.reason for note in listing.notes]
 
 
 def test_links_in_a_tar_are_noted(tmp_path):
@@ -50,9 +50,9 @@ def test_links_in_a_tar_are_noted(tmp_path):
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, "a.png"
             tar.addfile(info)
-    found = scan(tmp_path)
-    assert list(found.samples.names) == ["a.tar/a.png"]
-    assert [(note.name, note.reason, note.count) for note in found.notes] == [("a.tar/b.png", "unused", 2)]
+    listing = scan(tmp_path)
+    assert list(listing.samples.names) == ["a.tar/a.png"]
+    assert [(note.name, note.reason, note.count) for note in listing.notes] == [("a.tar/b.png", "unused", 2)]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string()), pa.string_view()])
@@ -67,7 +67,7 @@ def test_captions_that_are_no_text_are_said(tmp_path):
     assert note.reason == "text-column"
     assert note.detail == "it has no column of captions; other columns: text, other"
     pq.write_table(pa.table({"image": [png(1)], "text": [["a", None]]}), tmp_path / "a.parquet")
-    assert [(one.line, one.reason) for one in scan(tmp_path).rejected] == [(1, "table-row")]
+    assert [(item.line, item.reason) for item in scan(tmp_path).rejected] == [(1, "table-row")]
 
 
 def test_an_empty_caption_is_one_and_json_without_a_caption_is_none(tmp_path):
@@ -79,17 +79,17 @@ def test_an_empty_caption_is_one_and_json_without_a_caption_is_none(tmp_path):
 
 def test_captions_beside_a_key_that_is_asked_for_are_noted(tmp_path):
     write_tar(tmp_path / "a.tar", [("a.png", png(1)), ("a.txt", b"a"), ("a.json", b'{"alt": "b"}')])
-    found = scan(tmp_path, SourceOptions(caption_column="alt"))
-    assert list(found.samples.inputs["caption"].text) == ["b"]
-    assert [(note.name, note.reason) for note in found.notes] == [("a.tar/a.txt", "member-unused")]
+    listing = scan(tmp_path, SourceOptions(caption_column="alt"))
+    assert list(listing.samples.inputs["caption"].text) == ["b"]
+    assert [(note.name, note.reason) for note in listing.notes] == [("a.tar/a.txt", "member-unused")]
 
 
 def test_a_tar_without_the_key_that_is_asked_for_is_rejected(tmp_path):
     write_tar(tmp_path / "a.tar", [("a.png", png(1)), ("a.json", b'{"alt": "a"}'), ("b.png", png(2))])
     write_tar(tmp_path / "b.tar", [("c.png", png(3)), ("c.json", b'{"caption": "c"}')])
-    found = scan(tmp_path, SourceOptions(caption_column="alt"))
-    assert list(found.samples.names) == ["a.tar/a.png", "a.tar/b.png"]
-    (item,) = found.rejected
+    listing = scan(tmp_path, SourceOptions(caption_column="alt"))
+    assert list(listing.samples.names) == ["a.tar/a.png", "a.tar/b.png"]
+    (item,) = listing.rejected
     assert (item.name, item.reason) == ("b.tar", "no-caption-column")
     assert item.detail == "no JSON member of an image has a caption called alt"
 

@@ -26,8 +26,8 @@ def put(root: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def captions(found: Listing) -> list[tuple[str, str]]:
-    return list(zip(found.samples.names, found.samples.inputs["caption"].text, strict=True))
+def captions(listing: Listing) -> list[tuple[str, str]]:
+    return list(zip(listing.samples.names, listing.samples.inputs["caption"].text, strict=True))
 
 
 def reasons(items):
@@ -45,9 +45,9 @@ def test_a_lost_caption_file_that_is_not_used_leaves_its_image(tmp_path):
     (tmp_path / "a.txt").symlink_to("nowhere")
     (tmp_path / "b.caption").symlink_to("nowhere")
     assert captions(scan(tmp_path, SourceOptions(caption_ext="cap"))) == [("a.jpg", ""), ("b.jpg", "")]
-    found = scan(tmp_path)
-    assert captions(found) == [("b.jpg", "used")]
-    assert reasons(found.rejected) == [("a.jpg", "not-found"), ("b.caption", "not-found")]
+    listing = scan(tmp_path)
+    assert captions(listing) == [("b.jpg", "used")]
+    assert reasons(listing.rejected) == [("a.jpg", "not-found"), ("b.caption", "not-found")]
     put(tmp_path, metadata_csv="file_name,text\na.jpg,one\nb.jpg,two\n")
     assert captions(scan(tmp_path)) == [("a.jpg", "one"), ("b.jpg", "two")]
 
@@ -56,22 +56,22 @@ def test_other_names_of_caption_files(tmp_path):
     put(tmp_path, a_jpg="x", a_jpg_txt="beside", b_jpg="x", b_json='{"tags": 1, "text": " in json "}', c_png="x")
     put(tmp_path, c_json='{"url": "x"}', d_jpg="x", d_json='{"caption": 3}', e_jpg="x", e_json="{", f_jpg="x")
     put(tmp_path, f_txt="f", f_json="{}", f_jpg_txt="other", info_json="{}")
-    found = scan(tmp_path)
-    assert captions(found) == [("a.jpg", "beside"), ("b.jpg", "in json"), ("c.png", ""), ("f.jpg", "f")]
-    assert reasons(found.rejected) == [("d.jpg", "caption-json"), ("e.jpg", "caption-json")]
-    assert "caption file d.json: expected text as the caption, found 3" in found.rejected[0].detail
-    assert [(note.name, note.reason, note.count) for note in found.notes] == [
+    listing = scan(tmp_path)
+    assert captions(listing) == [("a.jpg", "beside"), ("b.jpg", "in json"), ("c.png", ""), ("f.jpg", "f")]
+    assert reasons(listing.rejected) == [("d.jpg", "caption-json"), ("e.jpg", "caption-json")]
+    assert "caption file d.json: expected text as the caption, found 3" in listing.rejected[0].detail
+    assert [(note.name, note.reason, note.count) for note in listing.notes] == [
         ("c.png", "no-caption", 1),
         ("f.jpg.txt", "caption-conflict", 1),
         ("f.json", "unused", 2),
     ]
-    assert found.images.captions == {"sidecar .txt": 2, "sidecar .json": 1, "none": 1}
-    assert (found.images.first_without, found.images.set_samples) == ("c.png", (4,))
+    assert listing.images.captions == {"sidecar .txt": 2, "sidecar .json": 1, "none": 1}
+    assert (listing.images.first_without, listing.images.set_samples) == ("c.png", (4,))
 
 
-def paired_files(found, name):
-    files, places = list(found.samples.files.names), found.samples.inputs[name].file.tolist()
-    return [files[at] if at >= 0 else "" for at in places]
+def paired_files(listing, name):
+    files, positions = list(listing.samples.files.names), listing.samples.inputs[name].file.tolist()
+    return [files[at] if at >= 0 else "" for at in positions]
 
 
 def test_folders_of_masks_and_control_images_have_the_names_of_the_images(tmp_path):
@@ -79,12 +79,12 @@ def test_folders_of_masks_and_control_images_have_the_names_of_the_images(tmp_pa
     for name in ("masks/a.png", "masks/sub/a.webp", "edges/img/a.png", "edges/c.jpg", "depth/c.png", "depth/d.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("m")
-    found = scan(tmp_path, SourceOptions(masks="masks", controls=("edges", str(tmp_path / "depth"))))
-    assert list(found.samples.names) == ["img/a.jpg", "img/c.jpg", "img/sub/a.jpg"]
-    assert paired_files(found, "mask") == ["masks/a.png", "", "masks/a.png"], "by file name: the set is all of DATA"
-    assert paired_files(found, "control") == ["edges/img/a.png", "edges/c.jpg", ""]
-    assert paired_files(found, "control_2") == ["", "depth/c.png", ""]
-    assert [(note.name, note.reason, note.detail) for note in found.notes] == [
+    listing = scan(tmp_path, SourceOptions(masks="masks", controls=("edges", str(tmp_path / "depth"))))
+    assert list(listing.samples.names) == ["img/a.jpg", "img/c.jpg", "img/sub/a.jpg"]
+    assert paired_files(listing, "mask") == ["masks/a.png", "", "masks/a.png"], "by file name: the set is all of DATA"
+    assert paired_files(listing, "control") == ["edges/img/a.png", "edges/c.jpg", ""]
+    assert paired_files(listing, "control_2") == ["", "depth/c.png", ""]
+    assert [(note.name, note.reason, note.detail) for note in listing.notes] == [
         ("depth/d.png", "control", "1 control image belongs to no image, the first is depth/d.png"),
         ("masks/sub/a.webp", "mask", "1 mask belongs to no image, the first is masks/sub/a.webp"),
     ]
@@ -131,14 +131,14 @@ def test_folders_without_images(tmp_path):
 # known samples
 
 
-def contents(found: Listing) -> list[bytes]:
-    return [row.tobytes() for row in found.samples.inputs["image"].content]
+def contents(listing: Listing) -> list[bytes]:
+    return [row.tobytes() for row in listing.samples.inputs["image"].content]
 
 
 def remembered(root: Path) -> Listing:
-    found = scan(root, IMAGES, hash_all=True)
-    number = np.arange(len(found.samples), dtype=np.uint32)
-    table = replace(found.samples, columns={"original_size": np.stack([number + 1, number + 2], axis=1)})
+    listing = scan(root, IMAGES, hash_all=True)
+    number = np.arange(len(listing.samples), dtype=np.uint32)
+    table = replace(listing.samples, columns={"original_size": np.stack([number + 1, number + 2], axis=1)})
     return scan(root, IMAGES, table)
 
 
@@ -163,19 +163,19 @@ def test_files_that_are_to_be_read_again_and_contents_of_rejected_ones(tmp_path,
     assert again.hashed == 1
     stat = tuple(first.samples.files.stat[1].tolist())
     item = Rejected(name="b.jpg", reason="truncated", content=content_hash(b"y"), stat=stat)
-    found = scan(tmp_path, IMAGES, rejected=[item])
-    assert contents(found) == [bytes(16), content_hash(b"y")]
-    assert not found.hashed
+    listing = scan(tmp_path, IMAGES, rejected=[item])
+    assert contents(listing) == [bytes(16), content_hash(b"y")]
+    assert not listing.hashed
 
 
 def test_masks_stay_with_their_images_if_a_caption_is_rejected(tmp_path):
     for name in ("a.jpg", "a-masklabel.png", "b.jpg", "c.jpg", "c-masklabel.png"):
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfd")
-    found = scan(tmp_path)
-    files = list(found.samples.files.names)
-    assert list(found.samples.names) == ["a.jpg", "c.jpg"]
-    assert [files[at] for at in found.samples.inputs["mask"].file] == ["a-masklabel.png", "c-masklabel.png"]
+    listing = scan(tmp_path)
+    files = list(listing.samples.files.names)
+    assert list(listing.samples.names) == ["a.jpg", "c.jpg"]
+    assert [files[at] for at in listing.samples.inputs["mask"].file] == ["a-masklabel.png", "c-masklabel.png"]
 
 
 def test_a_snapshot_without_files_is_compared_with_new_ones(tmp_path):
@@ -183,5 +183,5 @@ def test_a_snapshot_without_files_is_compared_with_new_ones(tmp_path):
     empty = scan(tmp_path, SourceOptions(kind="images", part=Part.parse("1/2")))
     assert not len(empty.samples.files)
     put(tmp_path, a_png="x")
-    found = scan(tmp_path, IMAGES, empty.samples, full=True)
-    assert list(found.samples.names) == ["a.png"]
+    listing = scan(tmp_path, IMAGES, empty.samples, full=True)
+    assert list(listing.samples.names) == ["a.png"]

@@ -27,13 +27,13 @@ def _trusting(monkeypatch):
 
 def write(path, *texts):
     """Write texts one per line; bytes unchanged."""
-    lines = [one if isinstance(one, bytes) else json.dumps({"text": one}).encode() for one in texts]
+    lines = [text if isinstance(text, bytes) else json.dumps({"text": text}).encode() for text in texts]
     path.write_bytes(b"\n".join(lines) + b"\n")
 
 
 def rows_of(listing):
     held = listing.samples.inputs["record"]
-    return list(zip(listing.samples.names, (one.tobytes()[:2] for one in held.content), strict=True))
+    return list(zip(listing.samples.names, (row.tobytes()[:2] for row in held.content), strict=True))
 
 
 def texts_of(listing, rows=None, **options):
@@ -41,12 +41,12 @@ def texts_of(listing, rows=None, **options):
     return [value["record"] and value["record"].text for _, value in listing.job_inputs(rows, ("record",), **options)]
 
 
-def same(one, other):
-    assert rows_of(one) == rows_of(other)
-    for name, column in one.samples.columns.items():
-        assert np.array_equal(column, other.samples.columns[name]), name
-    assert np.array_equal(one.samples.files.content, other.samples.files.content)
-    assert [(item.name, item.line) for item in one.rejected] == [(item.name, item.line) for item in other.rejected]
+def same(first, second):
+    assert rows_of(first) == rows_of(second)
+    for name, column in first.samples.columns.items():
+        assert np.array_equal(column, second.samples.columns[name]), name
+    assert np.array_equal(first.samples.files.content, second.samples.files.content)
+    assert [(item.name, item.line) for item in first.rejected] == [(item.name, item.line) for item in second.rejected]
 
 
 @pytest.fixture
@@ -65,25 +65,25 @@ def opened(monkeypatch):
 @pytest.mark.parametrize("change", ["other", "shorter", "gone", "broken"])
 def test_a_file_that_changed_meanwhile_is_an_error(tmp_path, change):
     write(tmp_path / "a.jsonl", "one", "two", "three")
-    found = scan(tmp_path)
+    listing = scan(tmp_path)
     after = {"other": ["one", "2", "three"], "shorter": ["one"], "broken": ["one", b"\xff"], "gone": []}[change]
     write(tmp_path / "a.jsonl", *after)
     if change == "gone":
         (tmp_path / "a.jsonl").unlink()
     with pytest.raises(SourceError, match="changed"):
-        texts_of(found)
-    left = listing_of(found.root, found.samples, found.options)
+        texts_of(listing)
+    left = listing_of(listing.root, listing.samples, listing.options)
     wanted = [text if text in after else None for text in ("one", "two", "three")]
     assert texts_of(left, strict=False) == wanted
 
 
 def test_a_list_with_several_records_on_a_line(tmp_path, opened):
     (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "b"}, {"text": "a"}, {"text": "c"}]')
-    found = scan(tmp_path)
-    assert texts_of(found) == ["a", "b", "a", "c"]
-    assert texts_of(found, [1, 3]) == ["b", "c"]
+    listing = scan(tmp_path)
+    assert texts_of(listing) == ["a", "b", "a", "c"]
+    assert texts_of(listing, [1, 3]) == ["b", "c"]
     opened.clear()
-    assert rows_of(scan(tmp_path, RECORDS, found.samples)) == rows_of(found)
+    assert rows_of(scan(tmp_path, RECORDS, listing.samples)) == rows_of(listing)
     assert opened == []
 
 
@@ -124,7 +124,7 @@ def test_records_that_every_field_rejected_are_still_samples(tmp_path, keep_rest
     table, held = first.samples, first.samples.inputs["record"]
     names = table.files.names.take(held.file)
     out = [1, 2, 4, 6] if keep_rest else list(range(len(table)))
-    made = [
+    items = [
         Rejected(name=names[row], reason="template", line=int(held.line[row]), content=held.content[row].tobytes())
         for row in out
     ]
@@ -133,7 +133,7 @@ def test_records_that_every_field_rejected_are_still_samples(tmp_path, keep_rest
     record = replace(held, content=held.content[rest], file=held.file[rest], line=held.line[rest])
     left = replace(table, names=table.names.select(rest), inputs={"record": record}, columns=kept)
     opened.clear()
-    again = scan(tmp_path, RECORDS, left, rejected=[*first.rejected, *made])
+    again = scan(tmp_path, RECORDS, left, rejected=[*first.rejected, *items])
     assert rows_of(again) == rows_of(first)
     assert [(item.name, item.line) for item in again.rejected] == [("a.jsonl", 2)]
     assert opened == ["a.jsonl", "b.jsonl", "c.json"]
@@ -210,8 +210,8 @@ def test_a_list_that_is_broken_is_an_error(tmp_path, text):
 
 def test_a_record_over_several_lines_is_one(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"text": "one"}, indent=2) + "\n")
-    found = scan(tmp_path / "a.json")
-    assert (list(found.samples.names), texts_of(found), found.rejected) == (["a.json:1"], ["one"], ())
+    listing = scan(tmp_path / "a.json")
+    assert (list(listing.samples.names), texts_of(listing), listing.rejected) == (["a.json:1"], ["one"], ())
 
 
 @pytest.mark.parametrize("text", ["3", '"text"', "null"])
@@ -270,11 +270,11 @@ def test_turns_that_datasets_wrote_as_json(tmp_path, kind):
     turns = [{"role": role, "content": content} for role, content in messages]
     turns[1]["tool_calls"] = [call]
     feature = datasets.Features({"messages": datasets.List(datasets.Json())})
-    made = datasets.Dataset.from_list([{"messages": turns}, {"messages": turns[::3]}], features=feature)
-    made.to_parquet(tmp_path / "a.parquet")
-    made.save_to_disk(tmp_path / "saved")
+    rows = datasets.Dataset.from_list([{"messages": turns}, {"messages": turns[::3]}], features=feature)
+    rows.to_parquet(tmp_path / "a.parquet")
+    rows.save_to_disk(tmp_path / "saved")
     path = tmp_path / ("a.parquet" if kind == "parquet" else "saved/data-00000-of-00001.arrow")
-    lines, _ = read(tmp_path, "".join(json.dumps(row) + "\n" for row in made))
+    lines, _ = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows))
     reader = RecordReader(path, "a")
     assert [(r.messages, r.content) for r in reader] == [(r.messages, r.content) for r in lines]
     assert not reader.rejected.all()

@@ -48,8 +48,8 @@ def test_each_column_name(tmp_path, file, caption):
 @pytest.mark.parametrize("first", ["a.jpg,a cat", "gone.PNG,a cat", "1, sub/a.jpg,a cat"])
 def test_a_table_needs_a_header(tmp_path, first):
     name = next(cell.strip() for cell in first.split(",") if "." in cell)
-    what, line, why, fix = error_of(tmp_path, f"\n{first}\nb.jpg,a dog\n")
-    assert (what, line) == ("it has no header line", 2)
+    problem, line, why, fix = error_of(tmp_path, f"\n{first}\nb.jpg,a dog\n")
+    assert (problem, line) == ("it has no header line", 2)
     assert why == f"its first line names the image {name!r}, not the columns"
     assert fix == "put a header line above it that names the columns, such as file_name,text"
 
@@ -74,7 +74,7 @@ HEAD, LENGTH, NO_CSV = "file_name,text\n", "a row of another length", "a row tha
 
 
 @pytest.mark.parametrize(
-    ("data", "what", "line", "why"),
+    ("data", "problem", "line", "why"),
     [
         (HEAD + "a.jpg,one, two\n", LENGTH, 2, "expected 2 fields as in the first line, found 3: a.jpg, one,  two"),
         (HEAD + 'a.jpg,"x\ny"\nb.jpg\n', LENGTH, 4, "expected 2 fields as in the first line, found 1: b.jpg"),
@@ -90,15 +90,15 @@ HEAD, LENGTH, NO_CSV = "file_name,text\n", "a row of another length", "a row tha
         (HEAD.encode("utf-16"), "the table is not UTF-8", 1, "expected UTF-8, found 0xff at byte 1"),
     ],
 )  # fmt: skip
-def test_a_csv_that_cannot_be_read(tmp_path, data, what, line, why):
-    assert error_of(tmp_path, data)[:3] == (what, line, why)
+def test_a_csv_that_cannot_be_read(tmp_path, data, problem, line, why):
+    assert error_of(tmp_path, data)[:3] == (problem, line, why)
 
 
 GOOD = '{"file_name": "a.jpg", "text": "x"}\n'
 
 
 @pytest.mark.parametrize(
-    ("line", "what", "why"),
+    ("line", "problem", "why"),
     [
         ("{", "a line that is no JSON object", "Expecting property name enclosed in double quotes at column 2"),
         ("[1]", "a line that is no JSON object", "found [1]"),
@@ -109,11 +109,11 @@ GOOD = '{"file_name": "a.jpg", "text": "x"}\n'
         ('{"file_name": null, "text": "x"}', "a row without a file name", "in the first row; found None"),
     ],
 )
-def test_a_jsonl_line_that_cannot_be_read(tmp_path, line, what, why):
+def test_a_jsonl_line_that_cannot_be_read(tmp_path, line, problem, why):
     raw = line if isinstance(line, bytes) else line.encode()
-    found = error_of(tmp_path, GOOD.encode() + b"\n" + raw + b"\n" + GOOD.encode(), JSONL)
-    assert found[:2] == (what, 3)
-    assert why in found[2]
+    error = error_of(tmp_path, GOOD.encode() + b"\n" + raw + b"\n" + GOOD.encode(), JSONL)
+    assert error[:2] == (problem, 3)
+    assert why in error[2]
 
 
 def test_a_row_without_a_usable_caption_is_rejected_alone(tmp_path):
@@ -136,7 +136,7 @@ def test_captions_round_trip(tmp_path_factory, captions, quoting, ascii_only):
     rows = [(f"{i}.jpg", caption) for i, caption in enumerate(captions)]
     csv.writer(text, quoting=quoting).writerows([("file_name", "text"), *rows])
     (root / CSV).write_bytes(text.getvalue().encode())
-    lines = [json.dumps({"file_name": name, "text": one}, ensure_ascii=ascii_only) for name, one in rows]
+    lines = [json.dumps({"file_name": name, "text": caption}, ensure_ascii=ascii_only) for name, caption in rows]
     (root / JSONL).write_bytes("\n".join(lines).encode())
     for name in (CSV, JSONL):
         assert [row.caption for row in read_table(root, name, "", CaptionRule())[0]] == captions
@@ -152,11 +152,11 @@ def test_captions_of_later_rows_alone_reject_the_others(tmp_path):
 
 def matched(images, *rows, handled=(), root=Path("/nowhere")):
     """Match rows with images; return captions and the result. The first row is on line 2."""
-    made = [
+    table_rows = [
         row if isinstance(row, Row) else make_row(Path(CSV), line, *row) for line, row in enumerate(rows, start=2)
     ]
     findings = Findings()
-    first = match_rows(CSV, made, dict.fromkeys(images), handled, root, findings)
+    first = match_rows(CSV, table_rows, dict.fromkeys(images), handled, root, findings)
     bad, notes = findings.rejected, findings.notes.all()
     assert all(item.hint for item in (*bad, *notes))
     return {name: row.caption for name, row in first.items() if name in images and row.error is None}, bad, notes

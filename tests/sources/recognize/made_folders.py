@@ -10,11 +10,11 @@ def put(root, files):
         path.write_text(text if isinstance(text, str) else json.dumps(text))
 
 
-def rows(found):
-    table = found.samples
+def rows(listing):
+    table = listing.samples
     repeats = table.columns["repeats"].tolist() if "repeats" in table.columns else [1] * len(table)
     return list(zip(table.names, table.inputs["caption"].text, repeats, strict=True))
 
 
-def notes(found):
-    return [(note.name, note.reason) for note in found.notes]
+def notes(listing):
+    return [(note.name, note.reason) for note in listing.notes]

@@ -45,35 +45,35 @@ def kohya(root):
     put(root, {"reg/d.jpg": "x", "edges/d.png": "x", "dataset.toml": KOHYA})
 
 
-def partners(found, name):
+def partners(listing, name):
     """Sample -> its mask or control image."""
-    files, places = list(found.samples.files.names), found.samples.inputs[name].file.tolist()
-    return {one: files[at] for one, at in zip(found.samples.names, places, strict=True) if at >= 0}
+    files, positions = list(listing.samples.files.names), listing.samples.inputs[name].file.tolist()
+    return {sample: files[at] for sample, at in zip(listing.samples.names, positions, strict=True) if at >= 0}
 
 
 def test_kohya_dataset_toml(tmp_path):
     kohya(tmp_path)
-    found = scan(tmp_path / "dataset.toml")
-    assert rows(found) == [("cats/a.jpg", "photo, one", 7), ("cats/b.jpg", "photo, a cat", 7), ("reg/d.jpg", "", 4)]
-    assert (found.layout.word, found.root) == ("kohya-config", tmp_path)
-    assert found.layout.resolutions == (512, 768)
-    sets = [one.as_json() for one in found.layout.sets]
-    assert [(one["folder"], one["repeats"], one.get("is_reg", False)) for one in sets] == [
+    listing = scan(tmp_path / "dataset.toml")
+    assert rows(listing) == [("cats/a.jpg", "photo, one", 7), ("cats/b.jpg", "photo, a cat", 7), ("reg/d.jpg", "", 4)]
+    assert (listing.layout.word, listing.root) == ("kohya-config", tmp_path)
+    assert listing.layout.resolutions == (512, 768)
+    sets = [image_set.as_json() for image_set in listing.layout.sets]
+    assert [(values["folder"], values["repeats"], values.get("is_reg", False)) for values in sets] == [
         ("cats", 2, False),
         ("reg", 1, True),
         ("cats", 5, False),
     ]
-    assert {reason for _, reason in notes(found)} == {
+    assert {reason for _, reason in notes(listing)} == {
         "caption-lines", "config", "config-ignored", "in-two-sets", "no-caption", "outside-sets",
     }  # fmt: skip
-    assert partners(found, "control") == {"reg/d.jpg": "edges/d.png"}
-    details = {note.reason: note.detail for note in reversed(found.notes)}
+    assert partners(listing, "control") == {"reg/d.jpg": "edges/d.png"}
+    details = {note.reason: note.detail for note in reversed(listing.notes)}
     assert details["config"] == "subset cats is left out, as by the trainer: it is there twice in one data set"
     two = "2 images have the captions of 0:cats, not those of 1:cats, the first is cats/a.jpg"
     assert details["in-two-sets"] == two
     ignored = "batch_size = 4, flip_aug = True, shuffle_caption = True"
     assert details["config-ignored"] == f"3 settings of dataset.toml have no effect here: {ignored}"
-    assert rows(scan(tmp_path)) == rows(found)
+    assert rows(scan(tmp_path)) == rows(listing)
     plain = scan(tmp_path, SourceOptions(layout="folder"))
     assert len(plain.samples) == 5
 
@@ -92,9 +92,9 @@ def test_captions_that_kohya_draws(tmp_path):
 """
     put(tmp_path, {"a/x.jpg": "x", "a/x.txt": "a {red|blue} cat\na dog", "a/y.jpg": "x", "a/y.txt": "{one}"})
     put(tmp_path, {"dataset.toml": text})
-    found = scan(tmp_path)
-    assert rows(found) == [("a/x.jpg", "a {red|blue} cat\0a dog", 1), ("a/y.jpg", "{one}", 1)]
-    (note,) = found.notes
+    listing = scan(tmp_path)
+    assert rows(listing) == [("a/x.jpg", "a {red|blue} cat\0a dog", 1), ("a/y.jpg", "{one}", 1)]
+    (note,) = listing.notes
     assert (note.reason, note.count) == ("config-ignored", 4)
     assert "caption_separator = ';'" in note.detail
 
@@ -117,9 +117,9 @@ def test_kohya_adds_prefix_and_suffix_to_an_empty_caption_too(tmp_path):
     put(tmp_path, {"img/a.jpg": "x", "img/a.caption": "one", "img/b.jpg": "x"})
     subset = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "img"\ncaption_prefix = "pre"\ncaption_suffix = "suf"\n'
     put(tmp_path, {"dataset.toml": subset})
-    found = scan(tmp_path / "dataset.toml")
-    assert rows(found) == [("a.jpg", "pre one suf", 1), ("b.jpg", "pre  suf", 1)]
-    assert found.no_caption == 0
+    listing = scan(tmp_path / "dataset.toml")
+    assert rows(listing) == [("a.jpg", "pre one suf", 1), ("b.jpg", "pre  suf", 1)]
+    assert listing.no_caption == 0
     put(tmp_path, {"dataset.toml": f'{subset}class_tokens = "words"\n'})
     assert rows(scan(tmp_path / "dataset.toml"))[1] == ("b.jpg", "pre words suf", 1)
 
@@ -143,25 +143,25 @@ def test_simpletuner(tmp_path):
         {"id": "far", "type": "aws", "aws_bucket_name": "x", "disabled": True},
     ]  # fmt: skip
     put(tmp_path, {"multidatabackend.json": backends})
-    found = scan(tmp_path / "multidatabackend.json")
-    assert rows(found) == [
+    listing = scan(tmp_path / "multidatabackend.json")
+    assert rows(listing) == [
         ("one/deep/b.jpg", "b", 5),
         ("one/my_cat.jpg", "my cat", 5),
         ("three/d.jpg", "a dog\0dog", 1),
         ("two/c.jpg", "sks first\0sks second", 1),
         ("two/e.jpg", "", 1),
     ]
-    assert found.images.captions == {"file name": 2, "instance prompt": 1, "sidecar .txt": 1, "none": 1}
-    assert found.layout.word == "simpletuner"
-    assert ("masks/b.png", "mask") in notes(found), "it is not of one/deep/b.jpg: paths decide"
-    assert any("far (disabled)" in note.detail for note in found.notes)
-    absent = [note.detail.split()[-4] for note in found.notes if note.detail.endswith("is not there")]
+    assert listing.images.captions == {"file name": 2, "instance prompt": 1, "sidecar .txt": 1, "none": 1}
+    assert listing.layout.word == "simpletuner"
+    assert ("masks/b.png", "mask") in notes(listing), "it is not of one/deep/b.jpg: paths decide"
+    assert any("far (disabled)" in note.detail for note in listing.notes)
+    absent = [note.detail.split()[-4] for note in listing.notes if note.detail.endswith("is not there")]
     assert absent == ["gone", "away", "lost"]
-    assert ("one/edges/c.jpg", "control") in notes(found), "no data set names its folder"
+    assert ("one/edges/c.jpg", "control") in notes(listing), "no data set names its folder"
     first = rows(scan(tmp_path, SourceOptions(caption_lines="first")))[2:4]
     assert first == [("three/d.jpg", "a dog", 1), ("two/c.jpg", "sks first", 1)]
-    assert [one.label for one in found.layout.sets] == ["one", "two", "three"]
-    assert rows(scan(tmp_path)) == rows(found)
+    assert [item.label for item in listing.layout.sets] == ["one", "two", "three"]
+    assert rows(scan(tmp_path)) == rows(listing)
 
 
 def test_masks_that_options_replace_are_no_samples(tmp_path):
@@ -169,8 +169,8 @@ def test_masks_that_options_replace_are_no_samples(tmp_path):
     mask = {"id": "m", "instance_data_dir": "a/masks", "dataset_type": "conditioning", "conditioning_type": "mask"}
     put(tmp_path, {"multidatabackend.json": [BACKEND, BACKEND | {"id": "b", "instance_data_dir": "b"}, mask]})
     for masks in "a/masks", "none", "alpha":
-        found = scan(tmp_path, SourceOptions(masks=masks))
-        assert list(found.samples.names) == ["a/x.png", "b/y.png"]
+        listing = scan(tmp_path, SourceOptions(masks=masks))
+        assert list(listing.samples.names) == ["a/x.png", "b/y.png"]
 
 
 @pytest.mark.parametrize(
@@ -231,15 +231,15 @@ def test_onetrainer(tmp_path):
         {"path": "d", "enabled": False, "text": text},
     ]  # fmt: skip
     put(tmp_path, {"concepts.json": concepts})
-    found = scan(tmp_path / "concepts.json")
-    assert rows(found) == [
+    listing = scan(tmp_path / "concepts.json")
+    assert rows(listing) == [
         ("a/x.jpg", "first\0second", 3),
         ("b/deep/the file.jpg", "the file", 1),
         ("c/y.jpg", "one prompt\0another", 1),
     ]
-    assert [one.is_reg for one in found.layout.sets] == [False, False, True]
-    assert "prompts.txt" not in dict(notes(found))
-    details = {note.reason: note.detail for note in found.notes}
+    assert [item.is_reg for item in listing.layout.sets] == [False, False, True]
+    assert "prompts.txt" not in dict(notes(listing))
+    details = {note.reason: note.detail for note in listing.notes}
     ignored = "d (disabled), enable_tag_shuffling = True, image.enable_random_flip = True, loss_weight = 0.5"
     assert details["config-ignored"] == f"4 settings of concepts.json have no effect here: {ignored}"
 
@@ -254,9 +254,9 @@ def test_onetrainer_concepts_that_do_not_train(tmp_path):
         {"path": "c", "text": text, "type": "VALIDATION"},
     ]
     put(tmp_path, {"concepts.json": concepts})
-    found = scan(tmp_path / "concepts.json")
-    assert rows(found) == [("a/x.jpg", "x", 1)]
-    details = {note.reason: note.detail for note in found.notes}
+    listing = scan(tmp_path / "concepts.json")
+    assert rows(listing) == [("a/x.jpg", "x", 1)]
+    details = {note.reason: note.detail for note in listing.notes}
     assert details["config-ignored"] == "1 setting of concepts.json has no effect here: b (balancing 0)"
     assert details["split-unused"] == "1 file of the split validation; train is read, the first is c/z.jpg"
     assert details["mask"] == "1 mask belongs to no image, the first is a/x-masklabel.jpg"
@@ -288,13 +288,13 @@ def test_musubi_tuner(tmp_path):
     fp_latent_window_size = 9
     """
     put(tmp_path, {"data.toml": config})
-    found = scan(tmp_path / "data.toml")
-    assert rows(found) == [("one/a.jpg", "first", 3), ("two/c.png", "", 1)]
-    assert found.layout.word == "musubi"
-    assert partners(found, "control") == {"one/a.jpg": "edges/a.png"}
-    said = " ".join(note.detail for note in found.notes)
-    assert "several values of num_repeats: the first counts" in said
-    assert "fp_latent_window_size = 9" in said
+    listing = scan(tmp_path / "data.toml")
+    assert rows(listing) == [("one/a.jpg", "first", 3), ("two/c.png", "", 1)]
+    assert listing.layout.word == "musubi"
+    assert partners(listing, "control") == {"one/a.jpg": "edges/a.png"}
+    details = " ".join(note.detail for note in listing.notes)
+    assert "several values of num_repeats: the first counts" in details
+    assert "fp_latent_window_size = 9" in details
     put(tmp_path, {"data.toml": '[[datasets]]\nimage_jsonl_file = "x.jsonl"\n'})
     with pytest.raises(SourceError, match="image_directory: expected a path"):
         scan(tmp_path / "data.toml")
@@ -317,8 +317,8 @@ def test_ai_toolkit(tmp_path):
         - {folder_path: reg, is_reg: true, resolution: [512, 768]}
     """
     put(tmp_path, {"job.yaml": config})
-    found = scan(tmp_path / "job.yaml")
-    assert rows(found) == [
+    listing = scan(tmp_path / "job.yaml")
+    assert rows(listing) == [
         ("cats/a.jpg", "ohwx a, b, c", 2),
         ("cats/b.jpg", "ohwx runs", 2),
         ("cats/c.jpg", "an ohwx, here", 2),
@@ -326,8 +326,8 @@ def test_ai_toolkit(tmp_path):
         ("cats/e.jpg", "ohwx ", 2),
         ("reg/sub/r.png", "a ohwx, cat", 1),
     ]
-    assert partners(found, "mask") == {"cats/a.jpg": "masks/a.png"}
-    assert [one.is_reg for one in found.layout.sets] == [False, True]
+    assert partners(listing, "mask") == {"cats/a.jpg": "masks/a.png"}
+    assert [item.is_reg for item in listing.layout.sets] == [False, True]
     put(tmp_path, {"job.yaml": "a: [1\n"})
     with pytest.raises(SourceError, match=r"job.yaml cannot be read"):
         scan(tmp_path / "job.yaml")
@@ -335,9 +335,9 @@ def test_ai_toolkit(tmp_path):
 
 def test_control_images_that_ai_toolkit_made(tmp_path):
     put(tmp_path, {"a.jpg": "x", "_controls/a.depth.jpg": "d", "sub/b.jpg": "x", "sub/_controls/b.jpg": "d"})
-    found = scan(tmp_path)
-    assert [name for name, _, _ in rows(found)] == ["a.jpg", "sub/b.jpg"]
-    assert notes(found) == [("_controls/a.depth.jpg", "control")]
+    listing = scan(tmp_path)
+    assert [name for name, _, _ in rows(listing)] == ["a.jpg", "sub/b.jpg"]
+    assert notes(listing) == [("_controls/a.depth.jpg", "control")]
 
 
 def test_paths_of_a_configuration(tmp_path, monkeypatch):
@@ -347,8 +347,8 @@ def test_paths_of_a_configuration(tmp_path, monkeypatch):
     assert caught.value.what == "dataset.toml: image_dir = 'cats' does not exist"
     kohya(tmp_path / "data")
     monkeypatch.chdir(tmp_path / "data")
-    found = scan(tmp_path / "conf/dataset.toml")
-    assert (found.root, found.samples.names[0]) == (tmp_path / "data", "cats/a.jpg")
+    listing = scan(tmp_path / "conf/dataset.toml")
+    assert (listing.root, listing.samples.names[0]) == (tmp_path / "data", "cats/a.jpg")
     kohya(tmp_path / "conf")
     with pytest.raises(SourceError, match="is there twice"):
         scan(tmp_path / "conf/dataset.toml")
@@ -390,6 +390,6 @@ def of_kohya(value):
 def test_a_resolution_is_followed_if_it_is_an_area_in_pixels(tmp_path, config, resolutions, is_noted):
     name, value = config
     put(tmp_path, {"a/x.jpg": "x", name: value})
-    found = scan(tmp_path)
-    assert found.layout.resolutions == resolutions
-    assert ("config-ignored" in {note.reason for note in found.notes}) == is_noted
+    listing = scan(tmp_path)
+    assert listing.layout.resolutions == resolutions
+    assert ("config-ignored" in {note.reason for note in listing.notes}) == is_noted

@@ -14,45 +14,45 @@ from latentcache.sources.scan import scan
 def test_repeats_class_words_and_first_lines(tmp_path):
     put(tmp_path, {"10_ohwx man/a.jpg": "x", "10_ohwx man/a.txt": "one\ntwo", "10_ohwx man/b.jpg": "x"})
     put(tmp_path, {"1_reg/c.jpg": "x", "1_reg/d.jpg": "x", "1_reg/d.caption": "face", "1_reg/e.json": "{}"})
-    found = scan(tmp_path)
-    assert found.layout.word == "kohya"
-    assert found.layout.why == "10_ohwx man/ reads as 10 repeats of 'ohwx man'"
-    assert rows(found) == [
+    listing = scan(tmp_path)
+    assert listing.layout.word == "kohya"
+    assert listing.layout.why == "10_ohwx man/ reads as 10 repeats of 'ohwx man'"
+    assert rows(listing) == [
         ("10_ohwx man/a.jpg", "one", 10),
         ("10_ohwx man/b.jpg", "ohwx man", 10),
         ("1_reg/c.jpg", "reg", 1),
         ("1_reg/d.jpg", "face", 1),
     ]
-    assert found.samples.columns["image_set"].tolist() == [0, 0, 1, 1]
-    assert found.images.captions == {"sidecar .txt": 1, "sidecar .caption": 1, "class words": 2}
-    assert (found.no_caption, found.images.set_samples) == (0, (2, 2))
+    assert listing.samples.columns["image_set"].tolist() == [0, 0, 1, 1]
+    assert listing.images.captions == {"sidecar .txt": 1, "sidecar .caption": 1, "class words": 2}
+    assert (listing.no_caption, listing.images.set_samples) == (0, (2, 2))
     again = scan(tmp_path, known=scan(tmp_path, hash_all=True).samples)
-    assert (rows(again), again.images.captions) == (rows(found), found.images.captions)
+    assert (rows(again), again.images.captions) == (rows(listing), listing.images.captions)
     once = scan(tmp_path, SourceOptions(repeats=False))
-    assert once.samples.names == found.samples.names
+    assert once.samples.names == listing.samples.names
     assert "repeats" not in once.samples.columns
-    assert [one.repeats for one in once.layout.sets] == [1, 1]
+    assert [image_set.repeats for image_set in once.layout.sets] == [1, 1]
 
 
 def test_lines_that_are_not_used_are_counted(tmp_path):
     put(tmp_path, {f"10_dog/{name}.jpg": "x" for name in "abc"})
     put(tmp_path, {"10_dog/a.txt": "one\n", "10_dog/b.txt": "two\n\nmore", "10_dog/c.txt": "three\nmore"})
-    found = scan(tmp_path, hash_all=True)
+    listing = scan(tmp_path, hash_all=True)
     detail = "2 caption files are longer than the first line, which is used, the first is 10_dog/b.txt"
-    notes = [(note.name, note.reason, note.count, note.detail) for note in found.notes]
+    notes = [(note.name, note.reason, note.count, note.detail) for note in listing.notes]
     assert notes == [("10_dog/b.txt", "caption-lines", 2, detail)]
-    again = scan(tmp_path, known=found.samples)
-    assert again.notes == found.notes
+    again = scan(tmp_path, known=listing.samples)
+    assert again.notes == listing.notes
     for lines in ("first", "all"):
         assert scan(tmp_path, SourceOptions(caption_lines=lines)).notes == ()
 
 
 def test_folders_of_images_and_of_regularization_images(tmp_path):
     put(tmp_path, {"img/5_cat/a.jpg": "x", "reg/2_a cat/b.jpg": "x", "log/x.txt": "log", "img/5_cat/deep/c.jpg": "x"})
-    found = scan(tmp_path)
-    assert rows(found) == [("img/5_cat/a.jpg", "cat", 5), ("reg/2_a cat/b.jpg", "a cat", 5)]
-    assert [one.is_reg for one in found.layout.sets] == [False, True]
-    assert notes(found) == [("img/5_cat/deep/c.jpg", "outside-sets"), ("log/x.txt", "caption-unused")]
+    listing = scan(tmp_path)
+    assert rows(listing) == [("img/5_cat/a.jpg", "cat", 5), ("reg/2_a cat/b.jpg", "a cat", 5)]
+    assert [image_set.is_reg for image_set in listing.layout.sets] == [False, True]
+    assert notes(listing) == [("img/5_cat/deep/c.jpg", "outside-sets"), ("log/x.txt", "caption-unused")]
 
 
 def reference_repeats(train: int, repeats: list[int]) -> list[int]:
@@ -69,24 +69,26 @@ def reference_repeats(train: int, repeats: list[int]) -> list[int]:
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4)), min_size=1, max_size=3))
 def test_regularization_images_are_as_many_as_training_images(train, reg):
     sets = [ImageSet(folder="", balance="x", repeats=train)]
-    sets += [ImageSet(folder="", balance="x", repeats=each, is_reg=True) for _, each in reg]
-    found = balanced(sets, [1, *(count for count, _ in reg)])
-    numbers = [n for at, (count, _) in enumerate(reg, 1) if count for n in found[at].tolist()]
+    sets += [ImageSet(folder="", balance="x", repeats=repeats, is_reg=True) for _, repeats in reg]
+    listing = balanced(sets, [1, *(count for count, _ in reg)])
+    numbers = [n for at, (count, _) in enumerate(reg, 1) if count for n in listing[at].tolist()]
     assert numbers == (
-        reference_repeats(train, each) if (each := [n for count, n in reg for _ in range(count)]) else []
+        reference_repeats(train, repeats) if (repeats := [n for count, n in reg for _ in range(count)]) else []
     )
 
 
 def test_regularization_images_that_the_trainer_leaves_out(tmp_path):
     put(tmp_path, {"img/2_cat/a.jpg": "x", **{f"reg/1_a cat/{name}.jpg": "x" for name in "abcd"}})
-    found = scan(tmp_path)
-    assert [(name, count) for name, _, count in rows(found)] == [
+    listing = scan(tmp_path)
+    assert [(name, count) for name, _, count in rows(listing)] == [
         ("img/2_cat/a.jpg", 2), ("reg/1_a cat/a.jpg", 1), ("reg/1_a cat/b.jpg", 1),
     ]  # fmt: skip
-    assert [(note.name, note.reason, note.count) for note in found.notes] == [("reg/1_a cat/c.jpg", "reg-unused", 2)]
+    assert [(note.name, note.reason, note.count) for note in listing.notes] == [
+        ("reg/1_a cat/c.jpg", "reg-unused", 2)
+    ]
     parts = [scan(tmp_path, SourceOptions(part=Part(index=number, of=2))) for number in range(2)]
     both = [row for part in parts for row in rows(part)] if all(len(part.samples) for part in parts) else []
-    assert sorted(both) == rows(found)
+    assert sorted(both) == rows(listing)
 
 
 @pytest.mark.parametrize(
