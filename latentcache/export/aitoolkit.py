@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors.torch import save
 
 from latentcache.errors import UsageError, count_of
 from latentcache.export.format import (
@@ -42,6 +41,7 @@ from latentcache.export.format import (
     Request,
     Sample,
     Text,
+    safetensors,
     tensor_of,
 )
 from latentcache.geometry.like.aitoolkit import read_job, step_of, trigger_of
@@ -236,11 +236,10 @@ class AiToolkit(Format):
         tensor = tensor_of(sample.latents, bucket, is_flipped=is_flipped)
         tensor = tensor[:, None] if self.architecture.has_frames and tensor.ndim == 3 else tensor
         metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in key.items()}
-        return bytes(save({"latent": tensor.contiguous()}, {**metadata, "format": "pt"}))
+        return safetensors({"latent": tensor}, {**metadata, "format": "pt"})
 
     def _saved_text(self, items: Mapping[str, Array], text: Text) -> bytes:
-        tensors = text.values(self.stored(items))
-        return bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+        return safetensors(text.values(self.stored(items)))
 
 
 def _file(sample: Sample, folder: str, key: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save
 
 from latentcache.errors import UsageError
 from latentcache.fields.latents import GeometrySettings, LatentsRecipe
@@ -410,6 +411,19 @@ def saved(value: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
+
+
+def safetensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """A safetensors file with sorted metadata: ``save`` draws their order, so equal exports would differ."""
+    data = bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata and dict(metadata)))
+    if metadata is None:
+        return data
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[start:]
 
 
 def toml(values: Mapping[str, Any]) -> list[str]:

@@ -8,13 +8,11 @@ image; that of a video has the size of its bucket, and the frames of the clip.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from latentcache.errors import UsageError
 from latentcache.export.format import (
@@ -34,6 +32,7 @@ from latentcache.export.format import (
     Request,
     Sample,
     Text,
+    safetensors,
     tensor_of,
     toml,
 )
@@ -200,19 +199,9 @@ class Musubi(Format):
     def _saved(self, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> bytes:
         name = self.architecture.name.replace("-", "_")
         metadata = {"architecture": name, **about, "format_version": "1.0.1"}
-        return _with_ordered_metadata(bytes(save(dict(tensors), metadata)))
+        return safetensors(tensors, metadata)
 
 
 def _cache(dataset: Dataset) -> str:
     """Its ``cache_directory``."""
     return f"cache/{dataset.folder}-{dataset.table.resolution}"
-
-
-def _with_ordered_metadata(data: bytes) -> bytes:
-    """The same safetensors file with sorted metadata: ``save`` draws their order, so equal exports would differ."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data[start:]

@@ -8,9 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from captioned_images import FOUR, data_and_cache, draw_captioned, files_below
+import trainer_exports
+from captioned_images import FOUR, draw_captioned
 from made_pipelines import make_pipeline, tiny_vae
 from small_cache import build, draw
+from trainer_exports import cached, item, still
+from trainer_exports import onetrainer_config as config
 
 from latentcache import open_cache
 from latentcache.errors import UsageError
@@ -18,67 +21,16 @@ from latentcache.export.format import Request, Sample
 from latentcache.export.onetrainer import Concept, OneTrainer
 from latentcache.geometry.sizes import Size
 
-LIKE = {"like": "onetrainer", "resolutions": (256,), "bucket_step": 64}
-EXPORT = ("--to", "onetrainer")
+LIKE = trainer_exports.LIKE["onetrainer"]
+EXPORT = trainer_exports.EXPORT["onetrainer"]
 INPAINTING = "STABLE_DIFFUSION_XL_10_BASE_INPAINTING"
 TEXTS = ("prompt_embeds", "pooled_prompt_embeds", "prompt_ids")
 #: Name of the image cache of a concept of ``/sets/cats`` with all defaults but crop jitter, by OneTrainer's code.
 CATS = "cache/image/196a810e3c6e660120a9e275ff4266e59a2f542450ab6f4c21a9229a3470d559/variation-0"
 
 
-@pytest.fixture
-def onetrainer(tmp_path):
-    """A data folder and its cache with the geometry of OneTrainer."""
-    return data_and_cache(tmp_path, **LIKE)
-
-
-def item(path):
-    return torch.load(path, weights_only=True)
-
-
-def config(folder, *concepts, **values):
-    path = folder / "config.json"
-    values = {"model_type": "STABLE_DIFFUSION_XL_10_BASE", "resolution": "256", "concepts": concepts} | values
-    path.write_text(json.dumps(values), "utf-8")
-    return path
-
-
-def still(**more):
-    """A concept that changes no pixels."""
-    return {"image": {"enable_crop_jitter": False, **more}}
-
-
-def test_the_cache_of_a_concept_holds_the_values_of_our_cache(run, onetrainer):
-    data, cache, out = onetrainer
-    done = run("export", cache, out, *EXPORT, "--as", "/sets/run", "--json")
-    assert (done.status, done.json["samples"], done.json["written"]) == (0, 4, 15)
-    (folder,) = out.glob("cache/image/*/variation-0")
-    loader = open_cache(cache).read(scaled=False).loader(batch_size=1, seed=None)
-    for number in range(4):
-        found = item(folder / f"{number}.pt")
-        batch = next(
-            batch for batch in (loader.batch([row]) for row in range(4)) if batch["names"] == [f"p{number}.png"]
-        )
-        assert found["latent_image"].dtype == torch.float32
-        torch.testing.assert_close(found["latent_image"], batch["latents"][0].float(), rtol=0, atol=0)
-        width, height = FOUR[number]
-        assert found["original_resolution"] == (height, width)
-        assert found["crop_offset"] == tuple(batch["crop_top_left"][0].tolist())
-    sizes = item(folder / "aggregate.pt")
-    assert [one["crop_resolution"] for one in sizes] == [(192, 320), (320, 192), (256, 256), (192, 320)]
-    assert sizes[1]["image_path"] == "/sets/run/images/cats/p1.png"
-    (concept,) = json.loads((out / "concepts.json").read_text())
-    assert (concept["name"], concept["path"], concept["balancing"]) == ("cats", "/sets/run/images/cats", 1.0)
-    assert concept["image"]["enable_crop_jitter"] is False
-    assert (out / "images/cats/p0.png").samefile(data / "p0.png")
-    assert (out / "images/cats/p0.txt").read_text("utf-8") == "caption 0, tag"
-    assert sum("clear_cache_before_training" in line for line in done.json["advice"]) == 1
-    assert "clear_cache_before_training" in (out / "onetrainer.txt").read_text()
-    assert run("verify", out, "--data", data).status == 0
-
-
-def test_names_are_those_of_the_trainer(run, onetrainer):
-    _, cache, out = onetrainer
+def test_names_are_those_of_the_trainer(run, tmp_path):
+    _, cache, out = cached(tmp_path, "onetrainer")
     run("export", cache, out, *EXPORT, "--as", "C:\\sets")
     (concept,) = json.loads((out / "concepts.json").read_text())
     assert concept["path"] == "C:\\sets\\images\\cats"
@@ -86,28 +38,9 @@ def test_names_are_those_of_the_trainer(run, onetrainer):
     assert Concept(settings=settings, first=0, samples=()).folders("image") == [CATS]
 
 
-def test_a_later_export_writes_what_changed_and_renumbers(run, onetrainer):
-    data, cache, out = onetrainer
-    run("export", cache, out, *EXPORT)
-    again = run("export", cache, out, *EXPORT, "--json").json
-    assert (again["written"], again["kept"], again["deleted"]) == (0, 15, 0)
-    draw(data / "p9.png", (300, 300), seed=9)
-    build(data, cache, **LIKE)
-    added = run("export", cache, out, *EXPORT, "--json").json
-    assert (added["written"], added["kept"], added["deleted"]) == (4, 13, 0)  # 4.pt, the image, sizes, concepts
-    (data / "p0.png").unlink()
-    build(data, cache, **LIKE)
-    removed = run("export", cache, out, *EXPORT, "--json").json
-    assert removed["deleted"] == 3
-    (folder,) = out.glob("cache/image/*/variation-0")
-    assert files_below(folder) == ["0.pt", "1.pt", "2.pt", "3.pt", "aggregate.pt"]
-    assert item(folder / "0.pt")["original_resolution"] == (400, 240)
-    assert run("verify", out, "--data", data).status == 0
-
-
-def test_text_that_the_trainer_cached_does_not_outlive_another_caption(run, onetrainer):
+def test_text_that_the_trainer_cached_does_not_outlive_another_caption(run, tmp_path):
     """It finds its text by the number of an image, in a folder named by the settings of the concept."""
-    data, cache, out = onetrainer
+    data, cache, out = cached(tmp_path, "onetrainer")
     run("export", cache, out, *EXPORT)
     (before,) = json.loads((out / "concepts.json").read_text())
     (data / "p1.txt").write_text("another caption", "utf-8")
@@ -118,8 +51,8 @@ def test_text_that_the_trainer_cached_does_not_outlive_another_caption(run, onet
     assert before["image"] == after["image"]
 
 
-def test_flips_and_resolutions_are_drawn_for_each_variation(run, onetrainer, tmp_path):
-    data, cache, out = onetrainer
+def test_flips_and_resolutions_are_drawn_for_each_variation(run, tmp_path):
+    data, cache, out = cached(tmp_path, "onetrainer")
     build(data, cache, **LIKE | {"resolutions": (256, 320), "flip": True})
     concept = {**still(enable_random_flip=True), "path": str(data), "image_variations": 8, "name": "my cats"}
     path = config(tmp_path, concept, resolution="256, 320")
@@ -201,8 +134,8 @@ def test_each_variation_has_the_text_of_the_caption_that_is_drawn(run, tmp_path)
         assert int((ids > 1).sum()) == len(letters)
 
 
-def test_a_concept_keeps_the_settings_of_its_release_and_of_its_text(run, onetrainer, tmp_path):
-    data, cache, out = onetrainer
+def test_a_concept_keeps_the_settings_of_its_release_and_of_its_text(run, tmp_path):
+    data, cache, out = cached(tmp_path, "onetrainer")
     concept = {"path": str(data), "image": {"__version": 1, "enable_crop_jitter": False, "a_new_setting": 0.5}}
     concept |= {"text": {"enable_tag_shuffling": True, "prompt_source": "filename"}, "text_variations": 3}
     path = config(tmp_path, concept)
@@ -233,37 +166,11 @@ def test_a_concept_with_subfolders_stays_one(run, tmp_path):
     assert "is in 2 concepts" in run(*options, path).error["what"]
 
 
-REFUSALS = [
-    (("--release", "2019"), {}, {}, "--release: not available"),
-    (("--beside",), {}, {}, "--beside: not available"),
-    ((), {"masked_training": True}, {}, "the cache has no masks"),
-    ((), {"latent_caching": False}, {}, "takes no cached latents"),
-    ((), {"model_type": INPAINTING}, {}, "takes no cached latents"),
-    ((), {"model_type": INPAINTING, "custom_conditioning_image": True}, {}, "takes a conditioning image"),
-    ((), {"model_type": "FLUX_FILL_DEV_1"}, {}, "takes no cached latents"),
-    ((), {"resolution": "512"}, {}, "would encode 4 images"),
-    ((), {"model_type": "SANA"}, {}, "would encode 3 images"),
-    ((), {}, {"model": "demo"}, "a demo encoder made it"),
-]
-
-
-@pytest.mark.parametrize(("words", "values", "changes", "expected"), REFUSALS)
-def test_what_does_not_fit_is_named_before_anything_is_written(run, tmp_path, words, values, changes, expected):
-    build(draw_captioned(tmp_path / "cats"), tmp_path / "cache", **LIKE | changes)
-    words = (*words, "--trainer-config", config(tmp_path, still(), **values))
-    error = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, *words, "--json").error
-    assert expected in error["what"]
-    assert error["fix"]
-    assert not (tmp_path / "out").exists()
-
-
-def test_settings_that_change_pixels_have_their_names(run, onetrainer, tmp_path):
-    _, cache, out = onetrainer
+def test_settings_that_change_pixels_have_their_names(run, tmp_path):
+    _, cache, out = cached(tmp_path, "onetrainer")
     path = config(tmp_path, {"name": "cats"})
     error = run("export", cache, out, *EXPORT, "--trainer-config", path, "--json").error
     assert error["why"] == "concept cats: enable_crop_jitter = true"
-    path = config(tmp_path, still(enable_random_flip=True))
-    assert "no flips" in run("export", cache, out, *EXPORT, "--trainer-config", path, "--json").error["what"]
 
 
 @pytest.mark.parametrize("label", ["masklabel", "condlabel"])
@@ -285,34 +192,13 @@ def test_an_image_that_looks_like_a_mask_by_its_name_gets_another(label):
         ("FluxPipeline", TEXTS, (77, 512), ""),
     ],
 )
-def test_text_that_it_cannot_take_is_named(onetrainer, pipeline, fields, lengths, expected):
-    _, cache, _ = onetrainer
+def test_text_that_it_cannot_take_is_named(tmp_path, pipeline, fields, lengths, expected):
+    _, cache, _ = cached(tmp_path, "onetrainer")
     recipe = open_cache(cache).recipe()
     recipes = {name: SimpleNamespace(pipeline=pipeline, lengths=lengths) for name in fields} | {"latents": recipe}
     request = Request(recipes=recipes, geometry=recipe.geometry, wanted=fields, root=cache, folder="/out")
     with pytest.raises(UsageError, match=expected) if expected else nullcontext():
         OneTrainer(request)
-
-
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"batch_size": None}, {"concepts": [1]}])
-def test_a_setting_of_another_form_is_named(run, onetrainer, tmp_path, wrong):
-    _, cache, out = onetrainer
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"resolution": "64", "concepts": []} | wrong))
-    done = run("export", cache, out, *EXPORT, "--trainer-config", config, "--json")
-    assert done.status == 2
-    assert "a setting has another form" in done.error["what"]
-    assert not out.exists()
-
-
-def test_a_name_that_is_no_utf8_is_refused(run, tmp_path):
-    data = draw_captioned(tmp_path / "cats")
-    (data / "p0.png").rename(data / "p\udcff.png")
-    build(data, tmp_path / "cache", **LIKE)
-    done = run("export", tmp_path / "cache", tmp_path / "out", *EXPORT, "--json")
-    assert done.status == 2
-    assert "is no UTF-8" in done.error["what"]
-    assert not (tmp_path / "out").exists()
 
 
 def test_regularization_images_are_counted(run, tmp_path):
