@@ -319,6 +319,44 @@ class PlanReport(Value):
         counts = {"repeated": self.samples_repeated, "dropped": self.samples_dropped, "padded": self.rows_padded}
         return "".join(f", {number} {name}" for name, number in counts.items() if number)
 
+    def as_json(self, grad_accum: int = 1) -> dict[str, Any]:
+        """The keys of ``plan --json``; ``grad_accum``: batches of an optimizer step."""
+        batches, buckets = self.batches, list[dict[str, Any]]()
+        largest = dict.fromkeys(("samples", "pixels", "cells", "tokens", "bytes"), 0)
+        for plan in self.buckets:
+            bucket, size = plan.bucket, plan.size // batches.world_size
+            for name in largest:
+                largest[name] = max(largest[name], size * (1 if name == "samples" else getattr(bucket, name)))
+            buckets.append({
+                **(bucket.dims or {"label": bucket.label}),
+                "samples": plan.samples,
+                "batch_size": size,
+                "batch_bytes": size * bucket.bytes,
+                "batches": plan.steps,
+                "repeated": plan.repeated,
+                "copies": plan.copies,
+                "dropped": plan.dropped,
+                "efficiency": round(plan.efficiency, 4),
+            })  # fmt: skip
+        return {
+            "batch_size": batches.batch_size,
+            "batch_pixels": batches.batch_pixels,
+            "batch_tokens": batches.batch_tokens,
+            "multiple_of": batches.multiple,
+            "world_size": batches.world_size,
+            "grad_accum": grad_accum,
+            "remainder": batches.remainder,
+            "buckets": buckets,
+            "largest_batch": largest,
+            "samples_per_batch": round(self.samples_per_batch, 4),
+            "batches_per_epoch": self.steps,
+            "steps_per_epoch": -(-self.steps // grad_accum),
+            "samples_used": self.samples_used,
+            "samples_dropped": self.samples_dropped,
+            "samples_repeated": self.samples_repeated,
+            "overfilled": list(self.overfilled),
+        }
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return str(load("latentcache.report.page:html_of")(self))

@@ -167,34 +167,7 @@ def _short(value: Any) -> str:
 def _plan(opened: Cache, batch_size: int) -> dict[str, Any] | None:
     if not opened.buckets:
         return None
-    return plan_facts(opened.plan(batch_size=batch_size)) | {"excluded": opened.excluded}
-
-
-def plan_facts(report: PlanReport) -> dict[str, Any]:
-    """Steps and samples of an epoch, bucket by bucket."""
-    most = max((bucket.samples for bucket in report.buckets), default=1)
-    return {
-        "batch_size": size if isinstance(size := report.batches.batch_size, int) else report.batches.words,
-        "world_size": report.batches.world_size,
-        "steps": report.steps,
-        "used": report.samples_used,
-        "repeated": report.samples_repeated,
-        "dropped": report.samples_dropped,
-        "overfilled": list(report.overfilled),
-        "buckets": [
-            {
-                "label": str(bucket.bucket),
-                "height": bucket.bucket.size[1],
-                "width": bucket.bucket.size[2],
-                "samples": bucket.samples,
-                "bar": bucket.samples / max(most, 1),
-                "steps": bucket.steps,
-                "repeated": bucket.repeated,
-                "dropped": bucket.dropped,
-            }
-            for bucket in report.buckets
-        ],
-    }
+    return opened.plan(batch_size=batch_size).as_json() | {"excluded": opened.excluded}
 
 
 def _verified(folder: Path) -> dict[str, Any]:
@@ -265,7 +238,7 @@ def html_of(shown: Any) -> str:
         )
     report = getattr(shown, "report", shown)
     if isinstance(report, PlanReport):
-        return fragment("plan", plan_facts(report))
+        return fragment("plan", report.as_json())
     documents = shown.parts[0].documents
     decode, why = text_decoder(documents.snapshot.fields[documents.field])
     return fragment("rows", {"field": documents.field, "undecoded": why, **row_facts(shown, decode)})

@@ -60,7 +60,7 @@ def test_a_page_shows_every_part_of_a_cache(gallery):
     assert facts["cache"]["counts"]["samples"] == 27
     assert facts["verify"]["counts"] == {"ok": 27}
     assert (facts["sheet"]["shown"], len(facts["sheet"]["cards"])) == (27, 27)
-    assert facts["plan"]["steps"] == sum(bucket["steps"] for bucket in facts["plan"]["buckets"])
+    assert facts["plan"]["steps_per_epoch"] == sum(bucket["batches"] for bucket in facts["plan"]["buckets"])
     assert page.count('class="card"') == 27
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert len(page) < 5_000_000
@@ -182,7 +182,7 @@ def test_a_damaged_entry_is_shown_with_its_name(data, tmp_path):
 def test_samples_that_lack_a_field_are_counted(run, data, tmp_path):
     run("build", data, *SMALL, "--text-encoder", "stub", "--out", tmp_path / "c")
     facts, page = page_of(tmp_path / "c")
-    assert (facts["plan"]["used"], facts["plan"]["excluded"]) == (3, 1)
+    assert (facts["plan"]["samples_used"], facts["plan"]["excluded"]) == (3, 1)
     assert "1 sample without one of the fields" in page
     assert [(group["reason"], group["count"]) for group in facts["rejected"]] == [("no-caption", 1)]
 

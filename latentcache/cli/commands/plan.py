@@ -19,7 +19,7 @@ from latentcache.errors import EmptyPlanError, UsageError, count_of
 from latentcache.plan.numbers import human_bytes
 
 if TYPE_CHECKING:
-    from latentcache.plan.batching import BatchPlan, PlanReport
+    from latentcache.plan.batching import BatchPlan
 
 #: Batch sizes of a comparison at most; each plans its buckets.
 _MAX_SIZES = 64
@@ -95,7 +95,7 @@ def plan(
         planned = _of_data(path, batches, requested, source, compare=compare)
         if layout:
             raise _no_documents(path, layout)
-    payload = _payload(planned.report, grad_accum) | {"quarantined": planned.rejected, "path": str(path)}
+    payload = planned.report.as_json(grad_accum) | {"quarantined": planned.rejected, "path": str(path)}
     payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
     if trainer is not None or suggest:
         payload |= of_trainer(planned, trainer or "", batches, grad_accum, suggest=suggest)
@@ -246,49 +246,6 @@ def _no_lengths(path: Path, requested: flags.Requested) -> UsageError:
 
 
 # output
-
-
-def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
-    batches = report.batches
-    per_rank = [bucket.size // batches.world_size for bucket in report.buckets]
-    pairs = list(zip(report.buckets, per_rank, strict=True))
-    return {
-        "batch_size": batches.batch_size,
-        "batch_pixels": batches.batch_pixels,
-        "batch_tokens": batches.batch_tokens,
-        "multiple_of": batches.multiple,
-        "world_size": batches.world_size,
-        "grad_accum": grad_accum,
-        "remainder": batches.remainder,
-        "buckets": [
-            {
-                **(bucket.bucket.dims or {"label": bucket.bucket.label}),
-                "samples": bucket.samples,
-                "batch_size": size,
-                "batch_bytes": size * bucket.bucket.bytes,
-                "batches": bucket.steps,
-                "repeated": bucket.repeated,
-                "copies": bucket.copies,
-                "dropped": bucket.dropped,
-                "efficiency": round(bucket.efficiency, 4),
-            }
-            for bucket, size in pairs
-        ],
-        "largest_batch": {
-            "samples": max(per_rank, default=0),
-            **{
-                name: max((size * getattr(bucket.bucket, name) for bucket, size in pairs), default=0)
-                for name in ("pixels", "cells", "tokens", "bytes")
-            },
-        },
-        "samples_per_batch": round(report.samples_per_batch, 4),
-        "batches_per_epoch": report.steps,
-        "steps_per_epoch": -(-report.steps // grad_accum),
-        "samples_used": report.samples_used,
-        "samples_dropped": report.samples_dropped,
-        "samples_repeated": report.samples_repeated,
-        "overfilled": list(report.overfilled),
-    }
 
 
 def _lines(payload: dict[str, Any]) -> Iterator[str]:
