@@ -13,7 +13,6 @@ from latentcache.cli.console import Result, as_shown
 from latentcache.cli.flags import argument, option
 from latentcache.errors import UsageError, count_of
 from latentcache.plan.numbers import human_bytes
-from latentcache.verify.findings import shown_text
 
 
 def report(
@@ -78,6 +77,8 @@ def report(
 
 def _facts_alone(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a page without its images."""
+    from latentcache.verify.findings import shown_text
+
     kept = dict(facts)
     if facts["sheet"]:
         cards = [card | {"original": "", "stored": []} for card in facts["sheet"]["cards"]]
