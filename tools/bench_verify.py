@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from process_costs import peak_bytes
 from synthetic_caches import CHANNELS, build_settings, made_cache, made_latents, noise
 
@@ -33,7 +32,7 @@ from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import scan
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
-from latentcache.verify.entries import Check, check_entries, scan_payloads
+from latentcache.verify.entries import Check, Depth, check_entries, scan_payloads
 from latentcache.verify.verify import verify_cache
 
 _MIB = 1 << 20
@@ -74,14 +73,14 @@ def measure_full(rounds: int, folder: Path) -> dict[str, Any]:
     cache = folder / "cache"
     snapshot = open_snapshot(cache)
     field = list(snapshot.fields)[-1]
-    check, chosen = checked_entries(cache)
+    check = checked_entries(cache)
     view = check.views[field]
     file = CachePaths(cache).data(snapshot.shards[int(view.shard[0])])
-    only = {name: marked & (name == field) for name, marked in chosen.items()}
+    check.entries = {name: marked & (name == field) for name, marked in check.entries.items()}
 
     def scanned() -> None:
         check.payloads = 0
-        scan_payloads(check, only)
+        scan_payloads(check)
         if check.payloads != len(view.shard) or check.findings.of("corrupt").any():
             raise SystemExit("the scan left payloads out, or found some that are wrong")
 
@@ -107,12 +106,11 @@ def make_full(mib: int, side: int, folder: Path) -> None:
     made_latents(folder / "cache", [Size(64, 64)] * count, [tiny] * count, embeds, length=4)
 
 
-def checked_entries(cache: Path) -> tuple[Check, dict[str, Any]]:
-    """Check the indexes of a cache; return all entries."""
-    check = Check(open_snapshot(cache))
-    chosen = {name: np.ones(len(view.shard), np.bool_) for name, view in check.views.items()}
-    check_entries(check, chosen)
-    return check, chosen
+def checked_entries(cache: Path) -> Check:
+    """Check the indexes of a cache."""
+    check = Check(open_snapshot(cache), Depth(full=True))
+    check_entries(check)
+    return check
 
 
 def _timed(stages: Stages, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:

@@ -30,7 +30,7 @@ from latentcache.sources.locations import locations, sizes
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.readers.folder import repeats_of
 from latentcache.sources.scan import Listing, scan
-from latentcache.verify.entries import Check, Depth
+from latentcache.verify.entries import Check
 from latentcache.verify.findings import HINTS, Finding, Findings, Text
 
 #: Reasons that mean "could not be looked at" rather than "is not usable".
@@ -62,11 +62,8 @@ def find_data(cache: Path, source: Mapping[str, Any], data: Path | None) -> Path
     )
 
 
-def list_sources(check: Check, root: Path | None, depth: Depth, chosen: NDArray[np.bool_]) -> Listing | None:
-    """List what the data holds now, with the ``chosen`` samples (S,) if ``depth`` names a slice; None: nothing.
-
-    A check that reads opens sources whose stat proves them unchanged, too.
-    """
+def list_sources(check: Check, root: Path | None) -> Listing | None:
+    """List what the data holds now; None: nothing. A check that reads opens sources of an unchanged stat, too."""
     if root is None:
         return None
     options = SourceOptions.from_json(check.snapshot.source.get("options", {}))
@@ -77,22 +74,22 @@ def list_sources(check: Check, root: Path | None, depth: Depth, chosen: NDArray[
             check.snapshot.samples,
             rejected=check.rejected_whole,
             notes=check.snapshot.notes,
-            chosen=None if depth.slice is None else chosen,
-            full=depth.reads,
+            chosen=None if check.depth.slice is None else check.samples,
+            full=check.depth.reads,
             recorded=options.folders,
         )
     return None
 
 
-def compare_sources(check: Check, listing: Listing | None, chosen: NDArray[np.bool_]) -> None:
-    """Compare the chosen samples (S,) with a listing; None: the data holds no samples now."""
+def compare_sources(check: Check, listing: Listing | None) -> None:
+    """Compare the chosen samples with a listing; None: the data holds no samples now."""
     if listing is None:
         gone = "the data holds no samples now"
-        check.findings.add("stale", "source-removed", np.flatnonzero(chosen), found=gone)
+        check.findings.add("stale", "source-removed", np.flatnonzero(check.samples), found=gone)
         return
     kinds = (view.rows.kind for view in check.views.values())
     inputs = {name for kind in kinds if kind is not None for name in kind.inputs}
-    compare(check.findings, listing, rejected=check.rejected_whole, chosen=chosen, inputs=inputs)
+    compare(check.findings, listing, rejected=check.rejected_whole, chosen=check.samples, inputs=inputs)
 
 
 def compare(

@@ -10,7 +10,6 @@ vectorized, about 1 us per entry; a damaged block is a finding for each of its s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import chain
@@ -67,15 +66,6 @@ class Depth(Value):
         return self.mode != "fast"
 
 
-class Chosen(NamedTuple):
-    """Selected samples and entries of a snapshot with S samples."""
-
-    samples: NDArray[np.bool_]
-    """(S,)"""
-    entries: Mapping[str, NDArray[np.bool_]]
-    """(E,) for each field: entries that are read."""
-
-
 def parse_slice(text: str) -> tuple[int, int]:
     """Read ``3/10``: the third of ten slices."""
     parts = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
@@ -86,17 +76,19 @@ def parse_slice(text: str) -> tuple[int, int]:
     return number, count
 
 
-def choose(snapshot: Snapshot, chosen: tuple[int, int] | None) -> Chosen:
-    """Select samples and entries of a snapshot: those of a slice, or all."""
-    samples, fields = np.full(len(snapshot.samples), chosen is None), snapshot.fields
-    if chosen is None:
-        return Chosen(samples, {name: np.ones(rows.entries, dtype=np.bool_) for name, rows in fields.items()})
-    entries, (number, count) = dict[str, NDArray[np.bool_]](), chosen
+def _chosen(
+    snapshot: Snapshot, part: tuple[int, int] | None
+) -> tuple[NDArray[np.bool_], dict[str, NDArray[np.bool_]]]:
+    """Select samples (S,) of a snapshot, and entries (E,) by field: those of a slice, or all."""
+    samples, fields = np.full(len(snapshot.samples), part is None), snapshot.fields
+    if part is None:
+        return samples, {name: np.ones(rows.entries, dtype=np.bool_) for name, rows in fields.items()}
+    entries, (number, count) = dict[str, NDArray[np.bool_]](), part
     for name, rows in fields.items():  # the first half of the content hash keeps variants of one input together
         half = np.ascontiguousarray(np.asarray(rows.key)[:, CONTENT_SLICE][:, :8]).view("<u8").ravel()
         entries[name] = half % np.uint64(count) == np.uint64(number - 1)
         samples[np.asarray(rows.sample)[entries[name][np.asarray(rows.entry)]]] = True
-    return Chosen(samples, entries)
+    return samples, entries
 
 
 def confidence(looked: int, total: int, unit: str = "samples") -> str:
@@ -170,10 +162,14 @@ class BadEntries(NamedTuple):
 
 
 class Check:
-    """A check of one snapshot: its columns in memory, findings so far, entries that must go."""
+    """A check of one snapshot: its columns in memory, findings so far, entries that must go.
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot, self.paths = snapshot, snapshot.paths
+    ``samples`` (S,) and ``entries``, (E,) by field, are those that are looked at.
+    """
+
+    def __init__(self, snapshot: Snapshot, depth: Depth) -> None:
+        self.snapshot, self.paths, self.depth = snapshot, snapshot.paths, depth
+        self.samples, self.entries = _chosen(snapshot, depth.slice)
         self.findings = Findings(snapshot.samples)
         self.views = {name: View(rows, len(snapshot.samples)) for name, rows in snapshot.fields.items()}
         self.bad: list[BadEntries] = []
@@ -222,10 +218,10 @@ class Check:
         )
 
 
-def check_entries(check: Check, chosen: Mapping[str, NDArray[np.bool_]]) -> None:
-    """Compare index and size of every shard with the entries of the snapshot; ``chosen``: (E,) by field."""
+def check_entries(check: Check) -> None:
+    """Compare index and size of every shard with the entries of the snapshot."""
     for number, name in enumerate(check.snapshot.shards):
-        wanted = [(view, view.in_shard(number, chosen[view.name])) for view in check.views.values()]
+        wanted = [(view, view.in_shard(number, check.entries[view.name])) for view in check.views.values()]
         try:
             size = check.paths.data(name).stat().st_size
         except OSError as error:
@@ -245,7 +241,7 @@ def check_entries(check: Check, chosen: Mapping[str, NDArray[np.bool_]]) -> None
             if index is not None:
                 _check_index(check, view, entries[~beyond], index)
     for view in check.views.values():
-        _check_rows(check, view, chosen[view.name])
+        _check_rows(check, view, check.entries[view.name])
 
 
 def words(error: OSError | LatentcacheError) -> str:
@@ -260,7 +256,7 @@ def reason_word(error: OSError) -> str:
     return "permission" if isinstance(error, PermissionError) else "io-error"
 
 
-def scan_payloads(check: Check, chosen: Mapping[str, NDArray[np.bool_]]) -> None:
+def scan_payloads(check: Check) -> None:
     """Read the chosen entries, and note what is wrong with them.
 
     What passes here cannot fail in a reader, which compares the same checksum with the same bytes. A thread needs
@@ -270,7 +266,7 @@ def scan_payloads(check: Check, chosen: Mapping[str, NDArray[np.bool_]]) -> None
         for number in check.readable:
             failpoint("scan-shard")
             for view in check.views.values():
-                entries = view.in_shard(number, chosen[view.name])
+                entries = view.in_shard(number, check.entries[view.name])
                 batches = np.split(entries, range(_BATCH_ENTRIES, len(entries), _BATCH_ENTRIES))
                 try:
                     with file_descriptor(check.paths.data(check.snapshot.shards[number])) as descriptor:

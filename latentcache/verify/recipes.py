@@ -93,8 +93,8 @@ def check_recipes(check: Check, requested: Mapping[str, Described]) -> tuple[Rec
     return tuple(changes)
 
 
-def check_plans(check: Check, chosen: NDArray[np.bool_]) -> None:
-    """Compare the rows of each field with what its kind plans for the same samples today; ``chosen`` (S,)."""
+def check_plans(check: Check) -> None:
+    """Compare the rows of each field with what its kind plans for the same samples today."""
     table = check.findings.table
     for view in check.views.values():
         kind, recipe = view.rows.kind, view.rows.recipe
@@ -103,22 +103,22 @@ def check_plans(check: Check, chosen: NDArray[np.bool_]) -> None:
             try:
                 plan = kind.plan(table, recipe)
             except (LatentcacheError, ValueError, TypeError, KeyError) as error:
-                every, text = np.flatnonzero(chosen), f"{type(error).__name__}: {error}"
+                every, text = np.flatnonzero(check.samples), f"{type(error).__name__}: {error}"
                 check.findings.add("unverifiable", "plan", every, field=view.name, found=text)
                 continue
             rejected = dict(plan.rejected)
             if not view.rows.holds(plan, table):
-                lost = _moved(check, view, plan, plan.keys(kind, kind.content(table), recipe), chosen)
-        _check_absent(check, view, chosen, lost, rejected)
+                lost = _moved(check, view, plan, plan.keys(kind, kind.content(table), recipe))
+        _check_absent(check, view, lost, rejected)
 
 
-def _moved(check: Check, view: View, plan: FieldPlan, keys: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> set[int]:
+def _moved(check: Check, view: View, plan: FieldPlan, keys: NDArray[np.uint8]) -> set[int]:
     """Note samples with other items than planned; gives those that only lack planned ones."""
     known = keys.any(axis=1)
     planned, stored = _marks(plan.sample[known], keys[known]), _marks(view.sample, view.rows.row_keys())
     absent = np.unique(plan.sample[known][~np.isin(planned, stored)])
     extra = np.unique(view.sample[~np.isin(stored, planned)])
-    moved = extra[chosen[extra]]
+    moved = extra[check.samples[extra]]
     check.findings.add(
         "stale",
         "geometry-changed",
@@ -138,16 +138,14 @@ def _labels(moved: NDArray[np.int64], sample: Any, group: Any, groups: Sequence[
     )
 
 
-def _check_absent(
-    check: Check, view: View, chosen: NDArray[np.bool_], planned: set[int], rejected: Mapping[int, Rejected]
-) -> None:
+def _check_absent(check: Check, view: View, planned: set[int], rejected: Mapping[int, Rejected]) -> None:
     """Samples that lack items of a field: rejected by it, or lost."""
     table, recorded = check.findings.table, {item.label: item for item in check.snapshot.rejected}
     without = np.flatnonzero(np.bincount(view.sample, minlength=len(table)) == 0)
     numbers = np.array(sorted({*without.tolist(), *planned}), dtype=np.int64)
     lost = []
     for number, name in zip(numbers.tolist(), table.names.take(numbers), strict=True):
-        if not chosen[number]:
+        if not check.samples[number]:
             continue
         item = recorded.get(name) or rejected.get(number)
         if item is not None:
@@ -183,11 +181,9 @@ def reencode_samples(
     reencode: Reencode,
     descriptions: Mapping[str, Described],
     root: Path,
-    chosen: NDArray[np.bool_],
-    depth: Depth,
 ) -> Reencoded:
-    """Encode some of the chosen samples (S,) without a problem again, all fields of each, and note what differs."""
-    fine = chosen & ~check.findings.of(*PROBLEMS)
+    """Encode some of the chosen samples without a problem again, all fields of each, and note what differs."""
+    fine, depth = check.samples & ~check.findings.of(*PROBLEMS), check.depth
     # In an order of its own: one fine sample more or less moves no other in or out but the last.
     order = np.random.default_rng(depth.seed).permutation(len(fine))
     drawn = order[fine[order]][: depth.reencode]

@@ -44,15 +44,13 @@ from latentcache.verify.entries import (
     LOST,
     BadEntries,
     Check,
-    Chosen,
     Depth,
     check_entries,
-    choose,
     confidence,
     parse_slice,
     scan_payloads,
 )
-from latentcache.verify.findings import PROBLEMS, Commands, VerifyReport
+from latentcache.verify.findings import PROBLEMS, Commands, Reencoded, VerifyReport
 from latentcache.verify.recipes import Reencode, check_plans, check_recipes, described_now, reencode_samples
 
 #: Largest sizes by name, bytes; everything else but shards has ``_MOST_FILE_BYTES``.
@@ -134,52 +132,61 @@ def check_cache(
     snapshot = _opened(cache, commands)
     described, not_compared = described_now(snapshot, settings or {}, depth)
     root = None if depth.untrusted and data is None else find_data(cache, snapshot.source, data)
-    check = Check(snapshot)
-    chosen = choose(snapshot, depth.slice)
-    listing = _look(check, depth, root, chosen)
+    check = Check(snapshot, depth)
+    listing = _look(check, root)
     if root is not None:
-        compare_sources(check, listing, chosen.samples)
+        compare_sources(check, listing)
     changes = check_recipes(check, described)
     again = None
     if reencode is not None and root is not None:
-        again = reencode_samples(check, reencode, described, root, chosen.samples, depth)
-    counts = check.findings.counts(chosen.samples)
-    categorized = int((chosen.samples | check.findings.of(*PROBLEMS)).sum())
-    read = sum(int(entries.sum()) for entries in chosen.entries.values())
-    is_clean = depth.slice is not None and chosen.samples.any() and not any(counts[name] for name in PROBLEMS)
+        again = reencode_samples(check, reencode, described, root)
     fixes = replace(
         commands,
         root=root,
         allow_failed=snapshot.allow_failed if commands.allow_failed is None else commands.allow_failed,
         reencode=f"--reencode {depth.reencode} --seed {depth.seed}",
     )
+    report = _report(check, listing, again)
+    return replace(
+        report,
+        findings=tuple(map(fixes, report.findings)),
+        not_compared=_not_compared(check, not_compared),
+        recipe_diff=changes,
+        elapsed_s=time.monotonic() - started,
+    ), check
+
+
+def _report(check: Check, listing: Listing | None, again: Reencoded | None) -> VerifyReport:
+    """What the check found, without fixes."""
+    snapshot, counts = check.snapshot, check.findings.counts(check.samples)
+    categorized = int((check.samples | check.findings.of(*PROBLEMS)).sum())
+    is_clean = check.samples.any() and not any(counts[name] for name in PROBLEMS)
+    read = sum(int(entries.sum()) for entries in check.entries.values())
+    stated = confidence(read, sum(map(len, check.views.values())), "entries")
     return VerifyReport(
-        mode=depth.mode,
+        mode=check.depth.mode,
         snapshot=snapshot.number,
         counts=counts | {"unreferenced": _unreferenced(check)},
-        findings=tuple(map(fixes, check.findings.result(chosen.samples))),
+        findings=check.findings.result(check.samples),
         samples=len(snapshot.samples) + sum(item.count for item in check.rejected_whole),
         checked={
             "samples": categorized,
             "headers": check.headers,
             "payloads": check.payloads,
             "payload_bytes": check.payload_bytes,
-            "sources_stat": 0 if listing is None else int(chosen.samples.sum()),
+            "sources_stat": 0 if listing is None else int(check.samples.sum()),
             "sources_hashed": 0 if listing is None else listing.hashed,
             "reencoded": 0 if again is None else again.samples,
         },
         not_looked_at=len(snapshot.samples) - categorized,
-        not_compared=_not_compared(check, not_compared),
-        recipe_diff=changes,
-        confidence=confidence(read, sum(map(len, check.views.values())), "entries") if is_clean else "",
+        confidence=stated if is_clean and check.depth.slice is not None else "",
         reencoded=again,
         recipe_ids={name: view.rows.recipe_id.hex() for name, view in check.views.items()},
         allow_failed=snapshot.allow_failed,
         part=snapshot.part,
         building=check.paths.building.exists(),
         complete=snapshot.complete,
-        elapsed_s=time.monotonic() - started,
-    ), check
+    )
 
 
 def _opened(cache: Path, commands: Commands) -> Snapshot:
@@ -194,15 +201,15 @@ def _opened(cache: Path, commands: Commands) -> Snapshot:
     return snapshot
 
 
-def _look(check: Check, depth: Depth, root: Path | None, chosen: Chosen) -> Listing | None:
-    """Check entries, and payloads if ``depth`` says so; gives what the data holds now."""
-    check_entries(check, chosen.entries)
-    check_plans(check, chosen.samples)
-    if not depth.reads:
-        return list_sources(check, root, depth, chosen.samples)
+def _look(check: Check, root: Path | None) -> Listing | None:
+    """Check entries, and payloads if they are to be read; gives what the data holds now."""
+    check_entries(check)
+    check_plans(check)
+    if not check.depth.reads:
+        return list_sources(check, root)
     with ThreadPoolExecutor(1) as pool:
-        listing = pool.submit(list_sources, check, root, depth, chosen.samples)  # beside the reads of shards
-        scan_payloads(check, chosen.entries)
+        listing = pool.submit(list_sources, check, root)  # beside the reads of shards
+        scan_payloads(check)
         return listing.result()
 
 
@@ -357,8 +364,8 @@ def _carry_out(check: Check, plan: Repair, gone: Mapping[str, NDArray[np.bool_]]
     if check.damaged:
         for shard in sorted(check.damaged):
             mend_index(paths.shard(shard))
-        again = Check(check.snapshot)
-        check_entries(again, choose(check.snapshot, None).entries)
+        again = Check(check.snapshot, Depth())
+        check_entries(again)
         removals += _take_out(check, (bad._replace(reason="not-intact") for bad in again.bad), gone)
     keys = np.array([bytes.fromhex(removal.key) for removal in removals], dtype="S32")
     for folder in paths.sealed_shards():  # a build takes an entry of this key from any shard

@@ -29,7 +29,7 @@ def test_small_measures():
 def test_embeddings_without_padding_that_share_a_block_are_fine(tmp_path):
     embeds = [one[:length] for one, length in zip(noise(5, (8, 16)), (3, 8, 5, 1, 8), strict=True)]
     made_latents(tmp_path / "cache", [Size(64, 64)] * 5, list(noise(5, (16, 8, 8))), embeds, length=8)
-    store, chosen = checked_entries(tmp_path / "cache")
-    scan_payloads(store, chosen)
-    assert store.payloads == 6
-    assert store.findings.counts(np.ones(5, np.bool_))["ok"] == 5
+    check = checked_entries(tmp_path / "cache")
+    scan_payloads(check)
+    assert check.payloads == 6
+    assert check.findings.counts(np.ones(5, np.bool_))["ok"] == 5

@@ -10,7 +10,7 @@ from latentcache.errors import UsageError
 from latentcache.store import gather
 from latentcache.store.reader import EntryReader
 from latentcache.verify import entries as entries_module
-from latentcache.verify.entries import choose, confidence, parse_slice
+from latentcache.verify.entries import Check, Depth, confidence, parse_slice
 from latentcache.verify.verify import check_cache, verify_cache
 
 
@@ -136,7 +136,7 @@ def _parts(case):
     return {
         keys[entry].tobytes(): part
         for part in range(1, 8)
-        for entry in np.flatnonzero(choose(case.snapshot, parse_slice(f"{part}/7")).entries["flat"])
+        for entry in np.flatnonzero(Check(case.snapshot, Depth(slice=(part, 7))).entries["flat"])
     }
 
 
