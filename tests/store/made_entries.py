@@ -138,10 +138,10 @@ def samples_of(numbers):
 
 
 def new_field_of(catalog, name, numbers):
-    count, place = len(numbers), catalog.find(keys_of(items_of(name, numbers)))
+    count, items = len(numbers), catalog.find(keys_of(items_of(name, numbers)))
     group = np.array([group_of(name, number) for number in numbers], dtype=np.int32)
     columns = {"sample": np.arange(count), "group": group, "variant": np.zeros(count, dtype=np.uint8)}
-    return new_field(catalog, **about(name), **columns, items=place)
+    return new_field(catalog, **about(name), **columns, items=items)
 
 
 def publish(paths, numbers, fields=("plane", "words", "vector"), **more):

@@ -11,10 +11,6 @@ from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
 
 
-def bytes_at(catalog, place):
-    return catalog.item(place).array.tobytes()
-
-
 @settings(max_examples=12)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=60), st.integers(1, 4), st.integers(0, 2**31))
 def test_every_committed_item_is_found_and_no_other(tmp_path_factory, numbers, shards, seed):
@@ -28,14 +24,13 @@ def test_every_committed_item_is_found_and_no_other(tmp_path_factory, numbers, s
     wanted = [item for name in KINDS for item in items_of(name, sorted({*numbers}))]
     np.random.default_rng(seed).shuffle(wanted)
     absent = [item for name in KINDS for item in items_of(name, range(61, 66))]
-    place = catalog.find(keys_of(wanted + absent))
-    assert (place[len(wanted) :] == -1).all()
-    assert sorted({*place[: len(wanted)].tolist()}) == catalog.all_items().tolist()
-    np.testing.assert_array_equal(catalog.keys(place[: len(wanted)]), keys_of(wanted))
-    for item, position in zip(wanted, place.tolist(), strict=False):
-        found = catalog.item(position)
-        assert (found.key, found.array.tobytes(), found.same) == (item.key, item.array.tobytes(), item.same)
-        assert bytes_at(catalog, position) == item.array.tobytes()
+    numbers = catalog.find(keys_of(wanted + absent))
+    assert (numbers[len(wanted) :] == -1).all()
+    assert sorted({*numbers[: len(wanted)].tolist()}) == catalog.all_items().tolist()
+    np.testing.assert_array_equal(catalog.keys(numbers[: len(wanted)]), keys_of(wanted))
+    for item, position in zip(wanted, numbers.tolist(), strict=False):
+        stored = catalog.item(position)
+        assert (stored.key, stored.array.tobytes(), stored.same) == (item.key, item.array.tobytes(), item.same)
 
 
 def test_equal_pixels_are_found_within_their_group_only(paths):
@@ -62,12 +57,12 @@ def test_a_read_error_of_a_shard_is_not_damage(paths):
 
 def test_an_item_whose_entry_is_damaged_is_not_given(paths):
     catalog = load_catalog(paths)
-    place = int(catalog.find(keys_of(items_of("plane", [4])))[0])
-    rows = catalog.locations(np.array([place]))
+    number = int(catalog.find(keys_of(items_of("plane", [4])))[0])
+    rows = catalog.locations(np.array([number]))
     data = paths.data(catalog.shards[int(rows.shard[0])])
     flip(data, int(rows.offset[0]) + 3)
-    assert catalog.item(place) is None
+    assert catalog.item(number) is None
     flip(data, int(rows.offset[0]) + 3)
-    assert catalog.item(place) is not None
+    assert catalog.item(number) is not None
     flip(data, int(rows.offset[0]) - 10)
-    assert catalog.item(place) is None
+    assert catalog.item(number) is None

@@ -65,14 +65,14 @@ def test_a_column_of_equal_rows_is_stored_as_one_row(tmp_path, values, most):
 @given(st.lists(st.text() | st.just("n\udcff"), max_size=40), st.data())
 def test_strings_round_trip(tmp_path_factory, strings, data):
     made = Strings.of(strings)
-    found = written(tmp_path_factory.mktemp("strings") / "one", names=made).strings("names")
-    assert (list(found), len(found), found == made) == (strings, len(strings), True)
-    assert pickle.loads(pickle.dumps(found)) == made
-    assert found[2:9] == strings[2:9]
+    stored = written(tmp_path_factory.mktemp("strings") / "one", names=made).strings("names")
+    assert (list(stored), len(stored), stored == made) == (strings, len(strings), True)
+    assert pickle.loads(pickle.dumps(stored)) == made
+    assert stored[2:9] == strings[2:9]
     if strings:
         positions = data.draw(st.lists(st.integers(0, len(strings) - 1)))
-        assert found.take(positions) == [strings[position] for position in positions]
-        assert found[-1] == strings[-1]
+        assert stored.take(positions) == [strings[position] for position in positions]
+        assert stored[-1] == strings[-1]
 
 
 def test_few_positions_read_few_bytes(tmp_path, monkeypatch):
@@ -119,9 +119,9 @@ def test_damage_is_found_when_a_column_is_read_whole(tmp_path):
         flip(path, offset)
         file, damaged = ColumnFile(path), 0
         for name in columns:
-            found = fails(lambda: np.asarray(file[name]))  # noqa: B023
-            damaged += found
-            assert fails(file[name].check) == found
+            stored = fails(lambda: np.asarray(file[name]))  # noqa: B023
+            damaged += stored
+            assert fails(file[name].check) == stored
         assert damaged == 1
         path.write_bytes(whole)
     assert size.num_bytes == len(whole)

@@ -21,7 +21,7 @@ def resigned(value, head_bytes):
 @settings(max_examples=25)
 @given(numbers=st.lists(st.integers(0, 10_000), min_size=1, max_size=300, unique=True))
 def test_items_round_trip(name, numbers):
-    items, found = items_of(name, numbers), []
+    items, stored = items_of(name, numbers), []
     for entry in pack_items(items, RECIPES[name], KINDS[name]):
         header = read_header(entry.value, entry.key)
         payload = memoryview(entry.value)[header.head_bytes :]
@@ -29,10 +29,10 @@ def test_items_round_trip(name, numbers):
         assert checksum(payload) == header.payload_checksum
         assert [key.tobytes() for key in header.item_keys()] == list(entry.item_keys)
         assert header.recipe_id == RECIPES[name].recipe_id
-        found += [(header, payload, position) for position in range(header.items)]
+        stored += [(header, payload, position) for position in range(header.items)]
         if header.packed and header.items > 1:
             assert len(entry.value) <= BLOCK_BYTES
-    for item, (header, payload, position) in zip(items, found, strict=True):
+    for item, (header, payload, position) in zip(items, stored, strict=True):
         assert header.item(payload, position).tobytes() == item.array.tobytes()
         assert header.item(payload, position).shape == item.array.shape
         assert header.same[position].tobytes() == (item.same or bytes(16))
@@ -104,7 +104,7 @@ def test_an_entry_of_another_version_is_not_called_damaged(version, why):
 
 
 def test_a_swapped_entry_is_found():
-    one, two = pack_items(items_of("plane", (1, 2)), PLANE_RECIPE, PLANE)
+    first, two = pack_items(items_of("plane", (1, 2)), PLANE_RECIPE, PLANE)
     with pytest.raises(CorruptEntryError, match=r"it is that of") as caught:
-        read_header(one.value, two.key)
+        read_header(first.value, two.key)
     assert caught.value.key == two.key.hex()

@@ -111,11 +111,11 @@ def test_the_index_locates_every_item(tmp_path, names):
 
 
 def test_an_index_of_another_shard_is_rejected(tmp_path):
-    one = make_shard(tmp_path / "a", entries_of("plane", range(3)))
+    first = make_shard(tmp_path / "a", entries_of("plane", range(3)))
     two = make_shard(tmp_path / "b", entries_of("plane", range(3, 6)))
-    (one / INDEX).write_bytes((two / INDEX).read_bytes())
+    (first / INDEX).write_bytes((two / INDEX).read_bytes())
     with pytest.raises(CacheDamagedError, match="the index of shard b"):
-        load_index(one)
+        load_index(first)
 
 
 def test_a_damaged_head_is_named(tmp_path):
@@ -207,8 +207,8 @@ def test_a_loop_of_pages_ends(tmp_path, small):
 
 def test_a_swapped_page_is_found(tmp_path, small):
     damaged, leaves = bytearray(small), tree_pages(small, 2)
-    one, other = (page * PAGE for page in leaves[1:3])
-    damaged[one : one + PAGE] = damaged[other : other + PAGE]
+    first, other = (page * PAGE for page in leaves[1:3])
+    damaged[first : first + PAGE] = damaged[other : other + PAGE]
     path = tmp_path / "data.mdb"
     path.write_bytes(damaged)
     with pytest.raises(CacheDamagedError, match="damaged") as caught:

@@ -39,7 +39,7 @@ def test_a_shard_that_is_sealed_while_it_is_listed_is_not_called_damaged(tmp_pat
     open_shard(paths.shards / "one.open", entries_of("plane", range(2)))
     catalog = load_catalog(paths, open_shards=True)
     (paths.shards / "one.open").rename(paths.shards / "one")
-    assert all(catalog.stored(place) for place in range(2))
+    assert all(catalog.stored(item) for item in range(2))
 
 
 def test_a_shard_without_index_and_pages_is_left_out(paths):
@@ -79,7 +79,7 @@ def test_removed_entries_are_used_by_readers_alone(paths):
     words = open_snapshot(paths.root).fields["words"]
     before = found(paths, all_items(range(12))).sum()
     index = load_index(paths.shard("shard-1"))
-    own = {name: np.asarray(index.columns[name]) for name in index.columns if "/" in name}
+    columns = {name: np.asarray(index.columns[name]) for name in index.columns if "/" in name}
     remove_entries(index.folder, np.asarray(words.key).view("S32")[int(words.entry[1])])
     assert before - 12 < found(paths, all_items(range(12))).sum() < before
     assert not load_catalog(paths).is_whole(["shard-1"])
@@ -87,7 +87,7 @@ def test_removed_entries_are_used_by_readers_alone(paths):
     after = load_index(index.folder)
     assert after.entries == index.entries - 1
     assert all(
-        len(after.columns[name]) < len(values) or "plane" in name for name, values in own.items() if len(values)
+        len(after.columns[name]) < len(values) or "plane" in name for name, values in columns.items() if len(values)
     )
     read_everything(paths, range(12))
     remove_entries(index.folder, np.asarray(index.key).view("S32")[:, 0])
@@ -110,7 +110,7 @@ def test_every_item_is_listed_once(paths):
     items = {item.key: item for item in [*all_items(range(12)), *items_of("words", range(20, 24))]}
     listed = list(stored_entries(load_catalog(paths, open_shards=True)))
     assert (load_catalog(paths, open_shards=True).find(keys_of(list(items.values()))) >= 0).all()
-    assert sorted(one.key for one in listed) == sorted(items)
-    for one in listed:
-        array = items[one.key].array
-        assert (one.shape, one.checksum, one.intact) == (array.shape, checksum(array.tobytes()), True)
+    assert sorted(entry.key for entry in listed) == sorted(items)
+    for entry in listed:
+        array = items[entry.key].array
+        assert (entry.shape, entry.checksum, entry.intact) == (array.shape, checksum(array.tobytes()), True)

@@ -45,9 +45,9 @@ def test_items_are_read_into_buffers(many, name, count, checksum):
     for order in (random.Random(count).sample(range(300), count), list(range(count))):
         for _ in range(2):
             out, at, items = gathered(reader, name, order)
-            for place, item in zip(at.tolist(), items, strict=True):
-                assert out[place : place + item.nbytes].tobytes() == item.tobytes()
-                assert (out[place - 3 : place] == 0xAA).all()
+            for begin, item in zip(at.tolist(), items, strict=True):
+                assert out[begin : begin + item.nbytes].tobytes() == item.tobytes()
+                assert (out[begin - 3 : begin] == 0xAA).all()
 
 
 def test_parts_of_ragged_items(many):
@@ -58,8 +58,8 @@ def test_parts_of_ragged_items(many):
     at = np.array([0, 100, 200, 300])
     out = np.zeros(400, dtype=np.uint8)
     reader.located("words", rows, at, len(out), start, length).read(out)
-    for place, item, begin, count in zip(at, items, start, length, strict=True):
-        assert out[place : place + 2 * count].tobytes() == item[begin : begin + count].tobytes()
+    for byte, item, begin, count in zip(at, items, start, length, strict=True):
+        assert out[byte : byte + 2 * count].tobytes() == item[begin : begin + count].tobytes()
 
 
 @pytest.mark.usefixtures("each_way")
@@ -68,7 +68,7 @@ def test_parts_of_ragged_items(many):
 def test_a_flipped_bit_is_found_before_its_bytes_are_used(paths, name, checksum):
     reader = reader_of(paths, checksum=checksum)
     rows = reader.snapshot.fields[name]
-    shard, offset, _ = (int(one[0]) for one in reader._field(name).segments(np.array([5])))
+    shard, offset, _ = (int(part[0]) for part in reader._field(name).segments(np.array([5])))
     data = paths.data(reader.snapshot.shards[shard])
     flip(data, offset + 1)
     for read in (lambda: reader.read(name, 5), lambda: gathered(reader, name, [5])):

@@ -22,17 +22,17 @@ from latentcache.store.shard import ShardWriter, load_index, read_meta
 
 def stored(folder):
     """Read every value of a sealed shard by key, with checks."""
-    index, found = load_index(folder), {}
+    index, values = load_index(folder), {}
     data = (folder / "data.mdb").read_bytes()
-    places = zip(
+    spans = zip(
         np.asarray(index.offset).tolist(), np.asarray(index.head).tolist(), np.asarray(index.key), strict=True
     )
-    for offset, head, key in places:
+    for offset, head, key in spans:
         header = read_header(data[offset - head : offset], key.tobytes())
         payload = data[offset : offset + header.payload_bytes]
         assert checksum(payload) == header.payload_checksum
-        found[key.tobytes()] = data[offset - head : offset] + payload
-    return found
+        values[key.tobytes()] = data[offset - head : offset] + payload
+    return values
 
 
 def new_entry(number):

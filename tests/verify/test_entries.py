@@ -24,8 +24,8 @@ def test_a_shard_that_is_gone(case, depth):
     shutil.rmtree(path.parent)
     report = check_cache(case.cache, depth)[0]
     assert counts(report) == {"missing": 4, "ok": 4}
-    assert {(one.reason, one.found) for one in report.findings} == {("entry-lost", "its shard is gone")}
-    assert {one.file for one in report.findings} == {f"shards/{path.parent.name}"}
+    assert {(finding.reason, finding.found) for finding in report.findings} == {("entry-lost", "its shard is gone")}
+    assert {finding.file for finding in report.findings} == {f"shards/{path.parent.name}"}
 
 
 @DEPTHS
@@ -35,8 +35,9 @@ def test_a_damaged_index_is_a_finding_of_its_shard_and_of_no_sample(case, depth)
     path.write_bytes(b"[]")
     report = check_cache(case.cache, depth)[0]
     assert (report.counts["ok"], report.counts["corrupt"]) == (8, 1)
-    (one,) = report.findings
-    assert (one.reason, one.path, one.file) == ("index", "", f"shards/{path.parent.name}/index.safetensors")
+    (finding,) = report.findings
+    assert (finding.reason, finding.path) == ("index", "")
+    assert finding.file == f"shards/{path.parent.name}/index.safetensors"
     assert report.exit_code() == 1
 
 
@@ -58,7 +59,7 @@ def test_an_index_that_disagrees_with_the_snapshot(case, change, monkeypatch):
     report = verify_cache(case.cache)
     lost = change in ("key", "offset")
     assert counts(report) == {"missing" if lost else "corrupt": 4, "ok": 4}
-    assert {one.reason for one in report.findings} == {"entry-lost" if lost else "header"}
+    assert {finding.reason for finding in report.findings} == {"entry-lost" if lost else "header"}
 
 
 def test_a_shard_that_may_not_be_read_is_unverifiable(case, monkeypatch):
@@ -72,7 +73,8 @@ def test_a_shard_that_may_not_be_read_is_unverifiable(case, monkeypatch):
     monkeypatch.setattr(entries_module, "file_descriptor", denied)
     report = verify_cache(case.cache, full=True)
     assert counts(report) == {"unverifiable": 4, "ok": 4}
-    assert {(one.reason, one.fix) for one in report.findings} == {("permission", f"chmod -R u+rX {case.cache}")}
+    fix = f"chmod -R u+rX {case.cache}"
+    assert {(finding.reason, finding.fix) for finding in report.findings} == {("permission", fix)}
 
 
 def test_errors_of_the_disk_are_unverifiable(case, monkeypatch):
@@ -87,7 +89,7 @@ def test_errors_of_the_disk_are_unverifiable(case, monkeypatch):
     for name in ("pread", "preadv"):
         monkeypatch.setattr(os, name, partial(failing, getattr(os, name)))
     report = verify_cache(case.cache, full=True)
-    assert {(one.category, one.reason) for one in report.findings} == {("unverifiable", "io-error")}
+    assert {(finding.category, finding.reason) for finding in report.findings} == {("unverifiable", "io-error")}
     assert counts(report) == {"unverifiable": 4, "ok": 4}
 
 
@@ -113,7 +115,7 @@ def test_a_damaged_head_is_found_by_a_full_check(case):
     case.put(path, offset - head + 70, b"\xff\xff")
     report = verify_cache(case.cache, full=True)
     assert counts(report)["corrupt"] == case.sharing(2)
-    assert {one.reason for one in report.findings} == {"header"}
+    assert {finding.reason for finding in report.findings} == {"header"}
 
 
 @pytest.mark.parametrize("text", ["", "0", "0/7", "8/7", "1/0", "5%", "300", "-1", "1/", "x", "1/7 "])

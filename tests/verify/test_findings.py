@@ -17,12 +17,12 @@ KEYS = np.arange(320, dtype=np.uint64).view(np.uint8)[: 10 * 32].reshape(10, 32)
 def table(count, *, records=False):
     names = Strings.of(f"t.jsonl:{n + 1}" if records else f"{n:03}.png" for n in range(count))
     files = Strings.of(["t.jsonl"]) if records else names
-    places = np.zeros(count, np.int32) if records else np.arange(count, dtype=np.int32)
+    file = np.zeros(count, np.int32) if records else np.arange(count, dtype=np.int32)
     line = np.arange(1, count + 1, dtype=np.uint32) if records else None
-    own = Input(content=np.zeros((count, 16), np.uint8), file=places, line=line)
+    record = Input(content=np.zeros((count, 16), np.uint8), file=file, line=line)
     stat = np.zeros((len(files), 6), np.uint64)
     return SampleTable(names=names, files=Files(names=files, stat=stat, content=np.zeros((len(files), 16), np.uint8)),
-                       inputs={"record" if records else "image": own})  # fmt: skip
+                       inputs={"record" if records else "image": record})  # fmt: skip
 
 
 def every(count):
@@ -31,61 +31,63 @@ def every(count):
 
 @given(st.lists(st.tuples(st.sampled_from(CATEGORIES[:-1]), st.lists(st.integers(0, 19), max_size=8)), max_size=12))
 def test_categories_sum_to_the_samples(added):
-    found = Findings(table(20))
+    findings = Findings(table(20))
     for category, samples in added:
-        found.add(category, "reason", np.array(samples, dtype=np.int64))
-    counts = found.counts(every(20))
+        findings.add(category, "reason", np.array(samples, dtype=np.int64))
+    counts = findings.counts(every(20))
     assert sum(counts.values()) == 20
     worst = [min([CATEGORIES.index(c) for c, samples in added if n in samples], default=7) for n in range(20)]
     assert list(counts.values()) == [worst.count(rank) for rank in range(8)]
-    assert sum(one.count for one in found.result(every(20))) == 20 - counts["ok"]
+    assert sum(finding.count for finding in findings.result(every(20))) == 20 - counts["ok"]
 
 
 def test_a_sample_has_one_item_per_worst_field():
-    found = Findings(table(1))
-    found.add("corrupt", "payload", np.array([0]), field="latents", keys=KEYS[:1])
-    found.add("corrupt", "header", np.array([0]), field="latents", keys=KEYS[1:2])
-    found.add("corrupt", "payload", np.array([0]), field="mask", keys=KEYS[2:3])
-    shown = [(one.field, one.reason) for one in found.result(every(1))]
+    findings = Findings(table(1))
+    findings.add("corrupt", "payload", np.array([0]), field="latents", keys=KEYS[:1])
+    findings.add("corrupt", "header", np.array([0]), field="latents", keys=KEYS[1:2])
+    findings.add("corrupt", "payload", np.array([0]), field="mask", keys=KEYS[2:3])
+    shown = [(finding.field, finding.reason) for finding in findings.result(every(1))]
     assert shown == [("latents", "payload"), ("mask", "payload")]
 
 
 def test_a_cause_that_hits_many_samples_is_one_item():
-    found = Findings(table(EACH + 1, records=True))
-    found.add("touched", "stat-changed", np.arange(EACH + 1), found="touched")
-    (one,) = found.result(every(EACH + 1))
-    assert (one.count, one.path, one.line, one.found) == (EACH + 1, "t.jsonl", 0, "touched")
-    assert one.names[:2] == ("t.jsonl:1", "t.jsonl:2")
-    assert len(one.names) == 10
-    assert one.as_json()["count"] == EACH + 1
-    found = Findings(table(EACH + 1))  # only the attributes that all samples share
-    found.add("corrupt", "payload", np.arange(EACH + 1), file="shards/x", found=str, expected="so", hint="hint")
-    (one,) = found.result(every(EACH + 1))
-    assert (one.file, one.key, one.expected, one.found, one.hint) == ("shards/x", "", "so", "", "hint")
+    findings = Findings(table(EACH + 1, records=True))
+    findings.add("touched", "stat-changed", np.arange(EACH + 1), found="touched")
+    (finding,) = findings.result(every(EACH + 1))
+    assert (finding.count, finding.path, finding.line, finding.found) == (EACH + 1, "t.jsonl", 0, "touched")
+    assert finding.names[:2] == ("t.jsonl:1", "t.jsonl:2")
+    assert len(finding.names) == 10
+    assert finding.as_json()["count"] == EACH + 1
+    findings = Findings(table(EACH + 1))  # only the attributes that all samples share
+    findings.add("corrupt", "payload", np.arange(EACH + 1), file="shards/x", found=str, expected="so", hint="hint")
+    (finding,) = findings.result(every(EACH + 1))
+    assert (finding.file, finding.key, finding.hint) == ("shards/x", "", "hint")
+    assert (finding.expected, finding.found) == ("so", "")
 
 
 def test_a_million_findings_create_no_objects():
     count = 1_000_000
     files = table(1, records=True).files
-    own = Input(content=np.zeros((0, 16), np.uint8), file=np.zeros(count, np.int32), line=np.ones(count, np.uint32))
+    line = np.ones(count, np.uint32)
+    record = Input(content=np.zeros((0, 16), np.uint8), file=np.zeros(count, np.int32), line=line)
     names = Strings(np.zeros(count, np.uint8) + 97, np.arange(1, count + 1))
-    found = Findings(SampleTable(names=names, files=files, inputs={"record": own}))
+    findings = Findings(SampleTable(names=names, files=files, inputs={"record": record}))
     tracemalloc.start()
-    found.add("touched", "stat-changed", np.arange(count), found=lambda place: f"text {place}")
-    (one,) = found.result(every(count))
+    findings.add("touched", "stat-changed", np.arange(count), found=lambda number: f"text {number}")
+    (finding,) = findings.result(every(count))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert one.count == count
+    assert finding.count == count
     assert peak < 80 * count
 
 
 def test_unchecked_samples_count_only_with_problems():
-    found, looked = Findings(table(4)), np.array([True, False, False, False])
-    found.add("touched", "stat-changed", np.array([1]))
-    found.add("corrupt", "payload", np.array([2]))
-    counts = found.counts(looked)
+    findings, looked = Findings(table(4)), np.array([True, False, False, False])
+    findings.add("touched", "stat-changed", np.array([1]))
+    findings.add("corrupt", "payload", np.array([2]))
+    counts = findings.counts(looked)
     assert {name: number for name, number in counts.items() if number} == {"corrupt": 1, "ok": 1}
-    assert [one.category for one in found.result(looked)] == ["corrupt"]
+    assert [finding.category for finding in findings.result(looked)] == ["corrupt"]
 
 
 def test_names_that_are_not_utf8_travel_as_bytes_too():

@@ -50,10 +50,10 @@ def test_different_items_drift_and_are_repaired(case):
     words, depth = Commands(recipe="--model M", run="--device cpu"), Depth(reencode=99, seed=4)
     report = check_cache(case.cache, depth, words, reencode=ReEncoder(off(2, 5)))[0]
     assert (report.counts["drift"], report.counts["ok"], report.exit_code()) == (2, 6, 1)
-    assert {(one.category, one.reason, one.field) for one in report.findings} == {
+    assert {(finding.category, finding.reason, finding.field) for finding in report.findings} == {
         ("drift", "reencoded", case.names[0])
     }  # fmt: skip
-    (fix,) = {one.fix for one in report.findings}
+    (fix,) = {finding.fix for finding in report.findings}
     assert "--reencode 99 --seed 4 --model M --device cpu --repair --yes; latentcache build" in fix
     again = {"depth": Depth(full=True, reencode=99), "reencode": ReEncoder(off(2, 5))}
     done = repair_cache(case.cache, confirm=lambda plan: True, **again)
@@ -68,7 +68,7 @@ def test_own_columns_are_compared_too(tmp_path):
     case = make(tmp_path, "texts")
     assert check(case, ReEncoder(columns={"spans": np.empty((0, 2), np.uint32)})).exit_code() == 0
     report = check(case, ReEncoder(columns={"spans": np.array([[0, 4]], np.uint32)}))
-    assert {one.found for one in report.findings} == {"other values of spans"}
+    assert {finding.found for finding in report.findings} == {"other values of spans"}
     assert report.counts["drift"] == 8
 
 
@@ -95,7 +95,7 @@ def test_inputs_that_cannot_be_encoded_again(case, reason, category, found):
     failure = Failure(reason=reason, detail="why")
     report = check(case, ReEncoder(lambda sample, array: failure if sample == 3 else array))
     assert (report.counts[category], report.counts["ok"]) == (1, 7)
-    assert [(one.reason, one.fix != "") for one in report.findings] == [(found, True)]
+    assert [(finding.reason, finding.fix != "") for finding in report.findings] == [(found, True)]
     assert report.reencoded.confidence == ""
     assert report.reencoded.samples == 7
 

@@ -51,7 +51,7 @@ def test_values_that_the_kind_does_not_accept_are_corrupt_though_their_checksum_
     monkeypatch.setattr(made_cache.Flat, "encode", encode)
     case = make(tmp_path, "flat")
     report = check(case)
-    assert [(one.category, one.reason, one.found) for one in report.findings] == [
+    assert [(finding.category, finding.reason, finding.found) for finding in report.findings] == [
         ("corrupt", "values", "it has values that are not finite")
     ]
 
