@@ -15,21 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from latentcache.encoders import files
 from latentcache.encoders.devices import installed, precision
-from latentcache.encoders.files import (
-    Wanted,
-    download,
-    expanded,
-    find,
-    fingerprint_memo,
-    is_hub_id,
-    is_stub,
-    read_headers,
-    read_json,
-    recorded_name,
-    stub_delay,
-    weights_in,
-)
 from latentcache.encoders.prompt.pipelines import FROM_CALL, PIPELINES, Output, outputs_of, tokenizer_of
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.captions import DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
@@ -51,7 +38,7 @@ _IRRELEVANT = frozenset(
 )
 _TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _STUB_WIDTH, _STUB_LENGTH = 8, 77
-_WANTED = Wanted(
+_WANTED = files.Wanted(
     argument="text_encoder",
     takes="a pipeline folder, a hub id, stub or none",
     files=(INDEX, *(f"{part}*/*.{end}" for part in ("text_encoder", "tokenizer")
@@ -70,7 +57,7 @@ def _describe(name: str, settings: PromptSettings, context: DescribeContext) -> 
             argument=options[0] if options else "",
             fix="--text-encoder=PIPELINE",
         )
-    described = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, context)
+    described = _stub(name, model) if files.is_stub(model) else _pipeline(name, model, settings, context)
     recipe, beside = described.recipe, context.followed.recipe if context.followed is not None else None
     assert isinstance(recipe, PromptRecipe)
     kept = before if before is not None and before.pipeline == recipe.pipeline else recipe
@@ -129,7 +116,7 @@ def _pipeline(name: str, model: str, settings: PromptSettings, context: Describe
     provenance = context.provenance
     offline = context.check and settings.text_encoder is None
     pipeline = locate_pipeline(model, name, provenance, offline=offline)
-    output, known = pipeline.output, provenance.get("weights") or {}
+    output, known, parts = pipeline.output, provenance.get("weights") or {}, pipeline.parts
     problem, fix = "", "leave it out"
     if settings.text_length is not None and output.fixed:
         problem = f"{pipeline.cls} takes prompts of {output.length} tokens"
@@ -138,15 +125,17 @@ def _pipeline(name: str, model: str, settings: PromptSettings, context: Describe
         fix = f"give the sum: --text-length {output.before + 77} for 77 tokens of T5"
     if problem:
         raise UsageError(problem, argument="text_length", value=settings.text_length, fix=fix)
-    memos = {part.name: fingerprint_memo(read_headers(part.weights), known.get(part.name)) for part in pipeline.parts}
-    half = "float16" if all(part.cls.startswith("CLIP") for part in pipeline.parts) else "bfloat16"
+    memos = {
+        part.name: files.fingerprint_memo(files.read_headers(part.weights), known.get(part.name)) for part in parts
+    }
+    half = "float16" if all(part.cls.startswith("CLIP") for part in parts) else "bfloat16"
     recipe = PromptRecipe(
         output=name,
         pipeline=pipeline.cls,
-        fingerprint=json_hash([memos[part.name]["fingerprint"] for part in pipeline.parts]).hex(),
-        config=json_hash([{"class": part.cls, "config": _relevant(part.config)} for part in pipeline.parts]).hex(),
-        tokenizer=json_hash([_tokenizer(part.tokenizer) for part in pipeline.parts]).hex(),
-        width=output.width_of({part.name: part.config for part in pipeline.parts}),
+        fingerprint=json_hash([memos[part.name]["fingerprint"] for part in parts]).hex(),
+        config=json_hash([{"class": part.cls, "config": _relevant(part.config)} for part in parts]).hex(),
+        tokenizer=json_hash([_tokenizer(part.tokenizer) for part in parts]).hex(),
+        width=output.width_of({part.name: part.config for part in parts}),
         length=1 if name == "pooled_prompt_embeds" else output.length,
         trimmed=output.trim,
         arguments=_arguments(pipeline, context),
@@ -159,7 +148,7 @@ def _pipeline(name: str, model: str, settings: PromptSettings, context: Describe
         label=model,
         producer={"pipeline": str(pipeline.folder)},
         provenance={
-            "text_encoder": recorded_name(model),
+            "text_encoder": files.recorded_name(model),
             "revision": pipeline.revision,
             "weights": memos,
             "libraries": installed(_LIBRARIES),
@@ -186,7 +175,7 @@ def _stub(name: str, model: str) -> Described:
         trimmed=is_sequence,
         storage_dtype="float16",
     )
-    producer = {"stub": stub_delay(model, "text_encoder")}
+    producer = {"stub": files.stub_delay(model, "text_encoder")}
     return Described(recipe=recipe, label=model, producer=producer, provenance={"text_encoder": model})
 
 
@@ -237,8 +226,8 @@ def _relevant(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tokenizer(folder: Path) -> list[list[str]]:
     """(File, hash) of everything that decides the ids of a text."""
-    files = sorted({path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)})
-    return [[path.name, content_hash(path.read_bytes()).hex()] for path in files]
+    paths = sorted({path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)})
+    return [[path.name, content_hash(path.read_bytes()).hex()] for path in paths]
 
 
 # files
@@ -271,27 +260,28 @@ class Pipeline(Value):
 
 def text_settings(name: str, model: str, settings: PromptSettings) -> PromptSettings | None:
     """Settings of a field that a pipeline has; None if it has no such output, or is no pipeline and was not named."""
-    if settings.text_encoder is not None:
-        folder = None if is_stub(model) else _pipeline_folder(model)[0]
-    else:
-        folder = None if is_stub(model) else _index_folder(model)
-        if folder is None or not (folder / INDEX).is_file():
+    is_named = settings.text_encoder is not None
+    if not files.is_stub(model):
+        folder = _pipeline_folder(model)[0] if is_named else _index_folder(model)
+        if not (folder / INDEX).is_file() or name not in _outputs(folder):
             return None
-    return None if folder is not None and name not in _outputs(folder) else replace(settings, text_encoder=model)
+    elif not is_named:
+        return None
+    return replace(settings, text_encoder=model)
 
 
 def _index_folder(model: str) -> Path:
     """Locate ``model_index.json``, if there is one; of a hub id nothing else is downloaded."""
-    if (path := expanded(model)).exists() or not is_hub_id(model):
+    if (path := files.expanded(model)).exists() or not files.is_hub_id(model):
         return path
-    return download(model, replace(_WANTED, argument="model", files=(INDEX,)))
+    return files.download(model, replace(_WANTED, argument="model", files=(INDEX,)))
 
 
 def _pipeline_folder(
     model: str, cached: Mapping[str, Any] = MappingProxyType({}), *, offline: bool = False
 ) -> tuple[Path, str]:
     """Folder of a pipeline, and its commit if it is one of the local hub cache; arguments as of ``files.find``."""
-    path, commit = find(model, _WANTED, cached, offline=offline)
+    path, commit = files.find(model, _WANTED, cached, offline=offline)
     if not (path / INDEX).is_file():
         raise UnsupportedModelError(
             "not a pipeline",
@@ -309,7 +299,7 @@ def locate_pipeline(
 ) -> Pipeline:
     """Files of a pipeline that make one output; ``cached`` and ``offline`` as of ``files.find``."""
     folder, commit = _pipeline_folder(model, cached, offline=offline)
-    index, outputs = read_json(folder / INDEX), _outputs(folder)
+    index, outputs = files.read_json(folder / INDEX), _outputs(folder)
     if name not in outputs:
         raise UnsupportedModelError(
             f"{index['_class_name']} has no {name}", where=str(folder), fix=f"leave {name} out of the fields"
@@ -319,7 +309,7 @@ def locate_pipeline(
 
 
 def _outputs(folder: Path) -> Mapping[str, Output]:
-    name = read_json(folder / INDEX).get("_class_name")
+    name = files.read_json(folder / INDEX).get("_class_name")
     if not isinstance(name, str) or name not in PIPELINES:
         raise UnsupportedModelError(
             f"the prompts of {name} cannot be encoded",
@@ -345,8 +335,8 @@ def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:
         name=name,
         folder=folder / name,
         cls=index[name][1],
-        config=read_json(folder / name / "config.json"),
-        weights=weights_in(folder / name, _WEIGHTS),
+        config=files.read_json(folder / name / "config.json"),
+        weights=files.weights_in(folder / name, _WEIGHTS),
         tokenizer=folder / tokenizer,
         tokenizer_cls=index[tokenizer][1],
     )

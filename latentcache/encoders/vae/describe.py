@@ -15,18 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.encoders import files
 from latentcache.encoders.devices import installed, precision
-from latentcache.encoders.files import expanded, fingerprint_memo, is_stub, recorded_name, stub_delay
-from latentcache.encoders.vae import builtin
-from latentcache.encoders.vae.families import (
-    config_hash,
-    denoiser_size,
-    encoder_tensors,
-    family_of,
-    locate,
-    normalization_of,
-    shape_of,
-)
+from latentcache.encoders.vae import builtin, families
 from latentcache.errors import EncoderError, LatentcacheError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import (
     EncoderSpec,
@@ -94,14 +85,14 @@ def describe(settings: LatentsSettings, context: DescribeContext) -> Described:
     sizes, needs_torch = recipe.geometry.resolutions, description.needs_torch
     if needs_torch and description.resolution not in (0, *sizes):
         origin += f"; the model is trained at {description.resolution}"
-    is_lone_file = needs_torch and expanded(description.label).is_file()
+    is_lone_file = needs_torch and files.expanded(description.label).is_file()
     return Described(
         recipe=recipe,
         label=description.label,
         producer={name: getattr(description, name) for name in ("label", "delay_ms", "weights", "config_path")},
         provenance={
-            "model": recorded_name(description.label) if needs_torch else description.label,
-            "model_config": recorded_name(description.config_path) if is_lone_file else None,
+            "model": files.recorded_name(description.label) if needs_torch else description.label,
+            "model_config": files.recorded_name(description.config_path) if is_lone_file else None,
             "revision": description.revision,
             "asked": {name: list(values) for name, values in context.asked.items()},
             "weights": description.memo,
@@ -142,18 +133,23 @@ def describe_model(settings: LatentsSettings, context: DescribeContext) -> Model
         chosen = followed(chosen, storage_dtype=old.storage_dtype, latents=old.posterior, tiling=tiling)
     model, posterior = chosen.model or DEFAULT_MODEL, chosen.latents or "mode"
     storage, tiling = chosen.storage_dtype or "float16", bool(chosen.tiling)
-    if model == DEFAULT_MODEL or is_stub(model):
+    if model == DEFAULT_MODEL or files.is_stub(model):
         if tiling:
             raise no_tiling(model)
         return _builtin(model, storage, posterior)
-    files = locate(model, chosen.model_config, provenance, offline=context.check and settings.model is None)
-    where, config = str(files.config_path), files.config
-    family = family_of(config["_class_name"], where)
+    located = families.locate(
+        model, chosen.model_config, provenance, offline=context.check and settings.model is None
+    )
+    where, config = str(located.config_path), located.config
+    family = families.family_of(config["_class_name"], where)
     if posterior != "mode" and not family.posterior:
         raise no_posterior(family.name, "it gives one latent for an image and no distribution")
-    shape = shape_of(family, config, where)
-    tensors = encoder_tensors(files.weights, ldm=family.ldm)
-    memo, config_id = fingerprint_memo(tensors, provenance.get("weights")), config_hash(config, tiling=tiling)
+    shape = families.shape_of(family, config, where)
+    tensors = families.encoder_tensors(located.weights, ldm=family.ldm)
+    memo, config_id = (
+        files.fingerprint_memo(tensors, provenance.get("weights")),
+        families.config_hash(config, tiling=tiling),
+    )
     identity: dict[str, Any] = {
         "family": config["_class_name"],
         "fingerprint": memo["fingerprint"],
@@ -171,17 +167,17 @@ def describe_model(settings: LatentsSettings, context: DescribeContext) -> Model
         storage_dtype=storage,
         posterior=posterior,
         tiling=tiling,
-        normalization=normalization_of(family, config, tensors, where),
+        normalization=families.normalization_of(family, config, tensors, where),
     )
-    cells, part = denoiser_size(files.config_path)
+    cells, part = families.denoiser_size(located.config_path)
     return ModelDescription(
         label=model,
         spec=spec,
         resolution=cells * shape.factor or family.resolutions.get(spec.normalization.scale, 0),
         resolution_from=f"from the model's {part}" if cells else "usual for this VAE",
-        weights=tuple(map(str, files.weights)),
+        weights=tuple(map(str, located.weights)),
         config_path=where,
-        revision=files.revision,
+        revision=located.revision,
         frame_step=shape.frame_step,
         memo=memo,
     )
@@ -221,7 +217,7 @@ def _builtin(model: str, storage: str, posterior: str) -> ModelDescription:
     return ModelDescription(
         label=model,
         spec=spec,
-        delay_ms=0 if model == DEFAULT_MODEL else stub_delay(model, "model"),
+        delay_ms=0 if model == DEFAULT_MODEL else files.stub_delay(model, "model"),
         frame_step=builtin.FRAME_STEP,
         resolution=512,
         resolution_from=f"default of {spec.family}",

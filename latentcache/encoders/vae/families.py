@@ -22,18 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latentcache.encoders.files import (
-    TensorInfo,
-    Tensors,
-    Wanted,
-    expanded,
-    find,
-    read_header,
-    read_headers,
-    read_json,
-    read_tensor,
-    weights_in,
-)
+from latentcache.encoders import files
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
 from latentcache.fields.latents import Normalization
 from latentcache.identity.content import json_hash
@@ -190,7 +179,7 @@ def config_hash(config: Config, *, tiling: bool = False) -> str:
     return json_hash({"class": config.get("_class_name"), "fields": _plain(fields)}).hex()
 
 
-def normalization_of(family: Family, config: Config, tensors: Tensors, where: str) -> Normalization:
+def normalization_of(family: Family, config: Config, tensors: files.Tensors, where: str) -> Normalization:
     """Normalization of this model's latents at read.
 
     Per-channel means win over a scale wherever a model has them, as in the diffusers pipelines:
@@ -201,10 +190,11 @@ def normalization_of(family: Family, config: Config, tensors: Tensors, where: st
     scale = family.scale if scale is None else scale
     mean, std = (_per_channel(config.get(name), channels) for name in ("latents_mean", "latents_std"))
     if {"latents_mean", "latents_std"} <= tensors.keys():
-        mean, std = (read_tensor(tensors[name]).tolist() for name in ("latents_mean", "latents_std"))
+        mean, std = (files.read_tensor(tensors[name]).tolist() for name in ("latents_mean", "latents_std"))
     if family.statistics == "patched" and {"bn.running_mean", "bn.running_var"} <= tensors.keys():
-        variance = read_tensor(tensors["bn.running_var"]).astype(np.float64) + config.get("batch_norm_eps", 1e-4)
-        mean, std = read_tensor(tensors["bn.running_mean"]).tolist(), np.sqrt(variance).tolist()
+        variance = files.read_tensor(tensors["bn.running_var"]).astype(np.float64)
+        variance += config.get("batch_norm_eps", 1e-4)
+        mean, std = files.read_tensor(tensors["bn.running_mean"]).tolist(), np.sqrt(variance).tolist()
         patch = _ratio(config, "patch_size", 2)
     if family.statistics and not (mean and std):
         raise UnsupportedModelError(
@@ -281,7 +271,7 @@ _LDM = (
     (r"(\.attentions\.0)\.proj_attn\.", r"\1.to_out.0."),
 )
 _ATTENTION_WEIGHT = re.compile(r"\.attentions\.0\.to_(q|k|v|out\.0)\.weight$")
-_WANTED = Wanted(
+_WANTED = files.Wanted(
     argument="model",
     takes="a VAE or pipeline folder, a .safetensors file, a hub id, or demo",
     files=(
@@ -313,16 +303,16 @@ def locate(
     ``config`` is a ``config.json`` (or its folder) to use in place of the one beside the weights. ``cached`` and
     ``offline`` as of ``files.find``.
     """
-    path, commit = find(model, _WANTED, cached, offline=offline)
+    path, commit = files.find(model, _WANTED, cached, offline=offline)
     lone = path.is_file()
     if lone:
-        read_header(path)  # names a file of another kind
+        files.read_header(path)  # names a file of another kind
     folder = path.parent if lone else _encoder_folder(path)
     config_path = _chosen_config(config) if config else folder / "config.json"
     if not config_path.is_file():
         raise _without_config(path) if lone else _without_files(folder)
     settings = _read_config(config_path)  # first: it names a model of another kind
-    weights = (path,) if lone else weights_in(folder, WEIGHTS_NAME)
+    weights = (path,) if lone else files.weights_in(folder, WEIGHTS_NAME)
     return Located(config_path=config_path, config=settings, weights=weights, revision=commit)
 
 
@@ -331,13 +321,13 @@ def denoiser_size(config_path: Path) -> tuple[int, str]:
     pipeline = config_path.parent.parent
     for name in _DENOISERS if (pipeline / "model_index.json").is_file() else ():
         if (config := pipeline / name / "config.json").is_file():
-            size = read_json(config).get("sample_size")
+            size = files.read_json(config).get("sample_size")
             return (size, name) if type(size) is int else (0, "")
     return 0, ""
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    config = read_json(path)
+    config = files.read_json(path)
     if not isinstance(config.get("_class_name"), str):
         raise UnsupportedModelError(
             f"{path.name} belongs to another kind of model ({config.get('model_type') or 'unknown'})",
@@ -372,7 +362,7 @@ def _without_files(folder: Path) -> UnsupportedModelError:
 def _encoder_folder(folder: Path) -> Path:
     vae, index = folder / "vae", folder / "model_index.json"
     if index.is_file() and not vae.is_dir():
-        parts = sorted(name for name in read_json(index) if not name.startswith("_"))
+        parts = sorted(name for name in files.read_json(index) if not name.startswith("_"))
         raise UnsupportedModelError(
             f"the pipeline in {folder} has no vae/",
             where=str(index),
@@ -384,7 +374,7 @@ def _encoder_folder(folder: Path) -> Path:
 
 
 def _chosen_config(config: str) -> Path:
-    path = expanded(config)
+    path = files.expanded(config)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ModelNotFoundError(
@@ -397,9 +387,9 @@ def _chosen_config(config: str) -> Path:
     return path
 
 
-def encoder_tensors(weights: Sequence[Path | str], *, ldm: bool) -> dict[str, TensorInfo]:
+def encoder_tensors(weights: Sequence[Path | str], *, ldm: bool) -> dict[str, files.TensorInfo]:
     """Tensors of the encoder half by their name in diffusers, sorted; ``ldm``: original names are translated."""
-    tensors = read_headers(weights)
+    tensors = files.read_headers(weights)
     prefix = next(p for p in _PREFIXES if not p or any(name.startswith(f"{p}encoder.") for name in tensors))
     whole = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     kept = {_modern(name) if ldm else name: tensor for name, tensor in whole.items() if is_encoder(name)}

@@ -92,8 +92,7 @@ def test_a_hub_id_gives_the_settings_of_its_folder(flux, monkeypatch, tmp_path):
         requests.append(wanted.files)
         return {"org/flux": flux, "org/vae": tmp_path}[name]
 
-    for module in ("files", "prompt.describe"):
-        monkeypatch.setattr(f"latentcache.encoders.{module}.download", download)
+    monkeypatch.setattr("latentcache.encoders.files.download", download)
     found = text_settings("pooled_prompt_embeds", "org/flux", PromptSettings())
     assert found == PromptSettings(text_encoder="org/flux")
     assert text_settings("prompt_embeds", "org/vae", PromptSettings()) is None
