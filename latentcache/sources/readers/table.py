@@ -203,7 +203,11 @@ def read_table(root: Path, name: str, prefix: str, rule: CaptionRule) -> tuple[l
         records = _parquet_records(path)
     else:
         records = _json_records(path, data)
-    rows = _rows(path, records, rule)
+    try:
+        rows = _rows(path, records, rule)
+    except UnusableSampleError as error:
+        fix = f"{error.fix}, or name columns {FILE_COLUMNS[0]} and {CAPTION_COLUMNS[1]}"
+        raise _error(path, 0, "a column is missing", error.what, fix) from error
     if not rows:
         fix = "add one row per image, or rename the table to use all images"
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
@@ -221,7 +225,7 @@ def _rows(path: Path, records: _Records, rule: CaptionRule) -> list[Row]:
     rows, file, caption = list[Row](), "", ""
     for line, record in records:
         if not file or (not caption and named(record, CAPTION_COLUMNS)):
-            file, caption = _chosen(path, line, list(record), rule)
+            file, caption = _chosen(path, list(record), rule)
         name = record.get(file)
         if not isinstance(name, str | int):
             actual = shown(name) if file in record else f"columns: {listed(list(record))}"
@@ -235,15 +239,10 @@ def _rows(path: Path, records: _Records, rule: CaptionRule) -> list[Row]:
     return [make_row(path, row.line, row.name, None) if row.caption is None else row for row in rows]
 
 
-def _chosen(path: Path, line: int, columns: Sequence[str], rule: CaptionRule) -> tuple[str, str]:
+def _chosen(path: Path, columns: Sequence[str], rule: CaptionRule) -> tuple[str, str]:
     """The column of file names, and the one of captions."""
-    try:
-        file = choose_column(path, "image", columns, named(columns, FILE_COLUMNS), rule.image_column)
-        return file, choose_column(path, "caption", columns, named(columns, CAPTION_COLUMNS), rule.caption_column)
-    except UnusableSampleError as error:
-        role, name = ("file names", FILE_COLUMNS[0]) if error.slug == "no-image-column" else ("captions", "text")
-        said = _error(path, line, f"no column of {role}", error.what, f"{error.fix}, or call it {name}")
-        raise said from error
+    file = choose_column(path, "image", columns, named(columns, FILE_COLUMNS), rule.image_column)
+    return file, choose_column(path, "caption", columns, named(columns, CAPTION_COLUMNS), rule.caption_column)
 
 
 def make_row(path: Path, line: int, name: str, caption: Any, *, is_captioned: bool = True) -> Row:
@@ -286,7 +285,7 @@ def _csv_records(path: Path, data: bytes, rule: CaptionRule) -> _Records:
             if image:
                 why = f"its first line names the image {shown(image)}, not the columns"
                 raise _error(path, line, "it has no header line", why, _HEADER)
-            _chosen(path, line, header, rule)
+            _chosen(path, header, rule)
             continue
         if cells and len(cells) != len(header):
             why = f"expected {len(header)} fields as in the first line, found {len(cells)}: {listed(cells)}"

@@ -81,7 +81,7 @@ HEAD, LENGTH, NO_CSV = "file_name,text\n", "a row of another length", "a row tha
         (HEAD + 'a.jpg,x\nb.jpg,"y\nc.jpg,z\n', NO_CSV, 3,
          "unexpected end of data; the row begins on line 3, this is line 4"),
         (HEAD + 'a.jpg,"x" y\n', NO_CSV, 2, "',' expected after '\"'; the row begins on line 2, this is line 2"),
-        ("name,text\na.jpg,x\n", "no column of file names", 1, COLUMNS + "name, text"),
+        ("name,text\na.jpg,x\n", "a column is missing", 0, COLUMNS + "name, text"),
         (HEAD, "the table has no rows", 1, "expected one row per image, found none"),
         ("\n\n", "the table has no rows", 1, "expected one row per image, found none"),
         ("", "the table cannot be read", 0, "it has 0 bytes"),
