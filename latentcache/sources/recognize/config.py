@@ -38,8 +38,8 @@ class Trainer(NamedTuple):
     """Names of such files in a folder."""
     fits: Callable[[Any], bool]
     """True if a parsed file has this form."""
-    read: Callable[[Config, Path | None], Layout]
-    """The layout that a file, in a folder if given, describes."""
+    read: Callable[[Config], list[ImageSet]]
+    """Its sets, with absolute folders; what else it says is added to the configuration."""
 
 
 @dataclass(slots=True)
@@ -53,6 +53,8 @@ class Config:
     notes: list[Rejected] = field(default_factory=list)
     used: set[Path] = field(default_factory=set)
     """Absolute paths of files that say what the sets are: this one and those that it names."""
+    aside: list[Pair] = field(default_factory=list)
+    """(Input, folder) of masks and control images that may be of no set."""
     resolutions: set[int] = field(default_factory=set)
     """Sides of squares of equal area that sets ask for."""
     is_followed: bool = False
@@ -74,14 +76,7 @@ class Config:
         """One thing in this file that is not used as the trainer would."""
         self.notes.append(rejected(self.path.name, cause, detail, count=count))
 
-    def all_notes(self) -> tuple[Rejected, ...]:
-        """All of them, with one for what was ignored."""
-        if self.ignored:
-            words = f"{count_of(len(self.ignored), f'settings of {self.path.name} have')} no effect here"
-            self.note(f"{words}: {', '.join(sorted(self.ignored))}", len(self.ignored), "config-ignored")
-        return tuple(self.notes)
-
-    def place(self, value: Any, name: str) -> Path:
+    def path_of(self, value: Any, name: str) -> str:
         """The folder or file that a setting names; raises an error if it is not there, or there twice."""
         if not isinstance(value, str) or not value:
             raise self.error(f"{name}: expected a path, found {shown(value)}", f"give {name} in {self.path.name}")
@@ -89,7 +84,7 @@ class Config:
         paths = list(dict.fromkeys(Path(os.path.abspath(folder / value)) for folder in folders))  # noqa: PTH100 - links
         there = [path for path in paths if path.exists()]
         if len(there) == 1:
-            return there[0]
+            return str(there[0])
         raise (SourceError if there else SourceNotFoundError)(
             f"{self.path.name}: {name} = {value!r} {'is there twice' if there else 'does not exist'}",
             where=str(self.path),
@@ -124,19 +119,17 @@ def pixels_in(settings: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(sides[:1]) if is_plain and sides[0] > _MEGAPIXELS else ()
 
 
-def joined(
-    config: Config, word: str, sets: Sequence[ImageSet], base: Path | None, aside: Sequence[Pair] = ()
-) -> Layout:
-    """The layout of sets whose folders are absolute, named below their deepest common folder.
-
-    ``base`` is the folder of images that was given, and ``aside`` (input, folder) of masks and control images.
-    """
+def joined(config: Config, word: str, sets: Sequence[ImageSet], base: Path | None) -> Layout:
+    """The layout of sets, named below their deepest common folder; ``base`` is the folder of images, if given."""
     if not sets:
         raise config.error("it names no images that could be read", "name a folder of images in it")
-    aside = [*aside, *(pair for image_set in sets for pair in image_set.paired if pair[1])]
+    aside = [*config.aside, *(pair for image_set in sets for pair in image_set.paired if pair[1])]
     listed = [image_set.folder for image_set in sets] + [folder for _, folder in aside]
     listed += [os.path.abspath(base)] if base is not None else []  # noqa: PTH100 - links stay
     root = Path(os.path.commonpath(listed))
+    if ignored := config.ignored:
+        words = f"{count_of(len(ignored), f'settings of {config.path.name} have')} no effect here"
+        config.note(f"{words}: {', '.join(sorted(ignored))}", len(ignored), "config-ignored")
     folders = {relative(path, root) for path in listed}
     moved = [
         replace(
@@ -155,7 +148,7 @@ def joined(
         aside={relative(folder, root): role.partition("_")[0] for role, folder in aside},
         used=frozenset(relative(path, root) for path in config.used if path.is_relative_to(root)),
         resolutions=tuple(sorted(config.resolutions)),
-        notes=config.all_notes(),
+        notes=tuple(config.notes),
     )
 
 

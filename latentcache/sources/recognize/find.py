@@ -42,7 +42,7 @@ from latentcache.sources.layout import FOLDER, CaptionRule, ImageSet, Layout, ab
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.readers.archive import hold_images
 from latentcache.sources.readers.records import holds_records, saved_splits, saved_states
-from latentcache.sources.recognize.config import MAX_BYTES, Config, Trainer, read_config
+from latentcache.sources.recognize.config import MAX_BYTES, Config, Trainer, joined, read_config
 from latentcache.sources.recognize.trainers import CONFIGS
 from latentcache.sources.records import KINDS
 from latentcache.sources.splits import choose_split, read_as_train, splits_of, unread_folders
@@ -363,7 +363,7 @@ def _in_folder(trainer: Trainer, inventory: Inventory, _: SourceOptions) -> Layo
 
 def _read(trainer: Trainer, config: Config, base: Path | None) -> Layout:
     try:
-        return trainer.read(config, base)
+        return joined(config, trainer.word, trainer.read(config), base)
     except LatentcacheError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -29,13 +29,13 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latentcache.errors import SourceError, UnusableSampleError, count_of
+from latentcache.errors import UnusableSampleError, count_of
 from latentcache.fields.captions import BETWEEN
 from latentcache.geometry.like.aitoolkit import is_job, read_job
 from latentcache.geometry.like.musubi import is_musubi
 from latentcache.sources.captions import read_caption
-from latentcache.sources.layout import INPUTS, CaptionRule, ImageSet, Layout, Trigger, kohya_rule
-from latentcache.sources.recognize.config import Config, Pair, Trainer, joined, pixels_in
+from latentcache.sources.layout import INPUTS, CaptionRule, ImageSet, Trigger, kohya_rule
+from latentcache.sources.recognize.config import Config, Pair, Trainer, pixels_in
 
 _SUBSET = ("image_dir", "num_repeats", "caption_extension", "class_tokens", "is_reg", "metadata_file", "subsets",
          "conditioning_data_dir", "alpha_mask", "enable_wildcard",
@@ -64,7 +64,7 @@ def _is_list(value: Any, required: str, others: set[str]) -> bool:
 # kohya
 
 
-def _kohya(config: Config, base: Path | None) -> Layout:
+def _kohya(config: Config) -> list[ImageSet]:
     sets, general = list[ImageSet](), config.value.get("general", {})
     config.take(general, _SUBSET)
     seen = dict[str, Any]()
@@ -78,7 +78,7 @@ def _kohya(config: Config, base: Path | None) -> Layout:
                 if type(entries[name]) is not _TYPES[name]:
                     raise TypeError(f"{name}: expected {_TYPES[name].__name__}, found {entries[name]!r}")
             if entries.get("metadata_file"):
-                raise _no_metadata(config)
+                _refuse(config)
             path, resolution = str(entries.get("image_dir")), entries.get("resolution")
             if seen.get(path, resolution) != resolution:
                 continue  # the build makes all resolutions of a folder
@@ -89,7 +89,7 @@ def _kohya(config: Config, base: Path | None) -> Layout:
             seen[path] = resolution
             config.resolutions.update(pixels_in(entries))
             sets.append(_subset(config, entries, number))
-    return joined(config, KOHYA.word, sets, base)
+    return sets
 
 
 def _subset(config: Config, entries: Mapping[str, Any], dataset: int) -> ImageSet:
@@ -106,10 +106,10 @@ def _subset(config: Config, entries: Mapping[str, Any], dataset: int) -> ImageSe
         lines="all" if entries.get("enable_wildcard") else "first",
     )
     controls = entries.get("conditioning_data_dir")
-    paired = [("control", str(config.place(controls, "conditioning_data_dir")))] if controls else []
+    paired = [("control", config.path_of(controls, "conditioning_data_dir"))] if controls else []
     paired += [("mask", "")] if entries.get("alpha_mask") else []
     return ImageSet(
-        folder=str(config.place(entries.get("image_dir"), "image_dir")),
+        folder=config.path_of(entries.get("image_dir"), "image_dir"),
         name=f"{dataset}:{entries['image_dir']}",
         recursive=False,
         captions=rule,
@@ -121,17 +121,13 @@ def _subset(config: Config, entries: Mapping[str, Any], dataset: int) -> ImageSe
     )
 
 
-def _no_metadata(config: Config) -> SourceError:
-    """The error for kohya's metadata, whose captions and tags would be lost if its images were read alone."""
-    return config.error(
+def _refuse(config: Config) -> list[ImageSet]:
+    """Refuse metadata of kohya: its captions and tags would be lost if its images were read alone."""
+    raise config.error(
         "captions in metadata files of kohya are not read",
         "write each caption as a text file beside its image, or all as metadata.jsonl: one object per line, "
         "with file_name and text",
     )
-
-
-def _refuse(config: Config, _: Path | None) -> Layout:
-    raise _no_metadata(config)
 
 
 def _is_kohya(value: Any) -> bool:
@@ -149,15 +145,15 @@ def _is_metadata(value: Any) -> bool:
 # SimpleTuner
 
 
-def _simpletuner(config: Config, base: Path | None) -> Layout:
+def _simpletuner(config: Config) -> list[ImageSet]:
     sets, conditioning = list[ImageSet](), dict[str, Pair]()
     for dataset in config.value:
         is_local = not _is_off(dataset) and dataset.get("type", "local") == "local"
         if is_local and dataset.get("dataset_type") == "conditioning":
             role = "mask" if dataset.get("conditioning_type") == "mask" else "control"
             config.take(dataset, _SIMPLE)
-            folder = config.place(dataset.get("instance_data_dir"), "instance_data_dir")
-            conditioning[str(dataset["id"])] = role, str(folder)
+            folder = config.path_of(dataset.get("instance_data_dir"), "instance_data_dir")
+            conditioning[str(dataset["id"])] = role, folder
     for dataset in config.value:
         kind = dataset.get("dataset_type", "image")
         if str(dataset["id"]) in conditioning:
@@ -174,7 +170,8 @@ def _simpletuner(config: Config, base: Path | None) -> Layout:
             )
         else:
             sets.append(_backend(config, dataset, conditioning))
-    return joined(config, "simpletuner", sets, base, tuple(conditioning.values()))
+    config.aside += conditioning.values()
+    return sets
 
 
 def _is_off(dataset: Mapping[str, Any]) -> bool:
@@ -204,7 +201,7 @@ def _backend(config: Config, dataset: Mapping[str, Any], conditioning: Mapping[s
     if not repeats.isdecimal():
         raise ValueError(f"repeats: expected a whole number from 0, found {dataset['repeats']!r}")
     return ImageSet(
-        folder=str(config.place(dataset.get("instance_data_dir"), "instance_data_dir")),
+        folder=config.path_of(dataset.get("instance_data_dir"), "instance_data_dir"),
         name=str(dataset["id"]),
         captions=_simple_rule(config, dataset),
         repeats=int(repeats) + 1,
@@ -232,7 +229,7 @@ def _simple_rule(config: Config, dataset: Mapping[str, Any]) -> CaptionRule:
 # OneTrainer
 
 
-def _onetrainer(config: Config, base: Path | None) -> Layout:
+def _onetrainer(config: Config) -> list[ImageSet]:
     sets = list[ImageSet]()
     for concept in config.value:
         repeats = float(concept.get("balancing", concept.get("repeats", 1.0)))
@@ -241,7 +238,7 @@ def _onetrainer(config: Config, base: Path | None) -> Layout:
             config.ignored.add(f"{concept.get('name') or concept['path']} ({off})")
         else:
             sets.append(_concept(config, concept, repeats))
-    return joined(config, "onetrainer", sets, base)
+    return sets
 
 
 def _concept(config: Config, concept: Mapping[str, Any], repeats: float) -> ImageSet:
@@ -261,7 +258,7 @@ def _concept(config: Config, concept: Mapping[str, Any], repeats: float) -> Imag
     elif repeats < 1 or repeats != int(repeats):
         config.note(f"concept {label} asks for {repeats:g} repeats; whole numbers from 1 are used")
     return ImageSet(
-        folder=str(config.place(concept["path"], "path")),
+        folder=config.path_of(concept["path"], "path"),
         name=str(concept.get("name") or ""),
         recursive=bool(concept.get("include_subdirectories")),
         captions=_concept_rule(config, text),
@@ -279,7 +276,7 @@ def _concept_rule(config: Config, text: Mapping[str, Any]) -> CaptionRule:
         return CaptionRule(extensions=(".txt",), lines="all")
     if source != "concept":
         raise config.error(f"text.prompt_source {source!r} is not read", "give sample, concept or filename")
-    path = config.place(text.get("prompt_path"), "text.prompt_path")
+    path = Path(config.path_of(text.get("prompt_path"), "text.prompt_path"))
     config.used.add(path)
     try:
         prompt = read_caption(str(path.parent), path.name)[0]
@@ -313,44 +310,39 @@ _OF_AI_TOOLKIT = _Names(
 )  # fmt: skip
 
 
-def _musubi(config: Config, base: Path | None) -> Layout:
+def _musubi(config: Config) -> list[ImageSet]:
     general = config.value.get("general", {})
-    return _of_folders(
-        config, base, MUSUBI.word, [{**general, **dataset} for dataset in config.value["datasets"]], _OF_MUSUBI
-    )
+    return _of_folders(config, [{**general, **dataset} for dataset in config.value["datasets"]], _OF_MUSUBI)
 
 
-def _ai_toolkit(config: Config, base: Path | None) -> Layout:
-    return _of_folders(config, base, AI_TOOLKIT.word, read_job(config.value).datasets, _OF_AI_TOOLKIT)
+def _ai_toolkit(config: Config) -> list[ImageSet]:
+    return _of_folders(config, read_job(config.value).datasets, _OF_AI_TOOLKIT)
 
 
-def _of_folders(
-    config: Config, base: Path | None, word: str, datasets: Sequence[Mapping[str, Any]], names: _Names
-) -> Layout:
+def _of_folders(config: Config, datasets: Sequence[Mapping[str, Any]], names: _Names) -> list[ImageSet]:
     firsts = dict[str, Mapping[str, Any]]()
     for dataset in datasets:
         config.take(dataset, (*names.folders, names.captions, *names.controls, *names.used, "num_repeats"))
         config.resolutions.update(pixels_in(dataset))
         setting = next((name for name in names.folders if dataset.get(name)), names.folders[0])
-        folder = str(config.place(dataset.get(setting), setting))
+        folder = config.path_of(dataset.get(setting), setting)
         first = firsts.setdefault(folder, dataset)  # the build makes all resolutions of a folder
         if dataset.get("num_repeats", 1) != first.get("num_repeats", 1):
             config.note(f"{setting} {folder} is there with several values of num_repeats: the first counts")
-    sets = [_folder(config, folder, dataset, names) for folder, dataset in firsts.items()]
-    return joined(config, word, sets, base)
+    return [_folder(config, folder, dataset, names) for folder, dataset in firsts.items()]
 
 
 def _folder(config: Config, folder: str, dataset: Mapping[str, Any], names: _Names) -> ImageSet:
     listed = [dataset.get(name) for name in names.controls]
     controls = [path for value in listed for path in (value if isinstance(value, list) else [value]) if path]
     paired = [
-        (role, str(config.place(path, names.controls[0])))
+        (role, config.path_of(path, names.controls[0]))
         for role, path in zip(INPUTS["controls"], controls, strict=False)
     ]
     if dataset.get("alpha_mask"):
         paired.append(("mask", ""))
     elif dataset.get("mask_path"):
-        paired.append(("mask", str(config.place(dataset["mask_path"], "mask_path"))))
+        paired.append(("mask", config.path_of(dataset["mask_path"], "mask_path")))
     is_reg, word = bool(dataset.get("is_reg")), str(dataset.get("trigger_word") or "")
     text = str(dataset.get("default_caption") or "")
     rule = CaptionRule(
