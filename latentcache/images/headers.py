@@ -175,7 +175,14 @@ def translated_errors(stream: BinaryIO) -> Iterator[None]:
         raise
     except Exception as error:
         # On damaged files Pillow raises OSError, SyntaxError, RuntimeError, ValueError, struct.error, ...
-        raise fault(_reason(error, stream), _detail(error, stream)) from error
+        reason, detail = _reason(error, stream), f"decoding failed: {error or type(error).__name__}"
+        if isinstance(error, UnidentifiedImageError):  # its message is the address of a buffer
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(0)
+            detail = f"no decoder accepts its {size} bytes, which begin with {stream.read(_SHOWN_BYTES)!r}"
+            if deep := _deep_tiff(stream):
+                detail = f"it has {deep} per pixel, whose black and white are not defined"
+        raise fault(reason, detail) from error
 
 
 def _png_chunks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
@@ -231,14 +238,3 @@ def _deep_tiff(stream: BinaryIO) -> str:
         return ""
     kind = "floats" if _FLOAT in kinds else "integers"
     return f"{len(bits)} x {max(bits)} bits, {kind}" if max(bits) > 16 or _FLOAT in kinds else ""
-
-
-def _detail(error: Exception, stream: BinaryIO) -> str:
-    """The message of an image library, or the first bytes if the message is the address of a buffer."""
-    if deep := isinstance(error, UnidentifiedImageError) and _deep_tiff(stream):
-        return f"it has {deep} per pixel, whose black and white are not defined"
-    if not isinstance(error, UnidentifiedImageError):
-        return f"decoding failed: {error or type(error).__name__}"
-    size = stream.seek(0, os.SEEK_END)
-    stream.seek(0)
-    return f"no decoder accepts its {size} bytes, which begin with {stream.read(_SHOWN_BYTES)!r}"

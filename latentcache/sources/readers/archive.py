@@ -75,7 +75,17 @@ def read_archives(
         entries = _Archive(layout.root, name, archives[file], findings).entries()
         if (part := request.options.part) is not None:
             entries = [entry for entry in entries if part.holds_name(name + entry.tail)]
-        parts.append(_new_units(file, archives[file], entries))
+        member = np.array([entry.line for entry in entries], dtype=np.uint32)
+        rule = archives[file].captions
+        units = Units(
+            image=np.full(len(entries), file, dtype=np.int64),
+            line=member * np.array([entry.text is not None for entry in entries], dtype=np.bool_),
+            member=member,
+            span=np.array([entry.span for entry in entries], dtype=np.uint64).reshape(-1, 2),
+            text=np.array([rule.formatted(entry.text or "") for entry in entries], dtype=object),
+            tail=np.array([entry.tail for entry in entries], dtype=object),
+        )
+        parts.append(units)
 
     known = request.contained(held, np.arange(len(archives)), "image", findings.rejected, read)
     unchanged = set(held.names.take(known))
@@ -94,18 +104,6 @@ def archive_reading(image_set: ImageSet) -> bytes:
     rule = image_set.captions
     columns = rule.image_column, rule.caption_column
     return content_hash(repr((_RULE, columns, rule.reading, rule.text, rule.from_name and image_set.name)).encode())
-
-
-def _new_units(file: int, image_set: ImageSet, entries: Sequence[Entry]) -> Units:
-    member = np.array([entry.line for entry in entries], dtype=np.uint32)
-    return Units(
-        image=np.full(len(entries), file, dtype=np.int64),
-        line=member * np.array([entry.text is not None for entry in entries], dtype=np.bool_),
-        member=member,
-        span=np.array([entry.span for entry in entries], dtype=np.uint64).reshape(-1, 2),
-        text=np.array([image_set.captions.formatted(entry.text or "") for entry in entries], dtype=object),
-        tail=np.array([entry.tail for entry in entries], dtype=object),
-    )
 
 
 def _known_units(held: KnownFiles, files: NDArray[np.intp]) -> Units:
@@ -157,7 +155,11 @@ class _Archive:
             for key, members in images.items():
                 image, beside = members[0], texts.pop(key, {})
                 try:
-                    _check(f"{self._path}/{image.name}", key, members)
+                    if len(members) > 1:
+                        names = " and ".join(member.name for member in members[:3])
+                        raise fault("two-images", f"{names} have one key, {key}: expected one image for each")
+                    if not image.size:
+                        raise fault("empty", "it has 0 bytes")
                     text = self._caption(file.fileno(), beside) if beside else None
                 except UnusableSampleError as error:
                     self._findings.reject(f"{self._name}/{image.name}", error)
@@ -230,14 +232,6 @@ class _Archive:
                     self._findings.reject(self._name, error, line=row)
                 else:
                     yield Entry(f":{row}", row, span, text or None)
-
-
-def _check(path: str, key: str, images: Sequence[Member]) -> None:
-    if len(images) > 1:
-        names = " and ".join(image.name for image in images[:3])
-        raise fault("two-images", f"{names} have one key, {key}: expected one image for each", path)
-    if not images[0].size:
-        raise fault("empty", "it has 0 bytes", path)
 
 
 def hold_images(root: Path, names: Sequence[str], *, unread: bool = False) -> bool:

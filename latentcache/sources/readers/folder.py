@@ -287,8 +287,10 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
         held.remember(number, content, memo)
     if archives:
         units = Units.joined([units, read_archives(request, layout, sets, held, findings)])
-    if archives or not files.is_in_order:
-        units = _sorted(names, units)
+    if archives or not files.is_in_order:  # by the names of files, then by members
+        images, at = np.unique(units["image"], return_inverse=True)
+        rank = np.argsort(sorted(range(len(images)), key=list(map(os.fsencode, names.take(images))).__getitem__))
+        units = units.take(np.lexsort((units["member"], rank[at])))
     captions = CaptionFiles(root, held, rules)
     good = captions.read(units, findings)
     units = units if good.all() else units.take(good)
@@ -391,13 +393,6 @@ def _used_files(
     number[-1] = -1
     units.columns |= {name: number[column] for name, column in units.files.items()}
     return names.select(kept), memos[kept]
-
-
-def _sorted(names: Strings, units: Units) -> Units:
-    """By the names of files, then by members."""
-    number, at = np.unique(units["image"], return_inverse=True)
-    rank = np.argsort(sorted(range(len(number)), key=list(map(os.fsencode, names.take(number))).__getitem__))
-    return units.take(np.lexsort((units["member"], rank[at])))
 
 
 def _readings(
