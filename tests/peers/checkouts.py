@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from latentcache.cli.app import main
+
 HERE = Path(__file__).parent
 PEERS = Path(os.environ.get("PEERS", "peers"))
 CHECKOUTS = tomllib.loads((HERE / "checkouts.toml").read_text("utf-8"))
@@ -25,6 +27,17 @@ def checkout(name, venv="venv"):
         )
     python = PEERS / venv / "bin/python"
     return (folder / about["code"]).absolute(), python.absolute() if python.exists() else Path(sys.executable)
+
+
+def exported(trainer, data, folder, model, *words, export=()):
+    """Build ``folder/cache`` with the sizes of a trainer, and export ``folder/out``; return both."""
+    cache, out = folder / "cache", folder / "out"
+    for command in (
+        ("build", data, "--out", cache, "--model", model, "--like", trainer, *words),
+        ("export", cache, out, "--to", trainer, *export),
+    ):
+        assert main([*map(str, command)]) == 0
+    return cache, out
 
 
 def served_by(command, served, **options):

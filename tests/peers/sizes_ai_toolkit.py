@@ -1,4 +1,4 @@
-"""Sizes by ai-toolkit's own code: python sizes_ai_toolkit.py CHECKOUT COUNT. Prints side, step, image, and bucket."""
+"""Sizes by ai-toolkit's own code: python sizes_ai_toolkit.py CHECKOUT COUNT. Prints vectors for ``compare``."""
 
 import importlib.util
 import json
@@ -16,7 +16,8 @@ def vectors(draw):
     images = [(draw.randint(16, 4096), draw.randint(16, 4096)) for _ in range(48)]
     for width, height in [*images, (1500, 1000), (1000, 1500), (side, side)]:
         bucket = buckets.get_bucket_for_image_size(width, height, resolution=side, divisibility=step)
-        yield [side, step, height, width, bucket["height"], bucket["width"]]
+        sides = {"resolution": [side, side], "step": step}
+        yield [sides, True, [height, width], [bucket["height"], bucket["width"]]]
 
 
 draw = random.Random(0)

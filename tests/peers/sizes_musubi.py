@@ -1,4 +1,4 @@
-"""Sizes by musubi-tuner's own code: python sizes_musubi.py CHECKOUT COUNT. Prints options, image, bucket, resized."""
+"""Sizes by musubi-tuner's own code: python sizes_musubi.py CHECKOUT COUNT. Prints vectors for ``compare``."""
 
 import json
 import random
@@ -19,7 +19,8 @@ def vectors(draw):
     images = [(draw.randint(16, 2048), draw.randint(16, 2048)) for _ in range(48)]
     for width, height in [*images, (1500, 1000), (1000, 1500), tuple(resolution)]:
         bucket = selector.get_bucket_resolution((width, height))
-        yield [*resolution, has_buckets, no_upscale, height, width, *bucket[::-1], *resized(width, height, bucket)]
+        sizes = {"resolution": resolution[::-1], "buckets": has_buckets}
+        yield [sizes, not no_upscale, [height, width], bucket[::-1], resized(width, height, bucket)]
 
 
 def resized(width, height, bucket):

@@ -1,4 +1,4 @@
-"""Sizes by OneTrainer's own code: python sizes_onetrainer.py MGDS SETTINGS. Prints resolution, step, and sizes."""
+"""Sizes by OneTrainer's own code: python sizes_onetrainer.py MGDS SETTINGS. Prints vectors for ``compare``."""
 
 import json
 import random
@@ -45,8 +45,9 @@ def vectors(draw):
         module.init(pipeline, 42, number, None)
     bucketing.start(0)
     for number, size in enumerate(sizes):
-        found = bucketing.get_item(0, number)
-        yield [resolution, step, *size, *found["bucket"], *found["scaled"]]
+        sizes = bucketing.get_item(0, number)
+        options = {"resolution": [resolution, resolution], "step": step}
+        yield [options, True, size, sizes["bucket"], sizes["scaled"]]
 
 
 draw = random.Random(0)

@@ -6,15 +6,12 @@ import pytest
 import torch
 import yaml
 from captioned_images import TEN, draw_captioned
-from checkouts import HERE, checkout, said_by, served_by
+from checkouts import HERE, checkout, exported, served_by
 from made_pipelines import make_pipeline, tiny_vae
 from small_cache import draw
 from test_musubi import WAN
 
 from latentcache import open_cache
-from latentcache.cli.app import main
-from latentcache.geometry.like.aitoolkit import AiToolkitTable
-from latentcache.geometry.sizes import Size
 
 pytestmark = pytest.mark.peers
 _FLUX = (16, 0.3611, 0.1159)
@@ -49,25 +46,15 @@ def models(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def ten(tmp_path_factory):
-    """Ten images in several buckets, with captions."""
-    return draw_captioned(tmp_path_factory.mktemp("ten"), TEN)
-
-
-def exported(data, folder, model, arch, *more, export=()):
+def exported_as(arch, data, folder, model, *more):
     """The cache of a data set and ``folder/out``, both with text."""
-    words = ["build", data, "--out", folder / "cache", "--model", model, "--like", "ai-toolkit"]
-    words += ["--bucket-step", MODELS[arch][1], "--resolution", "256", *more]
-    assert main([*map(str, words)]) == 0
-    words = ["export", folder / "cache", folder / "out", "--to", "ai-toolkit", "--fields", "all", *export]
-    assert main([*map(str, words), "--architecture", arch]) == 0
-    return folder / "cache", folder / "out"
+    words = ("--bucket-step", MODELS[arch][1], "--resolution", "256", *more)
+    return exported("ai-toolkit", data, folder, model, *words, export=("--fields", "all", "--architecture", arch))
 
 
 @pytest.mark.parametrize("arch", MODELS)
 def test_every_image_is_accepted_and_every_value_is_equal(run, ten, models, tmp_path, arch):
-    cache, out = exported(ten, tmp_path, models / arch, arch, "--resolution", "320")
+    cache, out = exported_as(arch, ten, tmp_path, models / arch, "--resolution", "320")
     served, counts = serve(out, arch)
     assert counts is not None, served
     # One image is smaller than both resolutions, and so has one file for both.
@@ -114,12 +101,9 @@ def test_flips_triggers_drops_masks_and_regularization_of_a_job(run, models, tmp
     job = tmp_path / "job.yaml"
     job.write_text(yaml.safe_dump({"job": "extension", "config": {"process": [process]}}))
     options = ("--trainer-config", job)
-    words = ["build", tmp_path / "sets", "--out", tmp_path / "cache", "--model", models / "sdxl", *options]
-    words += ["--negative-prompt", "ohwx ", "--empty-prompt"]
-    assert main([*map(str, words)]) == 0
-    words = ["export", tmp_path / "cache", tmp_path / "out", "--to", "ai-toolkit", "--fields", "all", *options]
-    assert main([*map(str, words)]) == 0
-    served, counts = serve(tmp_path / "out", "sdxl", "ohwx")
+    words, export = ("--negative-prompt", "ohwx ", "--empty-prompt", *options), ("--fields", "all", *options)
+    cache, out = exported("ai-toolkit", tmp_path / "sets", tmp_path, models / "sdxl", *words, export=export)
+    served, counts = serve(out, "sdxl", "ohwx")
     assert counts is not None, served
     # Images, flips and repeats, at two resolutions; latents, texts, and a dropped text of each image. The last image
     # is smaller than both resolutions.
@@ -133,8 +117,7 @@ def test_flips_triggers_drops_masks_and_regularization_of_a_job(run, models, tmp
         "ohwx caption 0, tag"
     }
     assert {text for name, text in captions.items() if "reg-1x" in name} == {"caption 0, tag", "caption 1, tag"}
-    cache = open_cache(tmp_path / "cache")
-    dropped = cache.prompt("ohwx ")["prompt_embeds"][0].float().numpy()
+    dropped = open_cache(cache).prompt("ohwx ")["prompt_embeds"][0].float().numpy()
     texts = [served[name] for name in served if name.endswith("text_embeds") and "images-2x" in name]
     assert any((text == dropped).all() for text in texts)
     plain, flip = (served[f"images-2x/400x240/cats_p0/256{end}/latents"] for end in ("", "/flip"))
@@ -143,7 +126,7 @@ def test_flips_triggers_drops_masks_and_regularization_of_a_job(run, models, tmp
 
 
 def test_another_caption_or_size_is_encoded_again_and_verify_names_it(run, ten, models, tmp_path):
-    _, out = exported(ten, tmp_path, models / "sdxl", "sdxl")
+    _, out = exported_as("sdxl", ten, tmp_path, models / "sdxl")
     text = (out / "images-1x/p3.txt").read_text()
     assert text == "caption 3,tag"  # the trainer puts a blank behind the comma
     (out / "images-1x/p3.txt").unlink()
@@ -154,12 +137,3 @@ def test_another_caption_or_size_is_encoded_again_and_verify_names_it(run, ten, 
     assert {entry["path"] for entry in run("verify", out, "--json").json["findings"]} == {"images-1x/p3.txt"}
     said, counts = serve(out, "flux")  # other sides, and another name of the model
     assert counts is None
-
-
-def test_sizes_are_those_of_its_own_code_on_ten_thousand():
-    folder, python = checkout("ai-toolkit-27a03a9", "venv-ai-toolkit")
-    vectors = said_by([python, HERE / "sizes_ai_toolkit.py", folder, "200"])
-    assert len(vectors) >= 10_000
-    for side, step, *sides in vectors:
-        image, bucket = (Size(*sides[at : at + 2]) for at in (0, 2))
-        assert AiToolkitTable(resolution=Size(side, side), step=step).nearest(image) == bucket

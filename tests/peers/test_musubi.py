@@ -5,15 +5,12 @@ import numpy as np
 import pytest
 import torch
 from captioned_images import TEN, draw_captioned
-from checkouts import HERE, checkout, said_by, served_by
+from checkouts import HERE, checkout, exported, served_by
 from made_pipelines import make_pipeline, tiny_vae
 from made_videos import write_video
 from small_cache import draw
 
 from latentcache import open_cache
-from latentcache.cli.app import main
-from latentcache.geometry.like.musubi import MusubiTable
-from latentcache.geometry.sizes import Size
 
 pytestmark = pytest.mark.peers
 WAN = {
@@ -55,21 +52,6 @@ def models(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def ten(tmp_path_factory):
-    """Ten images in several buckets, with captions."""
-    return draw_captioned(tmp_path_factory.mktemp("ten"), TEN)
-
-
-def exported(data, folder, model, *more, export=("--fields", "all")):
-    """The cache of a data set and ``folder/out``."""
-    words = ["build", data, "--out", folder / "cache", "--model", model, "--like", "musubi", "--resolution", "256"]
-    assert main([*map(str, [*words, *more])]) == 0
-    words = ["export", folder / "cache", folder / "out", "--to", "musubi", *export]
-    assert main([*map(str, words)]) == 0
-    return folder / "cache", folder / "out"
-
-
 def compare(served, start, batch, dtype, names):
     """Every tensor of a sample with those of the loader."""
     values = batch["latents"][0].to(getattr(torch, dtype)).float().numpy()
@@ -91,7 +73,8 @@ def test_every_image_is_accepted_and_every_value_is_equal(run, ten, models, tmp_
         for number in range(10):
             draw(data / f"edits/p{number}.png", (200, 200), seed=50 + number)
         more = ("--resolution", "320", "--controls", "edits")
-    cache, out = exported(data, tmp_path, models / name, *more, export=("--fields", "all", "--architecture", name))
+    export = ("--fields", "all", "--architecture", name)
+    cache, out = exported("musubi", data, tmp_path, models / name, "--resolution", "256", *more, export=export)
     served, counts = serve(out, code, "text")
     assert counts is not None, served
     assert counts["files"] == [40, 40]
@@ -117,9 +100,9 @@ def test_videos_are_accepted_beside_images(run, models, tmp_path, name):
     for number, (frames, height) in enumerate([(9, 144), (7, 144), (11, 256)]):
         write_video(data / f"clips/v{number}.mp4", frames, height=height, width=256, seed=number)
         (data / f"clips/v{number}.txt").write_text(f"video {number}", "utf-8")
-    more = ("--frames", "5", "--frames", "9")
+    more = ("--resolution", "256", "--frames", "5", "--frames", "9")
     text = ("--fields", "all") if name == "wan" else ()
-    cache, out = exported(data, tmp_path, models / name, *more, export=text)
+    cache, out = exported("musubi", data, tmp_path, models / name, *more, export=text)
     served, counts = serve(out, {"wan": "wan", "hunyuan-video": "hv"}[name], *(["text"] if text else []))
     if not text:  # without text the trainer has no sample yet
         assert counts == {"files": [5, 5], "samples": 0, "batches": 0}
@@ -136,7 +119,8 @@ def test_videos_are_accepted_beside_images(run, models, tmp_path, name):
 
 
 def test_a_changed_caption_or_size_is_encoded_again_and_verify_names_it(run, ten, models, tmp_path):
-    _, out = exported(ten, tmp_path, models / "z-image", export=("--fields", "all", "--architecture", "z-image"))
+    export = ("--fields", "all", "--architecture", "z-image")
+    _, out = exported("musubi", ten, tmp_path, models / "z-image", "--resolution", "256", export=export)
     path = out / "cache/images-1x-256x256/p3_0410x0240_zi.safetensors"
     path.rename(path.with_name("p3_0240x0410_zi.safetensors"))
     said, counts = serve(out, "zi", "text")
@@ -145,14 +129,3 @@ def test_a_changed_caption_or_size_is_encoded_again_and_verify_names_it(run, ten
     assert {finding["path"] for finding in run("verify", out, "--json").json["findings"]} == {
         path.relative_to(out).as_posix()
     }
-
-
-def test_sizes_are_those_of_its_own_code_on_ten_thousand():
-    folder, python = checkout("musubi-tuner-30c658c", "venv-musubi")
-    vectors = said_by([python, HERE / "sizes_musubi.py", folder, "200"])
-    assert len(vectors) >= 10_000
-    for width, height, has_buckets, no_upscale, *sides in vectors:
-        table = MusubiTable(resolution=Size(height, width), buckets=has_buckets)
-        image, bucket, resized = (Size(*sides[at : at + 2]) for at in (0, 2, 4))
-        assert (table.within(image) if no_upscale else table.nearest(image)) == bucket
-        assert table.resized(image, bucket, upscale=not no_upscale) == resized

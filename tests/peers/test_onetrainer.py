@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from captioned_images import TEN, draw_captioned, draw_sets
-from checkouts import HERE, checkout, said_by, served_by
+from captioned_images import TEN, draw_captioned
+from checkouts import HERE, checkout, exported, said_by, served_by
 from made_pipelines import clip, make_pipeline, tiny_unet, tiny_vae
 from small_cache import draw
 
@@ -41,18 +41,17 @@ def serve(out, name, *, text=False, epochs=1, **config):
 
 
 @pytest.fixture(scope="session")
-def ten(tmp_path_factory):
-    """Ten images in several buckets, in two folders of kohya with repeats; a mask."""
-    folder = draw_sets(tmp_path_factory.mktemp("ten"))
-    draw(folder / "1_dogs/p7-masklabel.png", TEN[7], seed=77)
-    return folder
+def masked(sets):
+    """Ten images, one of them with a mask."""
+    draw(sets / "1_dogs/p7-masklabel.png", TEN[7], seed=77)
+    return sets
 
 
 @pytest.fixture(scope="session")
-def conditioned(ten, tmp_path_factory):
+def conditioned(masked, tmp_path_factory):
     """The same with a conditioning image for each."""
     folder = tmp_path_factory.mktemp("conditioned") / "ten"
-    shutil.copytree(ten, folder)
+    shutil.copytree(masked, folder)
     for number, path in enumerate(sorted(folder.glob("*/p?.png"))):
         draw(path.with_name(f"{path.stem}-condlabel.png"), TEN[number], seed=50 + number)
     return folder
@@ -67,14 +66,10 @@ def vaes(tmp_path_factory):
     return folder
 
 
-def make(run, ten, folder, name, model, *more, export=()):
-    """A cache of the trainer's sizes, and its export."""
-    words = ("--like", "onetrainer", "--resolution", "256", "--bucket-step", MODELS[name][3], *more)
-    done = run("build", ten, "--out", folder / "cache", "--model", model, *words)
-    assert done.status == 0, done.err
-    done = run("export", folder / "cache", folder / "out", "--to", "onetrainer", *export)
-    assert done.status == 0, done.err
-    return folder / "out"
+def make(name, data, folder, model, *more, export=()):
+    """An export of a cache of the trainer's sizes."""
+    words = ("--resolution", "256", "--bucket-step", MODELS[name][3], *more)
+    return exported("onetrainer", data, folder, model, *words, export=export)[1]
 
 
 def of_image(served, name, epoch=0):
@@ -87,8 +82,8 @@ def of_image(served, name, epoch=0):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_image_is_accepted_and_every_value_is_equal(run, ten, vaes, tmp_path, name):
-    out = make(run, ten, tmp_path, name, vaes / name)
+def test_every_image_is_accepted_and_every_value_is_equal(run, masked, vaes, tmp_path, name):
+    out = make(name, masked, tmp_path, vaes / name)
     served, counts = serve(out, name, epochs=5, masked_training=True)
     assert counts is not None, served
     loader = (
@@ -112,7 +107,7 @@ def test_every_image_is_accepted_and_every_value_is_equal(run, ten, vaes, tmp_pa
                 assert found["crop_resolution"].tolist() == batch["target_size"][0].tolist()
                 assert found["crop_offset"].tolist() == batch["crop_top_left"][0].tolist()
     words = ("--for", "onetrainer", "--batch-size", "2", "--resolution", "256", "--bucket-step", MODELS[name][3])
-    plan = run("plan", ten, *words, "--json").json["trainer"]
+    plan = run("plan", masked, *words, "--json").json["trainer"]
     alone = sum(bucket["samples"] for bucket in plan["buckets"] if not bucket["batches"])
     assert len(seen) == 10 - alone
     assert counts["batches"] == counts["lengths"] == [plan["steps_per_epoch"]] * 5
@@ -125,7 +120,7 @@ def test_conditioning_images_of_an_inpainting_model_are_taken(run, conditioned, 
     config = tmp_path / "config.json"
     config.write_text(json.dumps(values | {"concepts": [{"path": str(conditioned), "image": STILL}]}))
     options = ("--trainer-config", config)
-    out = make(run, conditioned, tmp_path, "sdxl", vaes / "sdxl", *options, export=options)
+    out = make("sdxl", conditioned, tmp_path, vaes / "sdxl", *options, export=options)
     served, counts = serve(out, "sdxl", epochs=3, **values)
     assert counts is not None, served
     reader = open_cache(tmp_path / "cache").read(scaled=False, repeats=False, dtype=torch.float32)
@@ -154,7 +149,7 @@ def test_the_text_of_a_variation_is_that_of_the_caption_that_it_draws(run, tmp_p
     off = {"text_encoder": {"train": False}}
     config.write_text(json.dumps({"concepts": [concept], "model_type": MODELS["sd"][1], "resolution": "256", **off}))
     more = ("--caption-lines", "all", "--fields", "latents,prompt_embeds,prompt_ids", "--trainer-config", config)
-    out = make(run, data, tmp_path, "sd", model, *more, export=("--fields", "all", "--trainer-config", config))
+    out = make("sd", data, tmp_path, model, *more, export=("--fields", "all", "--trainer-config", config))
     served, counts = serve(out, "sd", text=True, epochs=3)
     assert counts is not None, served
     texts, loader = {}, open_cache(tmp_path / "cache").read(dtype=torch.float32).loader(batch_size=1, seed=0)
@@ -182,7 +177,7 @@ LENGTHS = {"sd3": ("--text-length", "154"), "flux": ("--text-length", "77")}
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_text_is_taken_and_every_value_is_equal(run, ten, tmp_path, name):
+def test_text_is_taken_and_every_value_is_equal(run, masked, tmp_path, name):
     import transformers
 
     torch.manual_seed(0)
@@ -196,7 +191,7 @@ def test_text_is_taken_and_every_value_is_equal(run, ten, tmp_path, name):
     make_pipeline(PIPELINES[name], tmp_path / "model", **parts)
     fields = "latents,prompt_embeds,prompt_ids" + (",pooled_prompt_embeds" if name != "sd" else "")
     more = ("--fields", fields, *LENGTHS.get(name, ()))
-    out = make(run, ten, tmp_path, name, tmp_path / "model", *more, export=("--fields", "all"))
+    out = make(name, masked, tmp_path, tmp_path / "model", *more, export=("--fields", "all"))
     served, counts = serve(out, name, text=True)
     assert counts is not None, served
     loader = open_cache(tmp_path / "cache").read(repeats=False, dtype=torch.float32).loader(batch_size=1, seed=None)
@@ -285,8 +280,8 @@ def test_flips_and_resolutions_are_those_that_its_generator_draws(run, condition
 
 
 @pytest.mark.parametrize("wrong", ["listing", "settings", "shape"])
-def test_wrong_exports_are_refused(run, ten, vaes, tmp_path, wrong):
-    out = make(run, ten, tmp_path, "sdxl", vaes / "sdxl")
+def test_wrong_exports_are_refused(run, masked, vaes, tmp_path, wrong):
+    out = make("sdxl", masked, tmp_path, vaes / "sdxl")
     if wrong == "settings":
         path = out / "concepts.json"
         path.write_text(path.read_text().replace('"enable_random_hue": false', '"enable_random_hue": true'))
@@ -303,25 +298,11 @@ def test_wrong_exports_are_refused(run, ten, vaes, tmp_path, wrong):
         assert run("verify", out).status == 1
 
 
-def test_sizes_are_those_of_its_own_code_on_ten_thousand():
-    mgds, python = checkout("mgds-3a6994a", "venv-onetrainer")
-    vectors = said_by([python, HERE / "sizes_onetrainer.py", mgds, "200"])
-    from latentcache.geometry.like.onetrainer import OneTrainerTable
-    from latentcache.geometry.sizes import Size
-
-    assert len(vectors) >= 10_000
-    for resolution, step, height, width, *expected in vectors:
-        table, image = OneTrainerTable(resolution=Size(resolution, resolution), step=step), Size(height, width)
-        bucket = table.nearest(image)
-        resized = table.resized(image, bucket, upscale=True)
-        assert [bucket.height, bucket.width, resized.height, resized.width] == expected
-
-
 def test_buckets_smaller_than_a_batch_give_no_step(run, vaes, tmp_path):
     """Its own count for five images in five buckets: no batch, no word; as ``plan`` says before."""
     for number, size in enumerate([(400, 256), (256, 400), (300, 300), (512, 160), (160, 512)]):
         draw(tmp_path / "data" / f"{number}.png", size, seed=number)
-    out = make(run, tmp_path / "data", tmp_path, "sdxl", vaes / "sdxl")
+    out = make("sdxl", tmp_path / "data", tmp_path, vaes / "sdxl")
     for batch in (4, 1):
         served, counts = serve(out, "sdxl", batch_size=batch)
         assert counts is not None, served
@@ -330,7 +311,7 @@ def test_buckets_smaller_than_a_batch_give_no_step(run, vaes, tmp_path):
         assert counts["batches"] == counts["lengths"] == [steps] == [0 if batch == 4 else 5]
 
 
-def test_it_trains_an_epoch_from_our_folder(run, ten, tmp_path):
+def test_it_trains_an_epoch_from_our_folder(run, masked, tmp_path):
     """Its trainer and a tiny SDXL, with a VAE and text encoders that fail if used: as many steps as ``plan`` says."""
     import diffusers
     import transformers
@@ -341,9 +322,9 @@ def test_it_trains_an_epoch_from_our_folder(run, ten, tmp_path):
     parts |= {"unet": tiny_unet(2048, 1280), "scheduler": diffusers.DDIMScheduler(beta_schedule="scaled_linear")}
     make_pipeline(PIPELINES["sdxl"], tmp_path / "model", **parts)
     fields = ("--fields", "latents,prompt_embeds,pooled_prompt_embeds,prompt_ids", "--masks", "none")
-    out = make(run, ten, tmp_path, "sdxl", tmp_path / "model", *fields, export=("--fields", "all"))
+    out = make("sdxl", masked, tmp_path, tmp_path / "model", *fields, export=("--fields", "all"))
     trained = said_by(command_of("train_onetrainer.py", out, tmp_path / "model", tmp_path / "work", "1"))
     words = ("--for", "onetrainer", "--resolution", "256", "--batch-size", "2", "--json")
-    assert trained["steps"] == run("plan", ten, *words).json["trainer"]["steps_per_epoch"] == 7
+    assert trained["steps"] == run("plan", masked, *words).json["trainer"]["steps_per_epoch"] == 7
     assert len(trained["losses"]) == 7
     assert run("verify", out).status == 0

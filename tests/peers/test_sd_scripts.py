@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from captioned_images import TEN, draw_sets
-from checkouts import CHECKOUTS, HERE, checkout, said_by, served_by
+from captioned_images import TEN
+from checkouts import CHECKOUTS, HERE, checkout, exported, said_by, served_by
 from made_pipelines import clip, clip_tokenizer, make_pipeline, tiny_vae
 from safetensors.torch import load_file
 
 from latentcache import open_cache
-from latentcache.cli.app import main
 from latentcache.geometry.like.kohya import KohyaTable, KohyaTrainer, letterbox
 from latentcache.geometry.sizes import Size
 from latentcache.plan.trainers import TrainerRun
@@ -32,6 +31,15 @@ FORMS = [
     ("flux", "sd-scripts-48d368f"), ("lumina", "sd-scripts-48d368f"), ("hunyuan-image", "sd-scripts-48d368f"),
     ("sd", "sd-scripts-58f7b4c"), ("sdxl", "sd-scripts-58f7b4c"), ("flux", "sd-scripts-58f7b4c"),
 ]  # fmt: skip
+
+
+def exported_for(name, architecture, data, folder, model, *words, export=()):
+    """The cache of a data set and ``folder/out``, in the form that a checkout reads."""
+    sides = ("--resolution", "256", "--min-side", "128", "--max-side", "512")
+    words = words if "--trainer-config" in words else (*sides, *words)
+    export = ("--architecture", architecture, *export)
+    export += ("--release", CHECKOUTS[name]["release"]) if architecture in ("sd", "sdxl") else ()
+    return exported("kohya", data, folder, model, *words, export=export)
 
 
 def serve(name, out, architecture, *more, draw="1"):
@@ -56,27 +64,11 @@ def vaes(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="session")
-def ten(tmp_path_factory):
-    """Ten images in several buckets, in two folders of kohya with repeats."""
-    return draw_sets(tmp_path_factory.mktemp("ten"))
-
-
-def build(data, out, model, *more):
-    words = ["build", data, "--out", out, "--model", model, "--like", "kohya", "--resolution", "256"]
-    words += ["--min-side", "128", "--max-side", "512", *more]
-    assert main([*map(str, words)]) == 0
-    return out
-
-
 @pytest.mark.parametrize(("architecture", "name"), FORMS)
-def test_every_image_is_accepted_and_every_value_is_equal(ten, vaes, tmp_path, architecture, name):
+def test_every_image_is_accepted_and_every_value_is_equal(sets, vaes, tmp_path, architecture, name):
     model = vaes / ("flux" if architecture == "lumina" else architecture)
-    cache = build(ten, tmp_path / "cache", model, "--flip")
-    form = [] if architecture not in ("sd", "sdxl") else ["--release", CHECKOUTS[name]["release"]]
-    words = ["export", cache, tmp_path / "out", "--to", "kohya", "--architecture", architecture, *form]
-    assert main([*map(str, words)]) == 0
-    served, counts = serve(name, tmp_path / "out", architecture)
+    cache, out = exported_for(name, architecture, sets, tmp_path, model, "--flip")
+    served, counts = serve(name, out, architecture)
     assert counts is not None, served
     assert counts["images"] == 10
     loader = (
@@ -114,7 +106,7 @@ PIPELINES = {
 TEXTS = [("sdxl", "lora-scripts-fdefba9"), *((name, "sd-scripts-58f7b4c") for name in PIPELINES)]
 
 
-def exported_with_text(ten, folder, architecture, name):
+def exported_with_text(data, folder, architecture, name):
     """A tiny pipeline, its cache, and ``folder/out`` for a checkout."""
     channels, scale, shift = SCALES["flux" if architecture == "lumina" else architecture]
     torch.manual_seed(0)
@@ -123,16 +115,13 @@ def exported_with_text(ten, folder, architecture, name):
         second = clip(transformers.CLIPTextModelWithProjection, hidden=1280, projection=1280)
         parts |= {"text_encoder": clip(hidden=768), "text_encoder_2": second}
     pipe = make_pipeline(PIPELINES[architecture], folder / "model", **parts)
-    cache = build(ten, folder / "cache", folder / "model", "--text-storage-dtype", "float32")
-    form = ["--release", CHECKOUTS[name]["release"]] if architecture == "sdxl" else []
-    words = ["export", cache, folder / "out", "--to", "kohya", "--architecture", architecture, "--fields", "all"]
-    assert main([*map(str, words), *form]) == 0
-    return pipe, cache
+    dtype, fields = ("--text-storage-dtype", "float32"), ("--fields", "all")
+    return pipe, exported_for(name, architecture, data, folder, folder / "model", *dtype, export=fields)[0]
 
 
 @pytest.mark.parametrize(("architecture", "name"), TEXTS)
-def test_text_is_taken_and_every_value_is_equal(ten, tmp_path, architecture, name):
-    pipe, cache = exported_with_text(ten, tmp_path, architecture, name)
+def test_text_is_taken_and_every_value_is_equal(sets, tmp_path, architecture, name):
+    pipe, cache = exported_with_text(sets, tmp_path, architecture, name)
     own = [tmp_path / "model", pipe.system_prompt] if architecture == "lumina" else []
     served, counts = serve(name, tmp_path / "out", architecture, "text", *own)
     assert counts is not None, served
@@ -161,18 +150,19 @@ def expected_text(architecture, batch):
     return [embeds[:77, : len(pooled)], embeds[77:], pooled, mask[:77], mask[77:154], mask[154:]]
 
 
-def test_the_form_of_another_release_is_encoded_again(ten, vaes, tmp_path):
-    cache = build(ten, tmp_path / "cache", vaes / "sdxl")
-    for release, name in [("suffixed", "sd-scripts-48d368f"), ("plain", "lora-scripts-fdefba9")]:
-        out = tmp_path / release
-        assert main(["export", str(cache), str(out), "--to", "kohya", "--release", release]) == 0
+def test_the_form_of_another_release_is_encoded_again(sets, vaes, tmp_path):
+    for written, name in [
+        ("sd-scripts-58f7b4c", "sd-scripts-48d368f"),
+        ("sd-scripts-48d368f", "lora-scripts-fdefba9"),
+    ]:
+        _, out = exported_for(written, "sdxl", sets, tmp_path / written, vaes / "sdxl")
         _, counts = serve(name, out, "sdxl")
         assert counts is None
 
 
-def test_sd_scripts_trains_two_steps_of_a_lora_of_sdxl(ten, tmp_path):
+def test_sd_scripts_trains_two_steps_of_a_lora_of_sdxl(sets, tmp_path):
     """Its training script, with the UNet of SDXL in bfloat16: 7 GB of memory, and 2 to 5 minutes on two cores."""
-    exported_with_text(ten, tmp_path, "sdxl", "sd-scripts-48d368f")
+    exported_with_text(sets, tmp_path, "sdxl", "sd-scripts-48d368f")
     for name in ("openai_clip-vit-large-patch14", "laion_CLIP-ViT-bigG-14-laion2B-39B-b160k"):
         clip_tokenizer().save_pretrained(tmp_path / "tokenizers" / name)
     code, python = checkout("sd-scripts-48d368f")

@@ -6,11 +6,11 @@ import sys
 import numpy as np
 import pytest
 import torch
-from checkouts import CHECKOUTS
+from checkouts import CHECKOUTS, exported
 from made_pipelines import tiny_vae
 from make_images import make_images
 from PIL import Image
-from test_sd_scripts import build, serve, ten, vaes  # noqa: F401 - fixtures
+from test_sd_scripts import exported_for, serve
 
 from latentcache import open_cache
 from latentcache.cli.app import main
@@ -22,11 +22,9 @@ SCRIPTS = [name for name in CHECKOUTS if "-scripts-" in name]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_flips_are_taken(ten, vaes, tmp_path, name):  # noqa: F811
-    cache = build(ten, tmp_path / "cache", vaes / "sdxl", "--flip")
-    words = ["export", cache, tmp_path / "out", "--to", "kohya", "--release", CHECKOUTS[name]["release"]]
-    assert main([*map(str, words), "--architecture", "sdxl"]) == 0
-    served, counts = serve(name, tmp_path / "out", "sdxl", draw="0")
+def test_flips_are_taken(sets, vaes, tmp_path, name):
+    cache, out = exported_for(name, "sdxl", sets, tmp_path, vaes / "sdxl", "--flip")
+    served, counts = serve(name, out, "sdxl", draw="0")
     assert counts is not None, served
     flips, plain = (
         open_cache(cache)
@@ -64,24 +62,20 @@ class_tokens = "dog"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_sets_of_a_configuration_are_those_of_the_trainer(ten, vaes, tmp_path, capsys, name):  # noqa: F811
-    theirs, out = tmp_path / "theirs", tmp_path / "out"
-    theirs.mkdir()
-    config = theirs / "dataset.toml"
-    config.write_text(CONFIG.replace("DATA", str(ten)))
-    words = ["build", ten, "--out", tmp_path / "cache", "--model", vaes / "sdxl", "--trainer-config", config]
-    assert main([*map(str, words)]) == 0
-    words = ["export", tmp_path / "cache", out, "--to", "kohya", "--release", CHECKOUTS[name]["release"]]
-    assert main([*map(str, words), "--architecture", "sdxl", "--trainer-config", str(config)]) == 0
+def test_sets_of_a_configuration_are_those_of_the_trainer(sets, vaes, tmp_path, capsys, name):
+    config = tmp_path / "dataset.toml"
+    config.write_text(CONFIG.replace("DATA", str(sets)))
+    options = ("--trainer-config", config)
+    cache, out = exported_for(name, "sdxl", sets, tmp_path, vaes / "sdxl", *options, export=options)
     served, counts = serve(name, out, "sdxl")
     assert counts is not None, served
     captions = {key.partition("@")[0]: value.item() for key, value in served.items() if key.endswith("/caption")}
     assert captions == {f"p{n}.png": "photo of sks cat" if n < 6 else "dog" for n in range(10)}
-    samples = open_cache(tmp_path / "cache").snapshots[0].samples
+    samples = open_cache(cache).snapshots[0].samples
     repeats = dict(zip((name.rpartition("/")[2] for name in samples.names), samples.columns["repeats"], strict=True))
     assert sum(counts["repeats"].values()) == sum(map(int, repeats.values())) == 36
     capsys.readouterr()
-    words = ["plan", ten, "--model", vaes / "sdxl", "--trainer-config", config, "--for", "kohya", "--batch-size", "2"]
+    words = ("plan", sets, "--model", vaes / "sdxl", *options, "--for", "kohya", "--batch-size", "2")
     assert main([*map(str, words), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trainer"]["batches_per_epoch"] == counts["batches"]
     shown = {tuple(value.tolist()) for key, value in served.items() if key.endswith("/target_sizes_hw")}
@@ -89,22 +83,19 @@ def test_sets_of_a_configuration_are_those_of_the_trainer(ten, vaes, tmp_path, c
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_masks_in_files_are_read(ten, vaes, tmp_path, name):  # noqa: F811
+def test_masks_in_files_are_read(sets, vaes, tmp_path, name):
     data = tmp_path / "data"
-    for path in sorted(ten.rglob("*.png")):
-        target = data / path.relative_to(ten)
+    for path in sorted(sets.rglob("*.png")):
+        target = data / path.relative_to(sets)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(path)
         with Image.open(path) as image:
             mask = Image.new("L", image.size, 51 * (int(path.stem[1:]) % 6))
         (data / "weights").mkdir(exist_ok=True)
         mask.save(data / "weights" / path.name)
-    cache = build(
-        data, tmp_path / "cache", vaes / "sdxl", "--masks", "weights", "--layout", "kohya", "--follow-links", "--flip"
-    )
-    words = ["export", cache, tmp_path / "out", "--to", "kohya", "--release", CHECKOUTS[name]["release"]]
-    assert main([*map(str, words), "--architecture", "sdxl"]) == 0
-    served, counts = serve(name, tmp_path / "out", "sdxl")
+    words = ("--masks", "weights", "--layout", "kohya", "--follow-links", "--flip")
+    _, out = exported_for(name, "sdxl", data, tmp_path, vaes / "sdxl", *words)
+    served, counts = serve(name, out, "sdxl")
     assert counts is not None, served
     assert counts["images"] == 10
     for key, mask in served.items():
@@ -115,17 +106,16 @@ def test_masks_in_files_are_read(ten, vaes, tmp_path, name):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_alpha_masks_weigh_the_loss_as_the_masks_of_the_cache(vaes, tmp_path, name):  # noqa: F811
+def test_alpha_masks_weigh_the_loss_as_the_masks_of_the_cache(vaes, tmp_path, name):
     """The trainer shrinks a mask by means (``apply_masked_loss``), which gives the mask of the cache back."""
     random = np.random.default_rng(0)
     (tmp_path / "data").mkdir()
     for number, mode in enumerate(("RGBA", "RGBA", "RGB")):
         values = random.integers(0, 256, (240, 400, len(mode)), dtype=np.uint8)
         Image.fromarray(values).save(tmp_path / f"data/p{number}.png")
-    cache = build(tmp_path / "data", tmp_path / "cache", vaes / "sdxl", "--masks", "alpha", "--layout", "folder")
-    words = ["export", cache, tmp_path / "out", "--to", "kohya", "--release", CHECKOUTS[name]["release"]]
-    assert main([*map(str, words), "--architecture", "sdxl"]) == 0
-    served, counts = serve(name, tmp_path / "out", "sdxl")
+    words = ("--masks", "alpha", "--layout", "folder")
+    cache, out = exported_for(name, "sdxl", tmp_path / "data", tmp_path, vaes / "sdxl", *words)
+    served, counts = serve(name, out, "sdxl")
     assert counts is not None, served
     loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=1, seed=None)
     for row in range(3):
@@ -144,11 +134,8 @@ def test_the_distance_to_the_latents_of_the_trainer(tmp_path, capsys):
             is_plain = image.mode == "RGB" and image.getexif().get(0x0112, 1) == 1
         if not is_plain:
             path.unlink()
-    cache, out = tmp_path / "cache", tmp_path / "out"
-    words = ["build", tmp_path / "data", "--out", cache, "--model", "stub", "--like", "kohya", "--resolution", "512"]
-    assert main([*map(str, words), "--layout", "folder"]) == 0
-    words = ["export", cache, out, "--to", "kohya", "--release", "plain", "--architecture", "sdxl"]
-    assert main([*map(str, words)]) == 0
+    words, export = ("--resolution", "512", "--layout", "folder"), ("--release", "plain", "--architecture", "sdxl")
+    cache, out = exported("kohya", tmp_path / "data", tmp_path, "stub", *words, export=export)
     theirs, _ = serve("sd-scripts-48d368f", out, "sdxl", "pixels")
     recipe = open_cache(cache).recipe()
     torch.manual_seed(0)

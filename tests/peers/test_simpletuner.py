@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 from captioned_images import TEN, draw_captioned
-from checkouts import HERE, checkout, served_by
+from checkouts import HERE, checkout, exported, served_by
 from made_pipelines import flux_transformer, make_pipeline, sd3_transformer, tiny_unet, tiny_vae
 from PIL import Image
 from safetensors.torch import load_file
 from small_cache import draw
 
 from latentcache import open_cache
-from latentcache.cli.app import main
 
 pytestmark = pytest.mark.peers
 
@@ -50,26 +49,16 @@ def models(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def ten(tmp_path_factory):
-    """Ten images in three buckets, with captions."""
-    return draw_captioned(tmp_path_factory.mktemp("ten"), TEN)
-
-
-def exported(data, folder, model, *more):
+def exported_as(family, data, folder, models, *more):
     """The cache of a data set and ``folder/out``, both with text."""
-    words = ["build", data, "--out", folder / "cache", "--model", model, "--like", "simpletuner"]
-    words += [*(more or ("--resolution", "256")), "--text-storage-dtype", "float32"]
-    words += ["--prompt-ids"] if model.name == "flux" else []
-    assert main([*map(str, words)]) == 0
-    export = ["export", folder / "cache", folder / "out", "--to", "simpletuner", "--fields", "all"]
-    assert main([*map(str, export)]) == 0
-    return folder / "cache", folder / "out"
+    words = (*(more or ("--resolution", "256")), "--text-storage-dtype", "float32")
+    words += ("--prompt-ids",) if family == "flux" else ()
+    return exported("simpletuner", data, folder, models / family, *words, export=("--fields", "all"))
 
 
 @pytest.mark.parametrize("family", ["sdxl", "flux", "sd1x", "sd3"])
 def test_every_value_is_equal_and_its_trainer_trains_two_steps(run, ten, models, tmp_path, family):
-    cache, out = exported(ten, tmp_path, models / family)
+    cache, out = exported_as(family, ten, tmp_path, models)
     served, counts = serve(out, family, models / family)
     assert counts is not None, served
     assert counts["images"] == 10
@@ -115,7 +104,7 @@ def test_resolutions_repeats_and_regularization_sets_are_backends(run, ten, mode
                 shutil.copyfile(ten / f"p{number}{end}", target)
     config = tmp_path / "multidatabackend.json"
     config.write_text(json.dumps(listed))
-    _, out = exported(config, tmp_path, models / "sdxl", "--resolution", "256", "--resolution", "320")
+    _, out = exported_as("sdxl", config, tmp_path, models, "--resolution", "256", "--resolution", "320")
     served, counts = serve(out, "sdxl", models / "sdxl")
     assert counts is not None, served
     names = {f"{start}-{side}": start == "reg-1x" for start in ("images-2x", "reg-1x") for side in (256, 320)}
@@ -132,7 +121,7 @@ def test_captions_that_are_several_or_empty_are_taken(models, tmp_path):
     for number in (0, 4, 5):
         (data / f"p{number}.txt").write_text(f"first of {number}\nsecond of {number}", "utf-8")
     more = ("--resolution", "256", "--caption-lines", "all", "--default-caption", "")
-    cache, out = exported(data, tmp_path, models / "sdxl", *more)
+    cache, out = exported_as("sdxl", data, tmp_path, models, *more)
     served, counts = serve(out, "sdxl", models / "sdxl")
     assert counts is not None, served
     texts, loader = {}, open_cache(cache).read(dtype=torch.float32).loader(batch_size=1, seed=0)
@@ -148,7 +137,7 @@ def test_captions_that_are_several_or_empty_are_taken(models, tmp_path):
 
 
 def test_a_changed_caption_is_encoded_again_and_verify_names_it(run, ten, models, tmp_path):
-    _, out = exported(ten, tmp_path, models / "sdxl")
+    _, out = exported_as("sdxl", ten, tmp_path, models)
     (out / "images-1x/p3.txt").unlink()
     (out / "images-1x/p3.txt").write_text("another caption", "utf-8")
     said, counts = serve(out, "sdxl", models / "sdxl")
@@ -162,7 +151,7 @@ def test_control_images_are_a_conditioning_data_set(models, tmp_path):
     data = draw_captioned(tmp_path / "data", TEN)
     for number, size in enumerate(TEN):
         draw(data / f"p{number}-condlabel.png", size, seed=50 + number)
-    cache, out = exported(data, tmp_path, models / "flux")
+    cache, out = exported_as("flux", data, tmp_path, models)
     served, counts = serve(out, "flux", models / "flux", "kontext")
     assert counts is not None, served
     loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=1, seed=None)
@@ -182,7 +171,7 @@ def test_sizes_by_the_shorter_side_and_masks(models, tmp_path):
     Image.open(data / "p0.png").save(data / "p0.jpg")
     (data / "p0.png").unlink()
     more = ("--resolution", "256", "--min-side", "256", "--masks", "weights")
-    cache, out = exported(data, tmp_path, models / "sdxl", *more)
+    cache, out = exported_as("sdxl", data, tmp_path, models, *more)
     backends = json.loads((out / "multidatabackend.json").read_text())
     assert [entry.get("resolution_type") for entry in backends] == ["pixel", None, None]
     served, counts = serve(out, "sdxl", models / "sdxl")

@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer_vectors import compare
 
 from latentcache.errors import RecipeError
-from latentcache.geometry.like.kohya import KohyaTable, letterbox
+from latentcache.geometry.like.kohya import KohyaTable
 from latentcache.geometry.like.musubi import MusubiTable
 from latentcache.geometry.like.onetrainer import OneTrainerTable
 from latentcache.geometry.like.simpletuner import SimpleTunerTable
 from latentcache.geometry.like.trainers import TRAINERS
 from latentcache.geometry.sizes import Size
 
-#: By trainer: arguments of its table, whether images may be enlarged, then (height, width) of the image, its bucket
-#: and the resized image; of kohya also left and top of ``get_crop_ltrb``. Printed by ``BucketManager`` of sd-scripts
-#: 48d368f, ``AspectBucketing`` of mgds 3a6994a, ``TrainingSample.calculate_target_size`` of SimpleTuner bc8e6ab with
-#: the map of our table, ``BucketSelector`` and ``resize_image_to_bucket`` of musubi-tuner 30c658c, and
-#: ``get_bucket_for_image_size`` of ai-toolkit 27a03a9, which resizes in another function.
+#: By trainer, as ``compare`` takes them. Printed by ``BucketManager`` of sd-scripts 48d368f, ``AspectBucketing`` of
+#: mgds 3a6994a, ``TrainingSample.calculate_target_size`` of SimpleTuner bc8e6ab with the map of our table,
+#: ``BucketSelector`` and ``resize_image_to_bucket`` of musubi-tuner 30c658c, and ``get_bucket_for_image_size`` of
+#: ai-toolkit 27a03a9, which resizes in another function.
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text("utf-8"))
 IMAGES = st.builds(Size, st.integers(64, 4096), st.integers(64, 4096))
 SQUARE = Size(512, 512)
@@ -27,18 +27,7 @@ SQUARE = Size(512, 512)
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_sizes_are_those_of_its_own_code(trainer):
-    for options, upscale, *sizes in VECTORS[trainer]:
-        image, expected, *resized = (Size(*map(int, size)) for size in sizes[:3])
-        table = TRAINERS[trainer].table(**options | {"resolution": Size(*options["resolution"])})
-        bucket = table.nearest(image) if upscale else table.within(image)
-        assert bucket == expected, (options, image)
-        if resized:
-            assert table.resized(image, bucket, upscale=upscale) == resized[0], (options, image)
-        for left_and_top in sizes[3:]:
-            left, top, right, bottom = letterbox(image, bucket)
-            assert [left, top] == left_and_top, (options, image)
-            assert left < right
-            assert top < bottom
+    compare(trainer, VECTORS[trainer])
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
