@@ -32,7 +32,7 @@ from latentcache.fields.latents import LatentsRecipe, LatentsSettings
 from latentcache.geometry.placement import place_in
 from latentcache.geometry.sizes import Size
 from latentcache.images.resize import resize_crop
-from latentcache.pipeline.report import BuildReport, Silent
+from latentcache.pipeline.publish import BuildReport, Silent
 
 BATCH = 8
 #: Fewer images for other ways, which are several times slower; rates are per image.

@@ -38,7 +38,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: In the order of the help. A command is a function of this name, and its docstring is the help.
 COMMANDS = ("build", "merge", "verify", "inspect", "info", "show", "report", "gc", "export", "plan", "push", "pull")
 #: Command -> module, if its name is another one.
-_MODULES = {"merge": "build", "show": "info", "push": "transfer", "pull": "transfer"}
+_MODULES = {
+    "merge": "build", "show": "info", "report": "info", "gc": "verify", "push": "transfer", "pull": "transfer",
+}  # fmt: skip
 
 
 def _show_version(value: bool) -> None:

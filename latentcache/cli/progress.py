@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from latentcache.pipeline.diff import FieldWork
-    from latentcache.pipeline.report import BuildPlan
+    from latentcache.pipeline.publish import BuildPlan
     from latentcache.pipeline.workers.engine import RunResult
 
 _LINE_S = 10.0
@@ -118,7 +118,7 @@ class BuildProgress(ProgressDisplay):
         for label, text in (*_data_lines(plan), *fields, ("plan", planned_entries(plan))):
             say(f"  {label:8} {text}")
         if plan.rejected:
-            from latentcache.pipeline.report import quarantined
+            from latentcache.pipeline.publish import quarantined
 
             say(f"  rejected {count_of(quarantined(plan.rejected), 'samples')} so far, listed at the end")
         self._started = time.monotonic()

@@ -29,8 +29,7 @@ from latentcache.fields.table import Rejected, SampleTable
 from latentcache.pipeline import preflight
 from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejected_before, with_equal_files
 from latentcache.pipeline.preflight import Existing, kind_of, read_existing, write_state
-from latentcache.pipeline.publish import publish
-from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
+from latentcache.pipeline.publish import BuildPlan, BuildReport, Observer, Silent, publish, quarantined
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.workers.engine import Engine, EventLog, ReadColumns, RunResult, Task
 from latentcache.pipeline.workers.local import LocalEngine

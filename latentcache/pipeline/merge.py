@@ -33,8 +33,7 @@ from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, j
 from latentcache.identity.content import HASH_BYTES
 from latentcache.pipeline.diff import SLICE, FieldWork, field_work
 from latentcache.pipeline.preflight import check_out, free_bytes, kind_of, locked
-from latentcache.pipeline.publish import publish
-from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
+from latentcache.pipeline.publish import BuildPlan, BuildReport, Observer, Silent, publish, quarantined
 from latentcache.plan.numbers import several
 from latentcache.sources.known import match_names
 from latentcache.sources.options import Part

@@ -42,7 +42,7 @@ from latentcache.store.snapshot import FieldRows, Snapshot, load_manifest, open_
 from latentcache.value import Value
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.report import BuildPlan
+    from latentcache.pipeline.publish import BuildPlan
     from latentcache.sources.scan import Listing
 
 #: Bytes left free on the disk beside what the plan needs.

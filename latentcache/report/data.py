@@ -9,12 +9,12 @@ import numpy as np
 
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.clips import CLIP
-from latentcache.pipeline.report import quarantined
+from latentcache.pipeline.publish import quarantined
 from latentcache.verify.findings import path_json
 
 if TYPE_CHECKING:
     from latentcache.fields.table import SampleTable
-    from latentcache.pipeline.report import BuildPlan
+    from latentcache.pipeline.publish import BuildPlan
     from latentcache.sources.records import Record
     from latentcache.sources.scan import Listing
 

@@ -20,7 +20,7 @@ from latentcache.plan.numbers import human_bytes
 from latentcache.store.gather import reader_kind
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.report import BuildPlan
+    from latentcache.pipeline.publish import BuildPlan
 
 _PACKAGES = ("latentcache", "numpy", "lmdb", "pillow", "simplejpeg", "xxhash", "safetensors", "torch", "diffusers",
              "transformers", "tokenizers")  # fmt: skip

@@ -8,7 +8,7 @@ from package_source import modules
 _DELETES = re.compile(r"(?<![\w-])(rm|unlink|rmtree|delete|erase|remove)\b", re.IGNORECASE)
 #: Strings with such a word, and why each may have it.
 ALLOWED = {
-    ("latentcache/cli/commands/gc.py", "Delete unreferenced data instead of listing it."): "data of the cache",
+    ("latentcache/cli/commands/verify.py", "Delete unreferenced data instead of listing it."): "data of the cache",
     (
         "latentcache/cli/commands/verify.py",
         "Remove corrupt entries after a full check; a build makes them again.",

@@ -16,7 +16,7 @@ from latentcache.errors import StrictError, count_of
 from latentcache.plan.numbers import human_bytes
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.report import BuildReport, FieldDone
+    from latentcache.pipeline.publish import BuildReport, FieldDone
 
 
 def build(

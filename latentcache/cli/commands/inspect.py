@@ -14,7 +14,7 @@ from latentcache.cli.progress import about, captions_text, field_lines, planned_
 from latentcache.errors import LatentcacheError, UsageError, count_of
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.report import BuildPlan
+    from latentcache.pipeline.publish import BuildPlan
     from latentcache.pipeline.settings import BuildSettings
     from latentcache.pipeline.workers.local import LocalEngine
     from latentcache.report.machine import Check
@@ -98,7 +98,7 @@ def _plan(settings: BuildSettings, engine: LocalEngine) -> _Planned:
 
 
 def _result(data: Path, planned: _Planned, checks: Sequence[Check], rebuild: Any, *, strict: bool) -> Result:
-    from latentcache.pipeline.report import quarantined
+    from latentcache.pipeline.publish import quarantined
     from latentcache.plan.numbers import tolerated
     from latentcache.report.data import describe_data, shown_samples
 

@@ -151,7 +151,7 @@ def _of_cache(
 ) -> Planned:
     """The plan of the loader of this cache."""
     from latentcache.loader.cache import open_cache
-    from latentcache.pipeline.report import quarantined
+    from latentcache.pipeline.publish import quarantined
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of demo caches and parts
@@ -189,8 +189,7 @@ def _of_data(
     import numpy as np
 
     from latentcache.pipeline.build import plan_build
-    from latentcache.pipeline.publish import groups_in_use
-    from latentcache.pipeline.report import quarantined
+    from latentcache.pipeline.publish import groups_in_use, quarantined
     from latentcache.pipeline.settings import BuildSettings
     from latentcache.plan.batching import bucket_of, size_rank
     from latentcache.plan.samples import SampleIndex, plan_report, times_counted

@@ -203,7 +203,7 @@ class WorkerLoop:
                     self.uploads.check()
         self._fetch(wait=True)
         for unit in self._units.values():
-            self._write(self._packed(unit), unit.finished)
+            self.writer.put(self._packed(unit), unit.finished)
 
     def _next(self) -> Any:
         """A unit, a prepared job, or None; without waiting if a batch has to be encoded first."""
@@ -324,7 +324,8 @@ class WorkerLoop:
                 settled += unit.finished
                 unit.finished = []
         if settled:
-            self._write(entries, settled)
+            with self._clock("write"):
+                self.writer.put(entries, settled)
         for number in {tracked.unit.number for tracked in jobs if not tracked.unit.unmade}:
             del self._units[number]
             self.post(Encoded(number))
@@ -334,10 +335,6 @@ class WorkerLoop:
         items = [item for _, item in sorted(unit.items, key=lambda numbered: numbered[0])]
         unit.items = []
         return pack_items(items, self.recipe, self.kind) if items else []
-
-    def _write(self, entries: Sequence[NewEntry], settled: Sequence[TrackedJob]) -> None:
-        with self._clock("write"):
-            self.writer.put(entries, settled)
 
     def _committed(self, entries: Sequence[NewEntry], jobs: Sequence[TrackedJob]) -> None:
         """Report a durable commit and the jobs that it settles; called by the writer thread."""
