@@ -1,8 +1,8 @@
 """Decode, resize, crop and flip the images of a job, for every field that is made of pixels.
 
 Guarantee: an image file is decoded once for all its items of a field. An unusable file becomes a failure with its
-reason. A mask or control image gets the size, the crops and the flips of the image of its sample. Decoding runs in
-any number of threads: simplejpeg, Pillow and torch's resize release the interpreter lock.
+reason. A mask or control image gets the size, the crops and the flips of its sample's image. Decoding runs in any
+number of threads, because simplejpeg, Pillow and torch's resize release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class PixelProducer(Producer):
         except MemoryError as error:
             raise fault("out-of-memory", "there is not enough memory to decode it") from error
 
-    def own_pixels(self, job: Job, image: EncodedImage) -> NDArray[np.uint8]:
-        """(H, W, 3) of the image that the items of a job are made of."""
+    def source_pixels(self, job: Job, image: EncodedImage) -> NDArray[np.uint8]:
+        """Decode (H, W, 3) of the image that the items of a job are made of."""
         return image.pixels(self._recipe.pixels)
 
     def host_bytes(self, job: Job) -> int:
@@ -90,15 +90,17 @@ class PixelProducer(Producer):
         return items
 
     def _items(self, job: Job, images: Sequence[EncodedImage | EncodedClip], data: bytes) -> list[Prepared]:
-        """Decode the last image once, crop once for each group and place, flip the crop where a variant is one."""
+        """Decode the last image once, crop it once for each placement, and flip the crop of a flipped variant."""
         geometry, size, source = self._recipe.geometry, images[0].size, images[-1]
         content = content_hash(data) if geometry.crop == "random" else b""
-        places = [_placement(one, self._groups[one.group], size, content, geometry) for one in job.outputs]
-        own = self.own_pixels(job, source) if isinstance(source, EncodedImage) else None
+        placements = [
+            _placement(output, self._groups[output.group], size, content, geometry) for output in job.outputs
+        ]
+        decoded = self.source_pixels(job, source) if isinstance(source, EncodedImage) else None
         frames = self._groups[job.outputs[0].group].dims[0]
-        crops = cut(source, dict.fromkeys(places), frames, self._recipe, own)
+        crops = cut(source, dict.fromkeys(placements), frames, self._recipe, decoded)
         items = []
-        for output, upright in zip(job.outputs, places, strict=True):
+        for output, upright in zip(job.outputs, placements, strict=True):
             pixels, placement = crops[upright], upright
             if geometry.flips(output.variant):
                 pixels, placement = np.ascontiguousarray(pixels[..., ::-1, :]), flipped(upright)
@@ -107,7 +109,7 @@ class PixelProducer(Producer):
 
 
 def _check_size(job: Job, image: EncodedImage | EncodedClip) -> None:
-    """The plan was made for the size and the frames of the header; others mean another file."""
+    """Reject a file whose header has another size or length than the plan was made for: it has changed."""
     frames = image.clip[:1] if isinstance(image, EncodedClip) else ()
     planned = [int(side) for side in job.sample_columns.get("original_size", ())]
     planned = [*map(int, filter(None, job.sample_columns.get(CLIP, ())[:1])), *planned]
@@ -137,10 +139,10 @@ def _placement(output: Output, group: Group, size: Size, content: bytes, geometr
 class MaskProducer(PixelProducer):
     """Masks of a bucket."""
 
-    def own_pixels(self, job: Job, image: EncodedImage) -> NDArray[np.uint8]:
+    def source_pixels(self, job: Job, image: EncodedImage) -> NDArray[np.uint8]:
         """(H, W, 3) of the mask: its colors, or the transparency of an image that is its own mask."""
-        image_itself = len({place["path"] for place in job.inputs.values()}) == 1
-        return image.opacity() if image_itself else super().own_pixels(job, image)
+        is_its_own_mask = len({location["path"] for location in job.inputs.values()}) == 1
+        return image.opacity() if is_its_own_mask else super().source_pixels(job, image)
 
     def encode(self, batch: Sequence[Prepared]) -> list[Made]:
         """See :class:`Producer`. Items of one group."""

@@ -133,15 +133,18 @@ def built(timing: Mapping[str, Any]) -> str:
 def _saved(rows: FieldRows) -> dict[str, Any]:
     """Items that share the bytes of an equal one, the bytes that this saves, and those of padding left out."""
     position = np.asarray(rows.entry).astype(np.int64) << 32 | np.asarray(rows.start)
-    again = np.ones(len(rows), dtype=np.bool_)
-    again[np.unique(position, return_index=True)[1]] = False
-    sizes = np.array([abs(int(np.prod(group.shape))) for group in rows.groups], dtype=np.int64)
-    unit = (sizes * DTYPES[rows.spec.dtype][1])[np.asarray(rows.group)]
+    is_shared = np.ones(len(rows), dtype=np.bool_)
+    is_shared[np.unique(position, return_index=True)[1]] = False
+    values = np.array([abs(int(np.prod(group.shape))) for group in rows.groups], dtype=np.int64)
+    num_bytes = (values * DTYPES[rows.spec.dtype][1])[np.asarray(rows.group)]
     length = np.asarray(rows.length).astype(np.int64)
-    each = unit * length if rows.spec.ragged else unit
-    trimmed = ((rows.spec.length - length) * unit)[~again] if rows.spec.length else np.zeros(0)
-    shared = {"items": int(again.sum()), "bytes": int(each[again].sum())}
-    return {"shared": shared, "trimmed_bytes": int(trimmed.sum())}
+    padding = (rows.spec.length - length) * num_bytes * bool(rows.spec.length)
+    if rows.spec.ragged:
+        num_bytes = num_bytes * length
+    return {
+        "shared": {"items": int(is_shared.sum()), "bytes": int(num_bytes[is_shared].sum())},
+        "trimmed_bytes": int(padding[~is_shared].sum()),
+    }
 
 
 def _begun(state: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

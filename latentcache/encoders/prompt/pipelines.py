@@ -40,7 +40,7 @@ class Output(Value):
     drop: int = 0
     """Tokens of a template in front, which are encoded and not kept."""
     before: int = 0
-    """Tokens of other text encoders, which the length counts and no option changes."""
+    """Tokens of other text encoders that are part of the length; no option changes their number."""
     trim: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of ``encode_prompt`` whose defaults ``__call__`` replaces."""
@@ -49,13 +49,12 @@ class Output(Value):
 
     def width_of(self, configs: Configs) -> int:
         """Values of one vector; a field may be in the configuration of a text model inside."""
-        own = ((configs[part], name) for part, name in self.width)
-        return sum(int(config[name] if name in config else config["text_config"][name]) for config, name in own)
+        fields = ((configs[part], name) for part, name in self.width)
+        return sum(int(config[name] if name in config else config["text_config"][name]) for config, name in fields)
 
 
-_ONE = ("text_encoder",)
-_TWO = ("text_encoder", "text_encoder_2")
-_THREE = (*_TWO, "text_encoder_3")
+_FIRST_ENCODER = ("text_encoder",)
+_TWO_ENCODERS = ("text_encoder", "text_encoder_2")
 _PLAIN = {"do_classifier_free_guidance": False}
 #: ``complex_human_instruction`` of ``SanaPipeline.__call__`` is read from the installed class when it is opened.
 FROM_CALL = "default of __call__"
@@ -102,7 +101,7 @@ def _with_mask(pipe: Any, texts: list[str], device: Any, length: int, arguments:
     embeds, mask, *_ = pipe.encode_prompt(texts, device=device, max_sequence_length=length, **arguments)
     if mask is None:  # Qwen-Image: no sequence has padding
         return list(embeds)
-    return [one[own.bool()] for one, own in zip(embeds, mask, strict=True)]
+    return [sequence[kept.bool()] for sequence, kept in zip(embeds, mask, strict=True)]
 
 
 def _sequence(parts: tuple[str, ...], run: Run, width: Any, length: int, **more: Any) -> dict[str, Output]:
@@ -115,7 +114,7 @@ def _vector(parts: tuple[str, ...], run: Run, width: Any, **more: Any) -> dict[s
 
 def _trimmed(run: Run, length: int, size: str = "hidden_size", **more: Any) -> dict[str, Output]:
     """The sequence of one text encoder, without padding."""
-    return _sequence(_ONE, run, (("text_encoder", size),), length, trim=True, **more)
+    return _sequence(_FIRST_ENCODER, run, (("text_encoder", size),), length, trim=True, **more)
 
 
 _FIRST, _SECOND = ("text_encoder", "hidden_size"), ("text_encoder_2", "hidden_size")
@@ -123,29 +122,29 @@ _PROJECTED = ("text_encoder_2", "projection_dim")
 _CLEANED = {"libraries": ("ftfy", "beautifulsoup4"), "arguments": _PLAIN | {"clean_caption": True}}
 
 PIPELINES: Mapping[str, Mapping[str, Output]] = {
-    "StableDiffusionPipeline": _sequence(_ONE, _fixed(0), (_FIRST,), 77, fixed=True, arguments=_PLAIN),
+    "StableDiffusionPipeline": _sequence(_FIRST_ENCODER, _fixed(0), (_FIRST,), 77, fixed=True, arguments=_PLAIN),
     # Without the first text encoder ``encode_prompt`` runs the second one alone, which gives the pooled vector.
     "StableDiffusionXLPipeline": {
-        **_sequence(_TWO, _fixed(0), (_FIRST, _SECOND), 77, fixed=True, arguments=_PLAIN),
+        **_sequence(_TWO_ENCODERS, _fixed(0), (_FIRST, _SECOND), 77, fixed=True, arguments=_PLAIN),
         **_vector(("text_encoder_2",), _fixed(2), (_PROJECTED,), arguments=_PLAIN),
     },
     "StableDiffusion3Pipeline": {
         **_sequence(
-            _THREE,
+            (*_TWO_ENCODERS, "text_encoder_3"),
             _stable_diffusion_3,
             (("text_encoder_3", "d_model"),),
             77 + 256,
             before=77,
             arguments=_PLAIN,
         ),
-        **_vector(_TWO, _pooled_3, (("text_encoder", "projection_dim"), _PROJECTED)),
+        **_vector(_TWO_ENCODERS, _pooled_3, (("text_encoder", "projection_dim"), _PROJECTED)),
     },
     "FluxPipeline": {
         **_sequence(("text_encoder_2",), _flux, (("text_encoder_2", "d_model"),), 512),
-        **_vector(_ONE, _flux_pooled, (_FIRST,)),
+        **_vector(_FIRST_ENCODER, _flux_pooled, (_FIRST,)),
     },
     # Three layers of the language model side by side: ``text_encoder_out_layers``.
-    "Flux2KleinPipeline": _sequence(_ONE, _encode, (_FIRST,) * 3, 512),
+    "Flux2KleinPipeline": _sequence(_FIRST_ENCODER, _encode, (_FIRST,) * 3, 512),
     "QwenImagePipeline": _trimmed(_with_mask, 512, masked=True, pads=False, drop=34),
     "SanaPipeline": _trimmed(
         _with_mask, 300, masked=True, arguments=_PLAIN | {"complex_human_instruction": FROM_CALL}

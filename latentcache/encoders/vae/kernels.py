@@ -172,8 +172,8 @@ def normalize(
     factors, members = torch.empty(batch, 2, channels, device=x.device), channels // groups
     width = triton.next_power_of_2(members)
     rows = max(_TILE // width, 1) if tiles * width > _TILE else triton.next_power_of_2(tiles)
-    each = _FUSED | {"CHANNELS": channels, "MEMBERS": members, "WIDTH": width, "ROWS": rows}
-    _factors[(batch, groups)](sums, weight, shift, factors, float(pixels * members), tiles, eps, **each)
+    options = _FUSED | {"CHANNELS": channels, "MEMBERS": members, "WIDTH": width, "ROWS": rows}
+    _factors[(batch, groups)](sums, weight, shift, factors, float(pixels * members), tiles, eps, **options)
     _scaled[(triton.cdiv(pixels, shape["ROWS"]), batch)](x, bias, factors, out, pixels, SILU=silu, **shape)
     return out
 

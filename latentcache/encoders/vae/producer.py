@@ -112,22 +112,18 @@ def checked_noise(encoder: Encoder) -> dict[str, Any]:
     Other sizes run other kernels, so the noise (see ``fields.noise``) is a lower bound; empty without enough memory.
     """
     image = _sample_image(math.lcm(_SIDE, encoder.spec.multiple))
-    alone, compute, what = encoder.encode(image), encoder.spec.compute_dtype, ""
-    fix: str = "download the weights again"
+    alone, compute = encoder.encode(image), encoder.spec.compute_dtype
+    problem, fix = "", "download the weights again"
     if not is_finite(alone):
-        what, why = f"values that are not finite in {compute}", "its weights are damaged, or its range is too wide"
+        problem, why = f"values that are not finite in {compute}", "its weights are damaged, or its range is too wide"
         if compute != "float32" and is_finite(encoder.encode(image, precise=True)):
             why = "it overflows in this precision"
             fix = "add --compute-dtype=bfloat16 or --compute-dtype=float32"
     elif (alone == alone[:, :, :1, :1]).all():
-        what, why = "the same latent for every part of an image", "the weights are all zero, or of another class"
-    if what:
-        raise EncoderError(
-            f"{encoder.spec.family} gives {what}",
-            where="one test image, before the build",
-            why=why,
-            fix=fix,
-        )
+        problem, why = "the same latent for every part of an image", "the weights are all zero, or of another class"
+    if problem:
+        where = "one test image, before the build"
+        raise EncoderError(f"{encoder.spec.family} gives {problem}", where=where, why=why, fix=fix)
     try:
         beside = encoder.encode(np.concatenate([image, image[:, ::-1], image[:, :, ::-1]]))
     except DeviceMemoryError:
