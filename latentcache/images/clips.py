@@ -32,7 +32,7 @@ _MAX_RATE, _MAX_PER = 1_000_000, 1 << 12
 
 
 def is_clip(file: BinaryIO) -> bool:
-    """True if a file begins as a video does: ISO media (mp4, mov) that is no image, or Matroska (mkv, webm)."""
+    """True if a file begins as a video does: ISO media (mp4, mov) except images, or Matroska (mkv, webm)."""
     head = file.read(_HEAD_BYTES)
     file.seek(0)
     if head[4:8] == b"ftyp":

@@ -165,7 +165,7 @@ def captions_in(value: Any, *, strip: bool = True) -> str:
     """The caption in a value of JSON or of a table; several captions are joined by NUL.
 
     Raises:
-        UnusableSampleError: ``table-row`` for what is no text, ``caption-unicode``.
+        UnusableSampleError: ``table-row`` for values other than text, ``caption-unicode``.
     """
     several = value if isinstance(value, list) and value else [value]
     for text in several:

@@ -134,7 +134,7 @@ def hint_for(cause: str) -> str:
 
 
 def cause_of(error: OSError) -> str:
-    """The reason word of an error of the operating system; ``io-error`` if there is no better one."""
+    """The reason word of an operating system error, by default ``io-error``."""
     return _ERRNO_CAUSES.get(error.errno or 0, "io-error")
 
 
@@ -175,7 +175,7 @@ def rejected(name: str, cause: str, detail: str = "", *, count: int = 1) -> Reje
 
 
 def counted(name: str, cause: str, count: int, words: str, *, first: str = "") -> Rejected:
-    """A note on several files: ``words`` are said of ``count`` of them, and the first is ``first``, or ``name``."""
+    """A note that counts files: ``words`` is a plural such as ``images have no caption``; it names the ``first``."""
     return rejected(name, cause, f"{count_of(count, words)}, the first is {first or name}", count=count)
 
 
@@ -226,7 +226,7 @@ class Notes:
 
 
 class Findings:
-    """What a scan rejects and notes."""
+    """Rejections and notes of a scan."""
 
     def __init__(self) -> None:
         self.rejected, self.notes = list[Rejected](), Notes()

@@ -3,7 +3,7 @@
 A folder is listed when somebody asks for it, and then kept: recognizers and readers look at the same listing. Files
 are never opened. Each file is in ``Folder.names``, in ``Folder.rejected``, in a note, or in ``Folder.loose``.
 
-Links: a link to a place inside the root is followed under the link's name. So is one into ``blobs/`` of the same
+Links: a link to a target inside the root is followed under the link's name. So is one into ``blobs/`` of the same
 ``models--*`` or ``datasets--*`` folder, as ``huggingface_hub.snapshot_download`` makes them. Other links out of the
 root need ``follow_links``. A link to nothing, or to a folder above itself, is rejected. Links inside a linked folder
 to other folders are noted. Cost: one listing per folder, and one stat per name.
@@ -75,7 +75,7 @@ class Folder:
     counts: Counter[str] = field(default_factory=Counter)
     """Extension in lower case -> how many of the names have it."""
     others: tuple[str, ...] = ()
-    """The names that are no images and no plain texts."""
+    """The names of files other than images and plain texts."""
     loose: list[str] = field(default_factory=list)
     """Names in it that are never data and cannot be used: sockets, hidden files."""
     rejected: dict[str, Rejected] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class Inventory:
         return ", ".join(f"{count} {extension or 'without ending'}" for extension, count in common) or "no files"
 
     def digest(self, paths: Iterable[str] = ("",)) -> str:
-        """Digest over the names and sizes of the files in some folders that may be data, wherever the root lies."""
+        """Digest of the names and sizes of files in some folders that may be data; moving DATA does not change it."""
         total = xxhash.xxh3_128()
         for folder in sorted((inner for path in paths for inner in self.below(path)), key=attrgetter("path")):
             total.update(os.fsencode(folder.prefix) + b"\0" + folder.digest)

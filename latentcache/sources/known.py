@@ -1,4 +1,4 @@
-"""Values of the last snapshot for the same files: matched by name, believed if the stat memo is trusted.
+"""Requests and results of readers, and the last snapshot's values for files that did not change.
 
 All in columns: about 1 us per file. A file is trusted if size, times, inode and device are those of its memo. A file
 that was written within two seconds of being hashed is not trusted (``StatMemo``).
@@ -85,7 +85,7 @@ class KnownFiles:
         table: The snapshot's samples; None: nothing is known.
         names: (F,) files of now.
         memos: (F, 6) their stats, not trusted; kept and filled in.
-        rejected: Of the same snapshot; one with stat and content has the content of a file without a sample.
+        rejected: Rejections of the same snapshot. Those with stat and content save reading their files again.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Scan:
     stopping: Callable[[], bool] = bool
 
     def held(self, names: Strings, memos: NDArray[np.uint64], reading: NDArray[np.uint8] | None) -> KnownFiles:
-        """The files of the snapshot among these, without those that are to be read again or were read otherwise."""
+        """The snapshot's values for these files, except files to read again and files read with other options."""
         held = KnownFiles(self.known, names, memos, () if self.full else self.rejected)
         if self.full and self.known is not None:
             held.distrust(take_rows(files_of(self.known, self.chosen), held.position))
@@ -317,7 +317,7 @@ class ScanResult(Value):
 
 
 _NONE = np.array(-1, dtype=np.int32)
-#: Column of units -> its value where nothing is said; the others are positions of files, where it is -1.
+#: Column of units -> its default; other columns are positions of files, and their default is -1.
 _DEFAULTS: Mapping[str, NDArray[Any]] = {
     "which": np.array(-1, dtype=np.int8),
     "owner": np.array(0, dtype=np.int32),
@@ -334,7 +334,7 @@ _DEFAULTS: Mapping[str, NDArray[Any]] = {
 
 
 class Units:
-    """Samples (n) that are no table yet, in columns; a column that was not given takes no memory.
+    """Samples (n) before they become a table, in columns; a missing column has its default and takes no memory.
 
     - ``image``, ``caption``, ``mask``, ...: positions among the files; -1: none.
     - ``which``: extension of the caption file among those of its rule; -1: it is not beside the image.

@@ -79,7 +79,7 @@ class CaptionRule(Value):
 
     @property
     def reading(self) -> bytes:
-        """Hash of all that a file's caption depends on beside the file; zeros for a caption as it is written."""
+        """Hash of the settings that change captions, beside the caption file; zeros if they change nothing."""
         parts = [
             self.lines,
             self.prefix,
@@ -120,7 +120,7 @@ def kohya_rule(class_words: str, extensions: tuple[str, ...] = (".txt", ".captio
 
 
 class ImageSet(Value):
-    """One folder of images, or the rows of one table, with what is said of all of them."""
+    """One folder of images, or the rows of one table, and the settings they share."""
 
     folder: str
     """Below the root, without ``/`` at the end; empty: the root. Absolute until ``recognize.config.joined``."""
@@ -188,11 +188,11 @@ class Layout(Value):
     folders: tuple[str, ...] = ("",)
     """Folders below the root that are listed, in any order; none: archives are looked up by their names."""
     aside: Mapping[str, str] = field(default_factory=dict)
-    """Folder -> ``mask`` or ``control``: images in it are no samples, also if no set is paired with it."""
+    """Folder -> ``mask`` or ``control``: its images are not samples, also if no set is paired with it."""
     split: str = ""
     """The split that is read; empty: DATA has none."""
     unread: Mapping[str, str] = field(default_factory=dict)
-    """Folder of a split that is not read -> its split; a folder in it that is read all the same -> empty."""
+    """Folder of a split that is not read -> its split; a folder inside it that is read -> empty."""
     unpaired: frozenset[str] = frozenset()
     """Inputs that are not wanted."""
     used: frozenset[str] = frozenset()
@@ -227,7 +227,7 @@ class Layout(Value):
 
     @cached_property
     def _numbers(self) -> Mapping[str, Sequence[int]]:
-        """Folder -> its sets that are no archives."""
+        """Folder -> its sets, except archives."""
         numbers = defaultdict[str, list[int]](list)
         for number, image_set in enumerate(self.sets):
             if not image_set.archives:
@@ -341,21 +341,21 @@ def named(columns: Iterable[str], names: Collection[str]) -> list[str]:
 
 
 def choose_column(path: Path, role: str, columns: Sequence[str], meant: Sequence[str], asked: str = "") -> str:
-    """The column of images or captions: the one that is asked for, else the only one that is meant.
+    """The column of images or captions: the one that the user names, else the only one with a usual name.
 
     Args:
         path: The table.
         role: ``image`` or ``caption``.
         columns: Names of the columns that could be asked for.
-        meant: Those of them that are meant without a word.
-        asked: Name that the user or a configuration says.
+        meant: Those of them with a usual name, or with images.
+        asked: Name that the user or a configuration gives.
 
     Returns:
         The name; empty if no column is of captions.
 
     Raises:
         UnusableSampleError: ``no-image-column`` or ``no-caption-column``.
-        SourceAmbiguousError: Several columns are meant.
+        SourceAmbiguousError: Several columns fit.
     """
     several = meant
     if asked:

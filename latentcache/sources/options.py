@@ -1,4 +1,4 @@
-"""What a user says about DATA: the options of reading it, kept by the manifest."""
+"""The user's options for reading DATA; the manifest keeps them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class SourceOptions(Settings):
         return (self.masks, *self.controls)
 
     def applied(self, layout: Layout, recorded: Collection[str]) -> tuple[Layout, SourceOptions]:
-        """A layout with what is said here, and the options with folders that are named below its root."""
+        """A layout with these options, and these options with folders named below its root."""
         sets = tuple(replace(image_set, captions=self._captions(image_set.captions)) for image_set in layout.sets)
         if self.repeats is False:
             sets = tuple(replace(image_set, repeats=1, balance="") for image_set in sets)
@@ -134,7 +134,7 @@ class SourceOptions(Settings):
         return layout, replace(self, masks="".join(named["masks"]), controls=named["controls"])
 
     def _captions(self, rule: CaptionRule) -> CaptionRule:
-        """The rule of a set with what is said of captions here."""
+        """The caption rule of a set with these options."""
         extensions, text, source = rule.extensions, rule.text, rule.text_source
         if self.caption_ext and extensions:
             extensions = ("." + self.caption_ext.lower().removeprefix("."),)

@@ -50,7 +50,7 @@ PASSED = ("name", "tool_calls", "tool_call_id", "reasoning_content", "thinking",
 _FIRST_ROLES = ("system", "developer")
 _THOUGHT = re.compile(r"\s*(<think>.*?</think>)(.*)", re.DOTALL)
 EXPECTED = "text, messages, conversations, prompt with completion, or instruction with output"
-#: Columns of pixels and sound; a record that fills one is no text.
+#: Columns of pixels and sound; a record that fills one cannot be read as text.
 MEDIA = frozenset(("images", "image", "videos", "video", "audios", "audio"))
 #: Fields of records that plain training cannot use -> the reason; the first that fits.
 _OTHER_USE: Mapping[tuple[str, ...], str] = {

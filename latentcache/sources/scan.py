@@ -106,14 +106,14 @@ def scan(
     recorded: Collection[str] = (),
     inputs: Collection[str] = (),
 ) -> Listing:
-    """Everything that is known about DATA without decoding or tokenizing.
+    """List DATA without decoding or tokenizing.
 
     Args:
         data: A folder or an archive of images, a configuration, or a file or folder of records.
-        options: What the user says.
+        options: The user's options.
         known: Samples of the last snapshot of this DATA.
-        rejected: What the same snapshot rejected: lines of files that are not opened again, and contents.
-        notes: Of the same snapshot: on archives that are not opened again.
+        rejected: Rejections of the same snapshot: their lines and contents are not read again.
+        notes: Notes of the same snapshot, for archives that are not opened again.
         chosen: (S,) samples of ``known`` whose files are looked at; None: all. Untrusted images are hashed if they
             have their old size, or were rejected; else their content is unknown.
         full: Open all files of these samples, also those whose memo is trusted.
@@ -121,11 +121,11 @@ def scan(
         stopping: Asked between files and every few thousand records. Once it gives True, no further file is read,
             and the listing is not whole.
         recorded: Folders of masks and control images that a snapshot names: they may be gone.
-        inputs: What the fields that are asked for need, such as ``image``: it decides between images and records.
+        inputs: Inputs of the requested fields, such as ``image``. They decide between images and records.
 
     Raises:
         SourceNotFoundError: There is nothing at this path.
-        UsageError: It is not what it was said to be.
+        UsageError: It does not fit the options.
         EmptySourceError: There is nothing that could be used or rejected.
         TableError: A metadata table cannot be read.
         SourceError: It cannot be listed or read.

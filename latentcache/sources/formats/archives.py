@@ -41,7 +41,7 @@ _ROWS = 1 << 14
 _HEAD_BYTES = 4096
 #: Rows that are looked at to see if a column holds images.
 _LOOKED_AT = 16
-#: What ``sniff_cause`` says of bytes that begin like an image.
+#: Results of ``sniff_cause`` for bytes that begin like an image.
 _IMAGES = frozenset(("truncated", "svg", "heic-needs-plugin", "jxl-needs-plugin"))
 
 

@@ -52,7 +52,7 @@ from latentcache.sources.readers.archive import archive_reading, open_archives, 
 from latentcache.sources.readers.table import read_tables
 from latentcache.value import Value
 
-#: What an image without a caption is counted as.
+#: Origin that is counted for an image without a caption.
 NO_CAPTION = "none"
 _SET_COLUMNS = ("repeats", "image_set", SPAN)
 _PLAIN_RULE = CaptionRule()

@@ -176,7 +176,7 @@ def match_rows(
         elif not image and name not in named:
             cause, why = "not-found", "there is no such file"
             if os.path.isfile(root / name):  # noqa: PTH113 - False for a name that is not allowed
-                cause, why = "unknown", "its extension is none of an image that is read"
+                cause, why = "unknown", "its extension is not that of a supported image"
             findings.reject(name, fault(cause, f"{where} names it, and {why}"))
         elif image and row.error is not None:
             findings.reject(name, row.error)
@@ -274,7 +274,7 @@ def _csv_records(path: Path, data: bytes, rule: CaptionRule) -> _Records:
             cells = next(reader, None)
         except csv.Error as error:
             why = f"{error}; the row begins on line {line}, this is line {reader.line_num}"
-            raise _error(path, line, "a row that is no CSV", why, _QUOTE) from error
+            raise _error(path, line, "a row that is not CSV", why, _QUOTE) from error
         except UnusableSampleError as error:
             raise _error(path, reader.line_num + 1, "the table is not UTF-8", error.what, error.fix) from error
         if cells is None:
@@ -305,7 +305,7 @@ def _json_records(path: Path, data: bytes) -> _Records:
             value, actual = None, error.what.removeprefix("no JSON: ")
         if not isinstance(value, dict):
             fix = f"correct line {line}, or leave it out; `sed -n {line}p {shlex.quote(str(path))}` shows it"
-            raise _error(path, line, "a line that is no JSON object", f"expected one object; {actual}", fix)
+            raise _error(path, line, "a line that is not a JSON object", f"expected one object; {actual}", fix)
         yield line, value
 
 
@@ -317,7 +317,9 @@ def _parquet_records(path: Path) -> _Records:
         fix = "`pip install 'latentcache[hf]'`, or save the table as metadata.jsonl"
         raise _error(path, 0, "pyarrow is needed to read it", "it is a parquet file", fix) from error
     except UnusableSampleError as error:
-        raise _error(path, 0, "it is no parquet file", error.what, "save it again, or as metadata.jsonl") from error
+        raise _error(
+            path, 0, "it is not a parquet file", error.what, "export it again or use metadata.jsonl"
+        ) from error
 
 
 # names

@@ -21,7 +21,7 @@ from latentcache.sources.formats.files import read_document, shown
 from latentcache.sources.layout import ImageSet, Layout, above
 
 Pair = tuple[str, str]
-#: Larger files are no configuration.
+#: Larger files are not read as configurations.
 MAX_BYTES = 1 << 24
 #: A resolution up to this number is one in megapixels.
 _MEGAPIXELS = 16

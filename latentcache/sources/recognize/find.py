@@ -11,7 +11,7 @@ or ``test`` makes a split. Archives: ``data/train-00000-of-00001.parquet`` is of
 of a dict of data sets makes a folder for each split. Whether a file holds images is seen in the head of the first
 ones of each kind.
 
-The plain folder is the last resort: images with caption files beside them, nested as one likes.
+The plain folder is the last resort: images with caption files beside them, in any subfolders.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _doubt(inventory: Inventory, base: str, named: list[Folder]) -> str:
 
 
 def _plain(inventory: Inventory, options: SourceOptions) -> Layout:
-    """Images, with caption files beside them, nested as one likes: the last resort."""
+    """Images with caption files beside them, in any subfolders: the last resort."""
     why = "images, with caption files beside them if there are any"
     layout = Layout(word=FOLDER, why=why, root=inventory.root, sets=(ImageSet(folder=""),))
     aside = {folder.strip("/") for folder in options.folders} - {""}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,23 +125,6 @@ def until_fault(path: Path) -> tuple[list[str], UnusableSampleError]:
     with path.open("rb") as file, pytest.raises(UnusableSampleError) as error:
         names.extend(member.name for member in tar_members(file))
     return names, error.value
-
-
-def test_what_is_no_plain_file_has_no_size(tmp_path: Path) -> None:
-    path = tmp_path / "some.tar"
-    with tarfile.open(path, "w") as tar:
-        for name, kind in (("d", tarfile.DIRTYPE), ("l", tarfile.SYMTYPE), ("h", tarfile.LNKTYPE)):
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = kind, "a.jpg"
-            tar.addfile(info)
-        info = tarfile.TarInfo("a.jpg")
-        info.size = 3
-        tar.addfile(info, io.BytesIO(b"abc"))
-    assert [(member.number, member.name, member.size) for member in read(path)] == [
-        (2, "l", -1),
-        (3, "h", -1),
-        (4, "a.jpg", 3),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_captions_of_rejected_images_are_not_unused(tmp_path):
 def test_links_in_a_tar_are_noted(tmp_path):
     write_tar(tmp_path / "a.tar", [("a.png", png(1)), ("a.txt", b"a")])
     with tarfile.open(tmp_path / "a.tar", "a") as tar:
-        for name, kind in ("b.png", tarfile.LNKTYPE), ("c.png", tarfile.SYMTYPE):
+        for name, kind in ("b.png", tarfile.LNKTYPE), ("c.png", tarfile.SYMTYPE), ("d", tarfile.DIRTYPE):
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, "a.png"
             tar.addfile(info)

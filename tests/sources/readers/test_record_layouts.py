@@ -5,10 +5,8 @@ import sys
 import pytest
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError
-from latentcache.sources.inventory import Inventory
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.readers import records
-from latentcache.sources.readers.records import saved_splits
 from latentcache.sources.scan import scan
 from latentcache.sources.splits import splits_of
 
@@ -104,15 +102,6 @@ def test_reading_records_imports_nothing_heavy():
     heavy = "{'torch', 'transformers', 'tokenizers', 'pyarrow', 'datasets', 'PIL', 'lmdb'}"
     code = f"import sys, latentcache.sources.scan; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"step": 7}', '{"_data_files": [{"name": "a"}]}', ""])
-def test_the_files_that_a_saved_data_set_names(tmp_path, text):
-    names = {"_data_files": [{"filename": "b.arrow"}, {"filename": "a.arrow"}]}
-    (tmp_path / "state.json").write_text(json.dumps(names))
-    assert saved_splits(Inventory(tmp_path)) == {"": ["b.arrow", "a.arrow"]}
-    (tmp_path / "state.json").write_text(text)
-    assert saved_splits(Inventory(tmp_path)) == {}
 
 
 def test_a_saved_split_without_its_files_is_an_error(tmp_path):

@@ -184,7 +184,7 @@ def test_a_list_loses_an_item_that_is_no_record_alone(tmp_path):
 @pytest.mark.parametrize(
     ("item", "reason", "words"),
     [
-        ('{"text": NaN}', "no-json", "NaN is no JSON value, in the item at line 2, column 1"),
+        ('{"text": NaN}', "no-json", "NaN is not a JSON value, in the item at line 2, column 1"),
         ('{"text": "a", "text": "b"}', "no-json", "'text' is there twice, in the item at line 2, column 1"),
         ('{"text": 1' + 5000 * "0" + "}", "no-json", "thousands of digits"),
         ('{"text": "a\tb"}', "no-json", "Invalid control character at line 2, column 12"),

@@ -70,7 +70,7 @@ def test_empty_lines_and_every_line_end(tmp_path):
 
 
 COLUMNS = "expected a column of images; found columns: "
-HEAD, LENGTH, NO_CSV = "file_name,text\n", "a row of another length", "a row that is no CSV"
+HEAD, LENGTH, NO_CSV = "file_name,text\n", "a row of another length", "a row that is not CSV"
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ GOOD = '{"file_name": "a.jpg", "text": "x"}\n'
 @pytest.mark.parametrize(
     ("line", "problem", "why"),
     [
-        ("{", "a line that is no JSON object", "Expecting property name enclosed in double quotes at column 2"),
-        ("[1]", "a line that is no JSON object", "found [1]"),
-        ('"text"', "a line that is no JSON object", "found 'text'"),
-        ("\0\0\0{", "a line that is no JSON object", "Expecting value at column 1"),
-        (b'{"file_name": "\xe9"}', "a line that is no JSON object", "found 0xe9 at byte 16"),
+        ("{", "a line that is not a JSON object", "Expecting property name enclosed in double quotes at column 2"),
+        ("[1]", "a line that is not a JSON object", "found [1]"),
+        ('"text"', "a line that is not a JSON object", "found 'text'"),
+        ("\0\0\0{", "a line that is not a JSON object", "Expecting value at column 1"),
+        (b'{"file_name": "\xe9"}', "a line that is not a JSON object", "found 0xe9 at byte 16"),
         ('{"text": "x"}', "a row without a file name", "in the first row; found columns: text"),
         ('{"file_name": null, "text": "x"}', "a row without a file name", "in the first row; found None"),
     ],
@@ -182,7 +182,7 @@ GONE = "metadata.csv:2 names it, and there is no such file"
             "../a.jpg", "sub/../a.jpg", "C:\\pics\\a.jpg", "..\\a.jpg", "\\\\host\\a.jpg", "/etc/x.jpg", "..",
             "c:x.jpg")),
         *((raw, "not-found", GONE) for raw in ("gone.jpg", "A.JPG", "other/a.png ", "cafe\u0301.jpg")),
-        ("b.psd", "unknown", "metadata.csv:2 names it, and its extension is none of an image that is read"),
+        ("b.psd", "unknown", "metadata.csv:2 names it, and its extension is not that of a supported image"),
     ],
 )  # fmt: skip
 def test_a_name_that_is_no_image_is_rejected(tmp_path, raw, reason, detail):
@@ -217,4 +217,4 @@ def test_every_row_is_used_noted_or_rejected(raws):
 
 def test_a_parquet_table_that_is_none(tmp_path):
     error = error_of(tmp_path, b"no parquet", "metadata.parquet")
-    assert error[:2] == ("it is no parquet file", 0)
+    assert error[:2] == ("it is not a parquet file", 0)
