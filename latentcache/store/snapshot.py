@@ -170,8 +170,7 @@ class Snapshot(Value):
 
     def __reduce__(self) -> Any:
         """Another process opens it again."""
-        kinds = {name: rows.kind for name, rows in self.fields.items()}
-        return _reopened, (self.paths, self.number, self.fingerprint, kinds, self.lease, self.disk_cache)
+        return _reopened, (self.paths, self.number, self.fingerprint, self.lease, self.disk_cache)
 
     @property
     def part(self) -> str:
@@ -302,27 +301,15 @@ def _read(paths: CachePaths, number: int) -> Snapshot:
     )
 
 
-def _reopened(
-    paths: CachePaths,
-    number: int,
-    fingerprint: str,
-    kinds: Mapping[str, FieldKind | None],
-    lease: object,
-    disk_cache: Any,
-) -> Snapshot:
-    """A finished build in another process, which may not have found the kinds by itself."""
-    snapshot, fields = _read(paths, number), {}
+def _reopened(paths: CachePaths, number: int, fingerprint: str, lease: object, disk_cache: Any) -> Snapshot:
+    snapshot = _read(paths, number)
     if snapshot.fingerprint != fingerprint:
         raise CacheNotFoundError(
             f"{paths.root} is not the cache that was opened",
             why=f"snapshot {number} has the fingerprint {snapshot.fingerprint}, not {fingerprint}: it was made anew",
             fix="open it again",
         )
-    for name, rows in snapshot.fields.items():
-        kind = rows.kind or kinds[name]
-        recipe = rows.recipe if kind is None else kind.recipe.from_json(rows.recipe_json)
-        fields[name] = replace(rows, kind=kind, recipe=recipe)
-    return replace(snapshot, fields=fields, lease=lease, disk_cache=disk_cache)
+    return replace(snapshot, lease=lease, disk_cache=disk_cache)
 
 
 def current_or_none(cache: Path) -> Snapshot | None:
