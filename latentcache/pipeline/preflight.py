@@ -197,7 +197,7 @@ def kind_of(name: str) -> FieldKind:
         raise UsageError(
             f"field {name}: its kind is not installed",
             why="a build that ignored the field would remove it from the cache",
-            fix="install the package that provides it, or set LATENTCACHE_FIELDS=MODULE:CLASS",
+            fix="install its package, or name it: --field MODULE:CLASS, in Python LATENTCACHE_FIELDS=MODULE:CLASS",
         )
     return kind
 
