@@ -1,7 +1,9 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made_templates import CHATML, COUNTING, MISTRAL, UNASKED, tagged, untagged
 
-from latentcache.encoders.text.chat import ChatRenderer, SpecialTokens
+from latentcache.encoders.text.chat import MARK, ChatRenderer, SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.sources.records import Message, chat_record
 
@@ -69,3 +71,30 @@ def test_a_syntax_error_is_reported_with_its_line():
     with pytest.raises(UsageError) as caught:
         renderer("a\n{% for %}").render(TWO)
     assert "line 2" in caught.value.where
+
+
+ADDED = [
+    {"id": 7, "content": "<|end|>", "special": True},
+    {"id": 8, "content": "<|end|>>", "special": True},
+    {"id": 9, "content": "<tool>", "special": False},
+]
+ADDED_TOKENS = SpecialTokens({"added_tokens": ADDED})
+
+
+def test_special_tokens_match_longest_first():
+    assert ADDED_TOKENS.ids == {"<|end|>": 7, "<|end|>>": 8}
+    assert ADDED_TOKENS.count("<|end|> <|end|>> <tool> <|end|") == 2
+    assert SpecialTokens({"added_tokens": []}).count("anything") == 0
+
+
+@given(
+    st.lists(st.sampled_from(["<|end|>", "a", "<|end|>>", "é", f"{MARK}<|end|>{MARK}", " "]), max_size=12), st.data()
+)
+def test_positions_move_with_the_text(pieces, data):
+    text = "".join(pieces)
+    borders = [len("".join(pieces[:n])) for n in range(len(pieces) + 1)]
+    places = sorted(data.draw(st.lists(st.sampled_from(borders), max_size=4)))
+    rewritten, moved = ADDED_TOKENS.rewrite(text, places)
+    assert rewritten == ADDED_TOKENS.rewrite(text, [])[0]
+    for position, new in zip(places, moved, strict=True):
+        assert rewritten[:new] == ADDED_TOKENS.rewrite(text[:position], [])[0]

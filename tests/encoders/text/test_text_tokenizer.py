@@ -2,15 +2,16 @@ import json
 
 import numpy as np
 import pytest
-from described import opened_tokenizer
+from described import described_tokenizer, opened_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from made_templates import CHATML, tagged, untagged
 from made_tokenizers import LLAMA3_SPLIT, byte_level, save, unigram
 from transformers import AutoTokenizer
 
+from latentcache.encoders.text.producer import TokenProducer
 from latentcache.encoders.text.tokenizer import token_spans
-from latentcache.fields.protocol import Failure
+from latentcache.fields.protocol import Failure, Job, Output, ProducerContext
 from latentcache.sources.records import Message, chat_record, text_record
 
 ROLES = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
@@ -195,3 +196,15 @@ def test_token_spans_cover_touched_tokens(lengths, borders):
     assert all(a + n < b for (a, n), (b, _) in zip(runs.tolist(), runs.tolist()[1:], strict=False))
     assert runs.dtype == np.uint32
     assert runs.shape[1] == 2
+
+
+def test_a_record_without_tokens_and_one_that_fails_are_failures(tmp_path):
+    folder = save(byte_level(), tmp_path, roles={"eos_token": "<|im_end|>"})
+    described = described_tokenizer(folder, add_eos=False)
+    producer = TokenProducer(described.producer, described.recipe, ProducerContext(root="/"))
+    records = [text_record("a", line, text) for line, text in enumerate(("", "x\ufdd0", "fine"))]
+    outputs = (Output(item=0, group=0),)
+    jobs = [Job(sample=0, name="a", inputs={"record": record}, outputs=outputs) for record in records]
+    empty, reserved, fine = producer.encode([item for job in jobs for item in producer.prepare(job, {})])
+    assert (empty.reason, reserved.reason) == ("no-tokens", "reserved-character")
+    assert len(fine.array)

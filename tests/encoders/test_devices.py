@@ -1,12 +1,17 @@
-"""Translation of torch errors; test_encoder.py tests it inside an encoder."""
+"""Devices, and the translation of their errors; test_encoder.py has both inside an encoder."""
 
 import pytest
 import torch
 
-from latentcache.encoders.devices import Translator, first_line
+from latentcache.encoders.devices import Translator, device_report, first_line
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
 
 TRANSLATOR = Translator(device=torch.device("cpu"), name="stub", label="my model")
+
+
+def test_a_cpu_is_no_usable_cuda_device():
+    report = device_report("cpu")
+    assert (report["usable"], report["torch"]) == (False, torch.__version__)
 
 
 def fails_with(error):
