@@ -59,11 +59,11 @@ def tiny(tmp_path_factory):
     import diffusers
     import torch
 
-    root, made = tmp_path_factory.mktemp("models"), {}
+    root, folders = tmp_path_factory.mktemp("models"), {}
 
     def make(name: str, **changes) -> Path:
         key = json.dumps([name, changes], sort_keys=True)
-        if key not in made:
+        if key not in folders:
             torch.manual_seed(7)
             model = getattr(diffusers, name)(**{**TINY[name], **changes})
             if name == "AutoencoderKLFlux2":
@@ -72,9 +72,9 @@ def tiny(tmp_path_factory):
             if name.startswith("AutoencoderKLLTX"):
                 model.latents_mean.normal_()
                 model.latents_std.uniform_(0.5, 2.0)
-            made[key] = root / f"{name}-{len(made)}"
-            model.save_pretrained(made[key], safe_serialization=True)
-        return made[key]
+            folders[key] = root / f"{name}-{len(folders)}"
+            model.save_pretrained(folders[key], safe_serialization=True)
+        return folders[key]
 
     return make
 

@@ -101,8 +101,8 @@ def fingerprint_of(path):
 def test_fingerprint_ignores_decoder_metadata_and_order(copied, tmp_path):
     weights = copied().weights
     before, tensors = fingerprint_of(weights), load_file(weights)
-    other = {name: t if is_encoder(name) else t + 1 for name, t in sorted(tensors.items(), reverse=True)}
-    save_file(other, tmp_path / "other.safetensors", metadata={"format": "pt", "note": "resaved"})
+    resaved = {name: t if is_encoder(name) else t + 1 for name, t in sorted(tensors.items(), reverse=True)}
+    save_file(resaved, tmp_path / "other.safetensors", metadata={"format": "pt", "note": "resaved"})
     assert fingerprint_of(tmp_path / "other.safetensors") == before
     save_file({n: t for n, t in tensors.items() if is_encoder(n)}, tmp_path / "half.safetensors")
     assert fingerprint_of(tmp_path / "half.safetensors") == before
@@ -129,7 +129,7 @@ def test_the_fingerprint_hashes_tensors_in_name_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("index", "what"),
+    ("index", "kind"),
     [
         ({"weight_map": {"t": "gone.safetensors"}}, "an incomplete model"),
         ({"weight_map": {"t": "../outside.safetensors"}}, "an incomplete model"),
@@ -137,12 +137,12 @@ def test_the_fingerprint_hashes_tensors_in_name_order(tmp_path):
         ({}, "not an index of weights"),
     ],
 )
-def test_an_index_that_does_not_fit_is_rejected(tmp_path, index, what):
+def test_an_index_that_does_not_fit_is_rejected(tmp_path, index, kind):
     folder = tmp_path / "model"
     folder.mkdir()
     save_file({"t": torch.ones(1)}, tmp_path / "outside.safetensors")
     (folder / "w.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UnsupportedModelError, match=f"is {what}"):
+    with pytest.raises(UnsupportedModelError, match=f"is {kind}"):
         weights_in(folder, "w.safetensors")
 
 
@@ -155,7 +155,7 @@ def test_unreadable_weights_are_rejected(tmp_path, read):
 
 
 @pytest.mark.parametrize(
-    ("content", "what"),
+    ("content", "kind"),
     [
         (b"not json", "not JSON"),
         (b"\xff\xfe", "not JSON"),
@@ -164,12 +164,12 @@ def test_unreadable_weights_are_rejected(tmp_path, read):
         (b"[1]", "not a JSON object"),
     ],
 )
-def test_a_foreign_json_header_is_rejected(tmp_path, content, what):
+def test_a_foreign_json_header_is_rejected(tmp_path, content, kind):
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(UnsupportedModelError) as caught:
         read_json(path)
-    assert caught.value.what == f"config.json is {what}"
+    assert caught.value.what == f"config.json is {kind}"
     assert caught.value.fix
 
 

@@ -50,8 +50,8 @@ def opened(browser, report_file):
         page.on("console", lambda message: problems.append(message.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("dialog", lambda dialog: problems.append(dialog.message))
-        own = ("data:", report_file.as_uri())
-        page.on("request", lambda request: request.url.startswith(own) or problems.append(request.url))
+        allowed = ("data:", report_file.as_uri())
+        page.on("request", lambda request: request.url.startswith(allowed) or problems.append(request.url))
         page.goto(report_file.as_uri())
         return page
 

@@ -31,10 +31,10 @@ def run_in_shell(command, folder):
 def test_the_machine_without_data(run):
     done = run("inspect", "--machine", "--json")
     assert set(done.json) == {"schema", "command", "exit_code", "error", "data", "checks"}
-    found = checks(done)
-    assert list(found) == ["packages", "reader", "device", "limits", "disk"]
-    assert found["packages"]["versions"]["torch"]
-    assert found["reader"]["compiled_reader"] or found["reader"]["fix"]
+    by_name = checks(done)
+    assert list(by_name) == ["packages", "reader", "device", "limits", "disk"]
+    assert by_name["packages"]["versions"]["torch"]
+    assert by_name["reader"]["compiled_reader"] or by_name["reader"]["fix"]
     text = run("inspect", "--machine").out.splitlines()
     assert text[0].startswith("ok       packages  python ")
     assert text[-1] == "ready"

@@ -311,8 +311,8 @@ def test_one_sample_by_name_or_number(run, shared):
     assert "caption   caption 2" in done.out
     assert "4 x 8 x 8" in done.out
     assert run("show", folder, 2).out == done.out
-    found = run("show", folder, "p2.png", "--json").json["sample"]
-    assert found["fields"]["latents"]["items"][0]["shape"] == [4, 8, 8]
+    sample = run("show", folder, "p2.png", "--json").json["sample"]
+    assert sample["fields"]["latents"]["items"][0]["shape"] == [4, 8, 8]
     assert repr(open_cache(folder)["p2.png"]) == repr(open_cache(folder)[2]) == done.out.rstrip("\n")
     assert "p3.png" in repr(open_cache(folder)[-1])
     assert "<table" in open_cache(folder)[0]._repr_html_()
@@ -348,9 +348,9 @@ def test_latents_are_decoded_by_the_model(data, tmp_path):
     rows = snapshot.fields["latents"]
     decode = load(rows.kind.decoder)(rows.recipe, rows.provenance)
     latent = Stored(snapshot).latent(rows, 0)
-    own = diffusers.AutoencoderKL.from_pretrained(model).eval()
+    vae = diffusers.AutoencoderKL.from_pretrained(model).eval()
     with torch.inference_mode():
-        expected = own.decode(torch.from_numpy(latent[None, :, 0])).sample[0].permute(1, 2, 0)
+        expected = vae.decode(torch.from_numpy(latent[None, :, 0])).sample[0].permute(1, 2, 0)
     (frame,) = decode(latent)
     assert np.abs(frame - ((expected + 1) * 127.5).clamp(0, 255).numpy()).max() <= 0.51
     tiny_vae(model, seed=8)

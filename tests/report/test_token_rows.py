@@ -28,7 +28,9 @@ def chats(tmp_path):
 
 
 def text_of(row, **wanted):
-    return "".join(one["text"] for one in row["segments"] if all(one[key] == wanted[key] for key in wanted))
+    return "".join(
+        segment["text"] for segment in row["segments"] if all(segment[key] == wanted[key] for key in wanted)
+    )
 
 
 def test_rows_are_decoded_as_they_are_trained(chats):
@@ -36,12 +38,12 @@ def test_rows_are_decoded_as_they_are_trained(chats):
     assert facts["documents"] == 6
     assert facts["packing_efficiency"] == open_cache(chats).rows(pack=256).packing_efficiency
     row = facts["rows"][0]
-    assert row["documents"] == max(one["document"] for one in row["segments"])
+    assert row["documents"] == max(segment["document"] for segment in row["segments"])
     assert set(text_of(row, loss=True, special=False)) == set("answer ")
     assert "<turn>" in text_of(row, special=True, loss=False)
     assert "question" in text_of(row, loss=False, special=False)
     assert row["learned"] == sum(
-        len(one["text"]) if not one["special"] else 1 for one in row["segments"] if one["loss"]
+        len(segment["text"]) if not segment["special"] else 1 for segment in row["segments"] if segment["loss"]
     )
 
 
@@ -84,7 +86,7 @@ def test_a_real_tokenizer_is_decoded_while_it_is_there(tmp_path):
     assert facts["decoded"]
     assert text_of(facts["rows"][0], special=False) == "caf\u00e9 and functions"
     assert text_of(facts["rows"][1], special=False) == "a second <|im_end|> text"
-    assert next(one["text"] for one in facts["rows"][0]["segments"] if one["special"]) == "<|endoftext|>"
+    assert next(segment["text"] for segment in facts["rows"][0]["segments"] if segment["special"]) == "<|endoftext|>"
     shutil.rmtree(folder)
     (facts,) = token_facts(open_cache(tmp_path / "c"), {})
     assert facts["undecoded"].startswith("ids are shown: ")

@@ -9,12 +9,12 @@ from made_pipelines import make_pipeline
 @pytest.fixture(scope="module")
 def pipelines(tmp_path_factory):
     """Create a pipeline by class name; returns the pipeline and its folder."""
-    made: dict[str, tuple[object, Path]] = {}
+    pipelines_by_name: dict[str, tuple[object, Path]] = {}
 
     def get(name):
-        if name not in made:
+        if name not in pipelines_by_name:
             folder = tmp_path_factory.mktemp(name)
-            made[name] = make_pipeline(name, folder), folder
-        return made[name]
+            pipelines_by_name[name] = make_pipeline(name, folder), folder
+        return pipelines_by_name[name]
 
     return get

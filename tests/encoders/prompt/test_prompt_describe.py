@@ -34,7 +34,7 @@ def test_a_recipe_depends_on_the_encoders_in_use_alone(flux, tmp_path):
         config = next((moved / name).glob("*config.json"))
         config.write_text(json.dumps(json.loads(config.read_text()) | {"surprise": 1}))
     assert recipe_of(moved).recipe_id == before.recipe_id
-    pooled = [describe_vector(PromptSettings(text_encoder=str(one)), CONTEXT).recipe for one in (flux, moved)]
+    pooled = [describe_vector(PromptSettings(text_encoder=str(folder)), CONTEXT).recipe for folder in (flux, moved)]
     assert pooled[0].recipe_id != pooled[1].recipe_id
 
 
@@ -65,11 +65,11 @@ def test_the_library_version_of_a_configuration_is_not_in_the_recipe(flux):
 
 
 def test_unset_settings_follow_the_cache(flux):
-    found = describe_sequence(
+    description = describe_sequence(
         PromptSettings(text_encoder=str(flux), text_length=64, text_storage_dtype="float32"), CONTEXT
     )
-    cached = {"recipe": found.recipe, "provenance": found.provenance}
-    assert describe_sequence(PromptSettings(), replace(CONTEXT, **cached)).recipe == found.recipe
+    cached = {"recipe": description.recipe, "provenance": description.provenance}
+    assert describe_sequence(PromptSettings(), replace(CONTEXT, **cached)).recipe == description.recipe
     assert recipe_of(flux, cached, text_length=32).length == 32
 
 
@@ -93,8 +93,8 @@ def test_a_hub_id_gives_the_settings_of_its_folder(flux, monkeypatch, tmp_path):
         return {"org/flux": flux, "org/vae": tmp_path}[name]
 
     monkeypatch.setattr("latentcache.encoders.files.download", download)
-    found = text_settings("pooled_prompt_embeds", "org/flux", PromptSettings())
-    assert found == PromptSettings(text_encoder="org/flux")
+    settings = text_settings("pooled_prompt_embeds", "org/flux", PromptSettings())
+    assert settings == PromptSettings(text_encoder="org/flux")
     assert text_settings("prompt_embeds", "org/vae", PromptSettings()) is None
     assert {tuple(files) for files in requests} == {("model_index.json",)}
     assert locate_pipeline("org/flux", "prompt_embeds").cls == "FluxPipeline"
@@ -159,17 +159,17 @@ def test_a_length_that_is_a_property_of_the_model_is_rejected(pipelines):
 def test_libraries_that_clean_captions_are_in_the_recipe_and_a_missing_one_is_reported(pipelines, monkeypatch):
     """Cleaned captions depend on the versions of these libraries."""
     folder, there = pipelines("PixArtSigmaPipeline")[1], {"ftfy": "6.3", "beautifulsoup4": "4.13"}
-    found = []
+    descriptions = []
     for has in (there, {**there, "ftfy": ""}):
         monkeypatch.setattr(
             "latentcache.encoders.prompt.describe.installed",
-            lambda names, has=has: {one: has.get(one, "") for one in names},
+            lambda names, has=has: {name: has.get(name, "") for name in names},
         )
-        found.append(describe_sequence(PromptSettings(text_encoder=str(folder)), CONTEXT))
-    assert found[0].notes == ()
-    assert [one for one in found[1].notes if "pip install ftfy" in one]
-    assert found[0].recipe.recipe_id != found[1].recipe.recipe_id
-    cached = {"recipe": found[0].recipe, "provenance": found[0].provenance}
+        descriptions.append(describe_sequence(PromptSettings(text_encoder=str(folder)), CONTEXT))
+    assert descriptions[0].notes == ()
+    assert [note for note in descriptions[1].notes if "pip install ftfy" in note]
+    assert descriptions[0].recipe.recipe_id != descriptions[1].recipe.recipe_id
+    cached = {"recipe": descriptions[0].recipe, "provenance": descriptions[0].provenance}
     again = describe_sequence(PromptSettings(), replace(CONTEXT, **cached)).recipe
-    differing = [name for name, *_ in found[0].recipe.differences(again)]
+    differing = [name for name, *_ in descriptions[0].recipe.differences(again)]
     assert differing == ["arguments"], "another machine without the library encodes the captions anew, and says so"

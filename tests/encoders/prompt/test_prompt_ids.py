@@ -32,12 +32,12 @@ def described(folder, **settings):
     return describe_ids(PromptSettings(text_encoder=str(folder), **settings), DescribeContext(ask=ask))
 
 
-def items(found, texts=TEXTS):
-    producer = IdsProducer(found.producer, found.recipe, ProducerContext(root=""))
+def items(description, texts=TEXTS):
+    producer = IdsProducer(description.producer, description.recipe, ProducerContext(root=""))
     producer.open()
     jobs = [Job(sample=n, name="", inputs={"caption": {"text": t}}, outputs=(Output(item=n, group=0),)) for n, t in
             enumerate(texts)]  # fmt: skip
-    return [made.array for made in producer.encode([item for job in jobs for item in producer.prepare(job, {})])]
+    return [item.array for item in producer.encode([item for job in jobs for item in producer.prepare(job, {})])]
 
 
 def given_to_encoders(pipe, parts, text, arguments):
@@ -60,17 +60,17 @@ def given_to_encoders(pipe, parts, text, arguments):
 @pytest.mark.parametrize("name", PIPELINES)
 def test_ids_and_masks_are_those_of_the_text_encoders(pipelines, name):
     pipe, folder = pipelines(name)
-    found = described(folder)
-    assert found.recipe.lengths == LENGTHS.get(name, found.recipe.lengths)
+    description = described(folder)
+    assert description.recipe.lengths == LENGTHS.get(name, description.recipe.lengths)
     parts = sorted({part for output in PIPELINES[name].values() for part in output.parts})
-    arguments = {key: json.loads(value) for key, value in found.recipe.arguments if not key.startswith("has ")}
-    for text, item in zip(TEXTS, items(found), strict=True):
-        assert (item.dtype, item.shape) == (np.int32, found.recipe.shape)
+    arguments = {key: json.loads(value) for key, value in description.recipe.arguments if not key.startswith("has ")}
+    for text, item in zip(TEXTS, items(description), strict=True):
+        assert (item.dtype, item.shape) == (np.int32, description.recipe.shape)
         inputs = given_to_encoders(pipe, parts, text, arguments)
-        for part, (own, mask) in zip(parts, found.recipe.split(item), strict=True):
+        for part, (ids, mask) in zip(parts, description.recipe.split(item), strict=True):
             expected, attended = inputs[part]
-            length = min(len(own), expected.shape[1])  # Qwen-Image pads to the longest and cuts the embeddings
-            np.testing.assert_array_equal(own[:length], expected[0, :length])
+            length = min(len(ids), expected.shape[1])  # Qwen-Image pads to the longest and cuts the embeddings
+            np.testing.assert_array_equal(ids[:length], expected[0, :length])
             assert not mask[length:].any()
             if attended is not None:
                 np.testing.assert_array_equal(mask[:length], attended[0, :length])

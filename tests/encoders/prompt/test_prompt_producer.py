@@ -26,25 +26,25 @@ def described(folder, output, **settings):
     return describe(settings, DescribeContext(ask=lambda _, **arguments: call_default(**arguments)))
 
 
-def encoded(found, texts=TEXTS):
-    producer = PromptProducer(found.producer, found.recipe, ProducerContext(root=""))
+def encoded(description, texts=TEXTS):
+    producer = PromptProducer(description.producer, description.recipe, ProducerContext(root=""))
     producer.open()
     jobs = [Job(sample=n, name="", inputs={"caption": {"text": t}}, outputs=(Output(item=n, group=0),)) for n, t in
             enumerate(texts)]  # fmt: skip
-    made = producer.encode([item for job in jobs for item in producer.prepare(job, {})])
+    items = producer.encode([item for job in jobs for item in producer.prepare(job, {})])
     producer.close()
-    return made
+    return items
 
 
 def asked_alone(pipe, output, text):
     """Encode one caption with the class's own ``encode_prompt``; drop the masked padding."""
-    own, call = (inspect.signature(method).parameters for method in (pipe.encode_prompt, type(pipe).__call__))
+    encode, call = (inspect.signature(method).parameters for method in (pipe.encode_prompt, type(pipe).__call__))
     shared = ("max_sequence_length", "complex_human_instruction", "clean_caption")
-    given = {name: call[name].default for name in shared if name in own and name in call}
+    arguments = {name: call[name].default for name in shared if name in encode and name in call}
     more = {"do_classifier_free_guidance": False, "num_images_per_prompt": 1, "prompt_2": None, "prompt_3": None}
-    given |= {name: value for name, value in more.items() if name in own}
+    arguments |= {name: value for name, value in more.items() if name in encode}
     with torch.inference_mode():
-        result = pipe.encode_prompt([text], device="cpu", **given)
+        result = pipe.encode_prompt([text], device="cpu", **arguments)
     if output == "pooled_prompt_embeds":
         return result[1 if type(pipe).__name__ == "FluxPipeline" else 2][0]
     embeds = result[0][0]
@@ -56,9 +56,9 @@ def asked_alone(pipe, output, text):
 @pytest.mark.parametrize(("name", "output"), OUTPUTS)
 def test_items_equal_those_of_the_pipeline(pipelines, name, output):
     pipe, folder = pipelines(name)
-    found, texts = described(folder, output), TEXTS[:2] if name == "Flux2KleinPipeline" else TEXTS  # 28 layers
-    for text, made in zip(texts, encoded(found, texts), strict=True):
-        expected, array = asked_alone(pipe, output, text), torch.from_numpy(made.array)
+    description, texts = described(folder, output), TEXTS[:2] if name == "Flux2KleinPipeline" else TEXTS  # 28 layers
+    for text, item in zip(texts, encoded(description, texts), strict=True):
+        expected, array = asked_alone(pipe, output, text), torch.from_numpy(item.array)
         if name == "WanPipeline":  # the model attends to zeros: those that the loader pads with
             array = torch.nn.functional.pad(array, (0, 0, 0, len(expected) - len(array)))
         assert array.shape == expected.shape
@@ -75,26 +75,26 @@ def test_lengths_are_the_defaults_of_the_pipeline(pipelines, name, output):
 
 @pytest.mark.parametrize("name", ["SanaPipeline", "StableDiffusionPipeline", "QwenImagePipeline"])
 def test_truncated_captions_are_counted(pipelines, name):
-    made = encoded(described(pipelines(name)[1], "prompt_embeds"), ["short", "word " * 300])
-    assert made[0].columns["cut"] == 0
-    assert made[1].columns["cut"] > 900
+    items = encoded(described(pipelines(name)[1], "prompt_embeds"), ["short", "word " * 300])
+    assert items[0].columns["cut"] == 0
+    assert items[1].columns["cut"] > 900
 
 
 def test_a_shorter_length_equals_the_pipeline(pipelines):
     pipe, folder = pipelines("FluxPipeline")
-    (made,) = encoded(described(folder, "prompt_embeds", text_length=16), ["a red fox"])
+    (item,) = encoded(described(folder, "prompt_embeds", text_length=16), ["a red fox"])
     with torch.inference_mode():
         expected = pipe.encode_prompt(["a red fox"], device="cpu", max_sequence_length=16)[0][0]
-    torch.testing.assert_close(torch.from_numpy(made.array), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(item.array), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 def test_storage_types_round_once(pipelines, storage):
     folder = pipelines("StableDiffusionPipeline")[1]
     (exact,) = encoded(described(folder, "prompt_embeds"), ["a red fox"])
-    (made,) = encoded(described(folder, "prompt_embeds", text_storage_dtype=storage), ["a red fox"])
+    (item,) = encoded(described(folder, "prompt_embeds", text_storage_dtype=storage), ["a red fox"])
     rounded = torch.from_numpy(exact.array).to(getattr(torch, storage)).float().numpy()
-    assert np.array_equal(as_floats(made.array), rounded)
+    assert np.array_equal(as_floats(item.array), rounded)
 
 
 def test_weights_that_lack_a_tensor_are_an_error(pipelines, tmp_path):

@@ -10,5 +10,5 @@ def described_tokenizer(folder, *, chat=False, **settings):
 
 
 def opened_tokenizer(folder, **options):
-    found = described_tokenizer(folder, **options)
-    return open_tokenizer(found.producer, found.recipe)
+    description = described_tokenizer(folder, **options)
+    return open_tokenizer(description.producer, description.recipe)

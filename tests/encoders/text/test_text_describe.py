@@ -47,10 +47,10 @@ def test_texts_start_with_the_bos_of_the_tokenizer(tmp_path):
 
 
 def test_a_template_is_part_of_the_recipe_of_conversations_only(folder, tmp_path):
-    one = described_tokenizer(folder, chat=True)
+    default = described_tokenizer(folder, chat=True)
     (tmp_path / "other").write_text(untagged(CHATML) + " ")
-    other = described_tokenizer(folder, chat=True, chat_template=tmp_path / "other")
-    assert one.recipe.chat_template != other.recipe.chat_template
+    changed = described_tokenizer(folder, chat=True, chat_template=tmp_path / "other")
+    assert default.recipe.chat_template != changed.recipe.chat_template
     assert described_tokenizer(folder, chat_template=tmp_path / "other").recipe.chat_template == ""
 
 
@@ -58,10 +58,10 @@ def test_the_date_of_a_template_is_in_the_recipe(folder, tmp_path):
     (tmp_path / "t").write_text("{{ strftime_now('%Y') }}")
     default = described_tokenizer(folder, chat=True, chat_template=tmp_path / "t")
     assert default.recipe.template_options == (("strftime_now", '"2024-07-26"'),)
-    given = described_tokenizer(
+    dated = described_tokenizer(
         folder, chat=True, chat_template=tmp_path / "t", template_options=(("strftime_now", '"2025-01-02"'),)
     )
-    assert "2025" in given.producer["chat_template"]
+    assert "2025" in dated.producer["chat_template"]
     with pytest.raises(UsageError):
         described_tokenizer(
             folder, chat=True, chat_template=tmp_path / "t", template_options=(("strftime_now", '"today"'),)
@@ -142,8 +142,8 @@ def test_settings_that_were_not_given_follow_the_cache(folder, tmp_path):
     first = described({"tokenizer": str(folder), "loss": "all", "add_bos": True, **settings}, chat=True)
     assert described(cached=as_cached(first), chat=True).recipe == first.recipe
     assert described({"loss": "assistant"}, as_cached(first), chat=True).recipe.loss == "assistant"
-    other = described({"tokenizer": "stub"}, {"recipe": first.recipe}).recipe
-    assert (other.add_bos, other.template_options) == (False, ())
+    changed = described({"tokenizer": "stub"}, {"recipe": first.recipe}).recipe
+    assert (changed.add_bos, changed.template_options) == (False, ())
     texts = described({"tokenizer": "stub"})
     assert described(cached=as_cached(texts), chat=True).recipe.loss == "assistant", "texts are no choice of loss"
 

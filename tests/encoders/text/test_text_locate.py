@@ -67,7 +67,10 @@ def test_a_hub_id_gives_its_commit(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     save(byte_level(), folder, roles=ROLES, add_bos_token=False)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **options: str(folder))
-    found = describe_tokenizer(InputIdsSettings(tokenizer="org/name"))
-    assert (found.producer["special"], found.provenance["revision"]) == ([list(one) for one in ROLES.items()], "abc")
+    description = describe_tokenizer(InputIdsSettings(tokenizer="org/name"))
+    assert (description.producer["special"], description.provenance["revision"]) == (
+        [list(role) for role in ROLES.items()],
+        "abc",
+    )
     cached = {"tokenizer": "org/name", "revision": "abc"}
-    assert describe_tokenizer(InputIdsSettings(tokenizer="org/name"), cached) == found
+    assert describe_tokenizer(InputIdsSettings(tokenizer="org/name"), cached) == description

@@ -186,13 +186,13 @@ def test_token_spans_cover_touched_tokens(lengths, borders):
     borders = sorted(set(borders))
     spans = list(zip(borders[::2], borders[1::2], strict=False))
     runs = token_spans(begins, ends, spans)
-    found = {token for start, number in runs.tolist() for token in range(start, start + number)}
+    touched = {token for start, number in runs.tolist() for token in range(start, start + number)}
     wanted = {
         token
         for token, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True))
         if any(begin < b and max(end, begin + 1) > a for a, b in spans)
     }
-    assert found == wanted
+    assert touched == wanted
     assert all(a + n < b for (a, n), (b, _) in zip(runs.tolist(), runs.tolist()[1:], strict=False))
     assert runs.dtype == np.uint32
     assert runs.shape[1] == 2

@@ -69,13 +69,13 @@ PARTS = ("idefics3", "llava_next", "smolvlm")
 
 def tokenizer(template):
     """Create a tokenizer with one token per byte and the special tokens of the template."""
-    made = Tokenizer(
+    byte_tokenizer = Tokenizer(
         models.BPE(vocab={c: n for n, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
     )
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    byte_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     names = sorted({*_NAMES.findall(template), "<s>", "</s>"})
-    made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    return made
+    byte_tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    return byte_tokenizer
 
 
 def template_of(name):
@@ -83,9 +83,11 @@ def template_of(name):
 
 
 def opened(template):
-    made = tokenizer(template)
-    recipe = InputIdsRecipe(tokenizer="", num_ids=made.get_vocab_size(), chat_template="x", loss="assistant")
-    about = {"tokenizer": made.to_str(), "chat_template": template, "special": tuple(ROLES.items())}
+    byte_tokenizer = tokenizer(template)
+    recipe = InputIdsRecipe(
+        tokenizer="", num_ids=byte_tokenizer.get_vocab_size(), chat_template="x", loss="assistant"
+    )
+    about = {"tokenizer": byte_tokenizer.to_str(), "chat_template": template, "special": tuple(ROLES.items())}
     return TextTokenizer(about, recipe)
 
 
@@ -101,10 +103,10 @@ def trl_says(name, template, conversation):
         conversation = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in conversation]
     tools = TOOLS if any("tool_calls" in turn for turn in conversation) else None
     hf_tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer(template), **ROLES)
-    found = hf_tokenizer.apply_chat_template(
+    encoded = hf_tokenizer.apply_chat_template(
         conversation, tools=tools, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
     )
-    return found["input_ids"], found["assistant_masks"]
+    return encoded["input_ids"], encoded["assistant_masks"]
 
 
 def test_trl_has_31_training_templates():

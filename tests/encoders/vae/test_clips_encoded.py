@@ -35,15 +35,15 @@ def described(model, bucket=BUCKET, **changes):
 
 
 def latents(root, name, model, count, bucket=BUCKET, **changes):
-    found = described(model, bucket, **changes)
-    group = found.recipe.group(bucket, count)
+    description = described(model, bucket, **changes)
+    group = description.recipe.group(bucket, count)
     context = ProducerContext(root=str(root), device="cpu", groups=(group,))
-    producer = VaeProducer(json.loads(json.dumps(found.producer)), found.recipe, context)
+    producer = VaeProducer(json.loads(json.dumps(description.producer)), description.recipe, context)
     producer.open()
     job = Job(sample=0, name=name, inputs={"image": {"path": name}}, outputs=(Output(item=0, group=0),))
     items = producer.prepare(job, {"image": (root / name).read_bytes()})
-    (made,) = producer.encode(items).result()
-    return made.array, group, found.recipe
+    (item,) = producer.encode(items).result()
+    return item.array, group, description.recipe
 
 
 def reference_latents(model, frames, name):
@@ -54,37 +54,37 @@ def reference_latents(model, frames, name):
         return loaded, loaded.encode(values).latent_dist.mode()[0].numpy()
 
 
-def close(found, expected):
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() < 1e-4 * expected.std()
+def close(encoded, expected):
+    assert encoded.shape == expected.shape
+    assert np.abs(encoded - expected).max() < 1e-4 * expected.std()
 
 
 @pytest.mark.parametrize(("name", "changes", "step"), FAMILIES)
 def test_a_clip_is_encoded_as_the_class_does(name, changes, step, tiny, tmp_path):
     model, path = tiny(name, **changes), write_video(tmp_path / "a.mp4", 2 * step + 3)
-    found, group, _ = latents(tmp_path, "a.mp4", model, 2 * step + 1)
-    assert group.shape == found.shape
-    assert (found.shape[1], group.label) == (3, "9x64x96")
-    close(found, reference_latents(model, plain_frames(path)[0][: 2 * step + 1], name)[1])
+    encoded, group, _ = latents(tmp_path, "a.mp4", model, 2 * step + 1)
+    assert group.shape == encoded.shape
+    assert (encoded.shape[1], group.label) == (3, "9x64x96")
+    close(encoded, reference_latents(model, plain_frames(path)[0][: 2 * step + 1], name)[1])
 
 
 def test_clips_longer_than_a_temporal_tile_are_those_of_the_class(tiny, tmp_path):
     """HunyuanVideo encodes more than 16 frames in parts, which changes values, in every pipeline."""
     model, path = tiny("AutoencoderKLHunyuanVideo"), write_video(tmp_path / "a.mp4", 21)
-    found, _, _ = latents(tmp_path, "a.mp4", model, 21, frames=(21,))
-    close(found, reference_latents(model, plain_frames(path)[0], "AutoencoderKLHunyuanVideo")[1])
+    encoded, _, _ = latents(tmp_path, "a.mp4", model, 21, frames=(21,))
+    close(encoded, reference_latents(model, plain_frames(path)[0], "AutoencoderKLHunyuanVideo")[1])
 
 
 def test_an_image_is_a_clip_of_one_frame(tiny, tmp_path):
     pixels = np.random.default_rng(1).integers(0, 256, (64, 96, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     model = tiny("AutoencoderKLWan", **WAN)
-    found, group, _ = latents(tmp_path, "a.png", model, 1)
-    assert (group.label, group.dims, found.shape[1]) == ("64x96", (1, 64, 96), 1)
-    close(found, reference_latents(model, pixels[None], "AutoencoderKLWan")[1])
+    encoded, group, _ = latents(tmp_path, "a.png", model, 1)
+    assert (group.label, group.dims, encoded.shape[1]) == ("64x96", (1, 64, 96), 1)
+    close(encoded, reference_latents(model, pixels[None], "AutoencoderKLWan")[1])
     flat, group, _ = latents(tmp_path, "a.png", model, 1, frames=None)
     assert (flat.ndim, group.shape) == (3, flat.shape)
-    close(flat, found[:, 0])
+    close(flat, encoded[:, 0])
 
 
 def test_frames_that_the_model_does_not_take(tiny):

@@ -79,15 +79,15 @@ def described(settings=None, cached=None, **context):
         return target.endswith("resample_self_test")
 
     context = DescribeContext(**{"device": "cpu", "ask": ask} | context | (cached or {}))
-    found = describe(LatentsSettings(**settings or {}), context)
-    return found, calls
+    description = describe(LatentsSettings(**settings or {}), context)
+    return description, calls
 
 
 def test_a_new_cache_gets_the_demo_and_its_defaults():
-    found, calls = described()
-    assert (found.label, found.demo, found.needs_torch, calls) == ("demo", True, False, [])
-    assert found.recipe.geometry == GeometrySettings()
-    assert found.recipe.pixels.resample == "lanczos-pil"
+    description, calls = described()
+    assert (description.label, description.demo, description.needs_torch, calls) == ("demo", True, False, [])
+    assert description.recipe.geometry == GeometrySettings()
+    assert description.recipe.pixels.resample == "lanczos-pil"
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,15 @@ def test_a_new_cache_gets_the_demo_and_its_defaults():
 )
 def test_a_slow_resize_is_noted_for_a_new_cache(copied, has_kernel, resample, noted):
     settings = {"model": str(copied().folder), "resolutions": (64,), "resample": resample}
-    found, _ = described(settings, ask=lambda target, **options: has_kernel)
-    assert [note for note in found.notes if "torch 2.13" in note] == list(found.notes) * noted
-    assert bool(found.notes) is noted
+    description, _ = described(settings, ask=lambda target, **options: has_kernel)
+    assert [note for note in description.notes if "torch 2.13" in note] == list(description.notes) * noted
+    assert bool(description.notes) is noted
 
 
-def size_of(*given, **context):
+def size_of(*arguments, **context):
     """Resolutions of a description, and where they are from."""
-    found, _ = described(*given, **context)
-    return found.recipe.geometry.resolutions, found.chosen.get("resolution", "").partition(" ")[2]
+    description, _ = described(*arguments, **context)
+    return description.recipe.geometry.resolutions, description.chosen.get("resolution", "").partition(" ")[2]
 
 
 @pytest.mark.parametrize(
@@ -173,17 +173,17 @@ def test_options_win_then_the_configuration_then_the_cache(pipeline):
     assert size_of({}, as_cached(first)) == size_of({}, as_cached(first), asked=asked) == kept
     changed, _ = described({}, as_cached(first), asked={"resolutions": (320,)})
     assert changed.recipe.geometry.resolutions == (320,)
-    given, _ = described({"model": folder, "resolutions": (128,)}, asked=asked)
-    again = size_of({}, as_cached(given), asked=asked)
+    fixed, _ = described({"model": folder, "resolutions": (128,)}, asked=asked)
+    again = size_of({}, as_cached(fixed), asked=asked)
     assert again == ((128,), f"(as the cache{usual}"), "the option said so when the configuration was the same"
     with pytest.raises(UsageError, match="asks for several resolutions: 256, 320"):
         described({"model": folder}, asked={"resolutions": (256, 320)})
 
 
 def test_a_resolution_beside_the_grid_is_reported():
-    found, _ = described({"resolutions": (250,)})
-    assert found.notes == ("resolution 250 gives squares of 192 pixels: sides are multiples of 64",)
-    assert described({}, as_cached(found))[0].notes == ()
+    description, _ = described({"resolutions": (250,)})
+    assert description.notes == ("resolution 250 gives squares of 192 pixels: sides are multiples of 64",)
+    assert described({}, as_cached(description))[0].notes == ()
 
 
 def test_worker_answers_are_cached(tiny):

@@ -48,8 +48,8 @@ def images(shape, dtype, offset=5.0):
     return x.to(dtype).contiguous(memory_format=torch.channels_last)
 
 
-def assert_near(found, expected, dtype):
-    apart = (found.double() - expected).abs() / (1 + expected.abs())
+def assert_near(result, expected, dtype):
+    apart = (result.double() - expected).abs() / (1 + expected.abs())
     assert apart.max() < ROUNDING[dtype]
 
 
@@ -63,11 +63,11 @@ def test_normalization_is_that_of_torch(kernels, shape, silu, dtype):
     whole = x.double() + bias.double()[:, None, None]
     expected = F.group_norm(whole, groups, weight.double(), shift.double(), 1e-6)
     expected = F.silu(expected) if silu else expected
-    found = kernels.normalize(x, bias, groups, weight, shift, 1e-6, silu=silu, out=torch.empty_like(x))
-    assert_near(found, expected, dtype)
-    found = kernels.normalize(x, bias, groups, weight, shift, 1e-6, silu=silu, out=x)
-    assert found is x
-    assert_near(found, expected, dtype)
+    result = kernels.normalize(x, bias, groups, weight, shift, 1e-6, silu=silu, out=torch.empty_like(x))
+    assert_near(result, expected, dtype)
+    result = kernels.normalize(x, bias, groups, weight, shift, 1e-6, silu=silu, out=x)
+    assert result is x
+    assert_near(result, expected, dtype)
 
 
 def test_sums_of_more_tiles_than_programs(kernels, monkeypatch):
@@ -75,19 +75,19 @@ def test_sums_of_more_tiles_than_programs(kernels, monkeypatch):
     monkeypatch.setattr(kernels, "_TILE", 32)
     torch.manual_seed(0)
     x, none = images((2, 8, 11, 13), torch.float32), torch.zeros(8)
-    found = kernels.normalize(x, none, 2, none + 1, none, 1e-6, silu=False, out=torch.empty_like(x))
-    assert_near(found, F.group_norm(x.double(), 2, eps=1e-6), torch.float32)
+    result = kernels.normalize(x, none, 2, none + 1, none, 1e-6, silu=False, out=torch.empty_like(x))
+    assert_near(result, F.group_norm(x.double(), 2, eps=1e-6), torch.float32)
 
 
 def test_nan_spoils_its_group_and_nothing_else(kernels):
     torch.manual_seed(0)
     x, none = images((2, 16, 5, 5), torch.bfloat16), torch.zeros(16)
     x[0, 3, 2, 2], x[1, 9, 0, 0] = torch.nan, torch.inf
-    found = kernels.normalize(x, none, 4, none + 1, none, 1e-6, silu=True, out=torch.empty_like(x))
+    result = kernels.normalize(x, none, 4, none + 1, none, 1e-6, silu=True, out=torch.empty_like(x))
     expected = torch.zeros(2, 16, dtype=torch.bool)
     expected[0, :4] = expected[1, 8:12] = True
-    assert torch.equal(~found.isfinite().all((2, 3)), expected)
-    assert found[0, :4].isnan().all()
+    assert torch.equal(~result.isfinite().all((2, 3)), expected)
+    assert result[0, :4].isnan().all()
     assert kernels.add(x, x.clone(), none)[0, 3, 2, 2].isnan()
 
 
@@ -136,8 +136,8 @@ def test_an_encoder_with_kernels_gives_the_latents_of_diffusers(kernels, dtype):
         module.to(dtype, memory_format=torch.channels_last)
         plain = module.encode(pixels.to(dtype)).latent_dist.mode()
         Kernels(module, pytest.fail, kernels).on = True
-        found = module.encode(pixels.to(dtype)).latent_dist.mode()
-    apart = [float((latents - exact).square().mean().sqrt() / exact.std()) for latents in (found, plain)]
+        result = module.encode(pixels.to(dtype)).latent_dist.mode()
+    apart = [float((latents - exact).square().mean().sqrt() / exact.std()) for latents in (result, plain)]
     assert apart[0] < max(1.5 * apart[1], 2e-5)  # the interpreter rounds worse
 
 

@@ -31,19 +31,19 @@ def model(tmp_path):
 
 
 def test_a_folder_has_a_configuration_and_weights(model):
-    found = locate(str(model.folder))
-    assert (found.config_path, found.config, found.weights) == (model.config, CONFIG, (model.weights,))
-    assert locate(str(model.weights)) == found
+    located = locate(str(model.folder))
+    assert (located.config_path, located.config, located.weights) == (model.config, CONFIG, (model.weights,))
+    assert locate(str(model.weights)) == located
 
 
 def test_a_pipeline_folder_gives_its_vae(tmp_path):
     vae = make_model(tmp_path / "pipeline" / "vae")
     assert locate(str(tmp_path / "pipeline")) == locate(str(vae.folder))
     beside = make_model(tmp_path / "both")
-    own = make_model(beside.folder / "vae")
+    inside = make_model(beside.folder / "vae")
     assert locate(str(beside.folder)).weights == (beside.weights,)
     (beside.folder / "model_index.json").write_text('{"vae": ["diffusers", "AutoencoderKL"]}')
-    assert locate(str(beside.folder)).weights == (own.weights,)
+    assert locate(str(beside.folder)).weights == (inside.weights,)
 
 
 def test_a_pipeline_without_a_vae(tmp_path):

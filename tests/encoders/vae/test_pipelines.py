@@ -76,10 +76,10 @@ def hunyuan(model, raw):
 def cosmos(model, raw):
     stand_in = pipeline(model, raw.unsqueeze(2), "latents")
     stand_in.scheduler = SimpleNamespace(config=SimpleNamespace(sigma_data=1.0, sigma_max=1.0))
-    found = diffusers.CosmosVideoToWorldPipeline.prepare_latents(
+    prepared = diffusers.CosmosVideoToWorldPipeline.prepare_latents(
         stand_in, IMAGE.unsqueeze(2), 1, raw.shape[1], 16, 16, 1, False, latents=torch.zeros(1, 1, 1, 1, 1), **ANY
     )
-    return found[1].squeeze(2)
+    return prepared[1].squeeze(2)
 
 
 PLAYGROUND = {"latents_mean": [1.0, 2.0, 3.0, 4.0], "latents_std": [4.0, 3.0, 2.0, 1.0], "scaling_factor": 0.5}

@@ -150,7 +150,7 @@ def encoded_alone(items):
 def test_non_finite_latents_are_retried_in_float32(four):
     producer, items = four()
     producer._encoder = Faulty([items[2].value], mends=True)
-    assert [made.array.tobytes() for made in producer.encode(items).result()] == encoded_alone(items)
+    assert [item.array.tobytes() for item in producer.encode(items).result()] == encoded_alone(items)
     assert producer._encoder.calls == [(4, False), (1, True)]
 
 
@@ -165,7 +165,7 @@ def test_non_finite_latents_fail_one_item(four, options, reason):
     assert isinstance(failure, Failure)
     assert failure.reason == reason
     assert failure.hint
-    assert [made.array.tobytes() for made in others] == encoded_alone(items[1:])
+    assert [item.array.tobytes() for item in others] == encoded_alone(items[1:])
 
 
 def test_a_real_model_is_checked_and_measured_when_it_is_opened(tiny, tmp_path):
@@ -173,8 +173,8 @@ def test_a_real_model_is_checked_and_measured_when_it_is_opened(tiny, tmp_path):
     producer = opened(tmp_path, model=str(tiny("AutoencoderKL")), compute_dtype="float32")
     assert producer.noise["devices"] == ["cpu"]
     assert 0 <= producer.noise["mean"] <= producer.noise["largest"] < 0.05
-    (made,) = producer.encode(prepare(producer, job("a.png"))).result()
-    assert made.array.shape == (4, 32, 32)
+    (item,) = producer.encode(prepare(producer, job("a.png"))).result()
+    assert item.array.shape == (4, 32, 32)
     producer.close()
     assert len(prepare(producer, job("a.png"))) == 1
 
@@ -185,11 +185,11 @@ def test_a_machine_that_cannot_resize_as_the_recipe_does_is_an_error(tmp_path, m
         opened(tmp_path, resample="lanczos-u8")
 
 
-@pytest.mark.parametrize(("name", "each"), [("a.jpg", 12), ("a.png", 25)])
-def test_memory_estimate_counts_pixels_file_and_crops(tmp_path, name, each):
+@pytest.mark.parametrize(("name", "bytes_per_pixel"), [("a.jpg", 12), ("a.png", 25)])
+def test_memory_estimate_counts_pixels_file_and_crops(tmp_path, name, bytes_per_pixel):
     Image.new("RGB", (64, 64)).save(tmp_path / name)
     image = job(name, size=(64, 64))
-    pixels = each * 64 * 64 + 3 * 64 * 64
+    pixels = bytes_per_pixel * 64 * 64 + 3 * 64 * 64
     assert opened(tmp_path).host_bytes(image) == pixels, "the bytes of the file are not known"
     size = (tmp_path / name).stat().st_size
     known = replace(image, inputs={"image": {"path": name, "size": size}})
