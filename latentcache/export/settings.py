@@ -116,7 +116,7 @@ class ExportSettings(Value):
             if find_spec("pyarrow") is None:
                 why, fix = "it is not installed", "python -m pip install 'latentcache[hf]'"
                 raise UsageError("--to=hf-disk: needs pyarrow", why=why, fix=fix, slug="extra-missing")
-            from latentcache.export.tokens.hf_disk import check
+            from latentcache.export.hf_disk import check
 
             check(self.trainer or "plain", self.layout, self.length)
 

@@ -1,26 +1,33 @@
 """Export whole samples: a safetensors file for each, or shards for webdataset or mosaicml-streaming, with a README.
 
 Formats: safetensors 0.8; WebDataset 1.0 (``webdataset/tariterators.py``), members of one sample share a name up to
-the first dot; MDS as in ``export/mds.py``, which has no bfloat16 and no bool.
+the first dot.
+
+MDS (mosaicml-streaming 0.13.0, ``base/format/mds/writer.py`` and ``encodings.py``) has no bfloat16 and no bool. A
+shard is the number of samples, n + 1 offsets (uint32), its settings as JSON, and the samples. A sample is the bytes
+of each column (uint32), then the columns. An array is a byte 4 * axes + log2 of the width of a side, the sides, and
+the values. ``index.json`` (version 2) has the settings of every shard.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import struct
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save
 
 from latentcache.errors import UsageError, count_of
 from latentcache.export.folder import File, of_bytes
-from latentcache.export.mds import SHARD_BYTES, Columns, array, sample
 from latentcache.export.run import Advanced, Export
 from latentcache.export.samples import WholeSample, WholeSamples
 from latentcache.identity.content import content_hash
@@ -31,6 +38,8 @@ if TYPE_CHECKING:
     from latentcache.export.folder import Folder
     from latentcache.export.settings import ExportSettings
 
+#: Bytes of a shard: the default of the MDS library's own writer.
+SHARD_BYTES = 1 << 26
 #: Types that MDS lacks -> a type that holds each of their values.
 _WIDER = {torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 #: File of MDS that lists the shards; name of what describes a sample.
@@ -57,6 +66,57 @@ Values are those that a model trains on. {scalings}
 
 `latentcache verify .` compares every file with the list of this export.
 """
+
+
+class Columns:
+    """The columns of all shards of a folder, by name, with their encodings: ``ndarray:float16``, ``json``, ..."""
+
+    def __init__(self, encodings: Mapping[str, str]) -> None:
+        self.names = sorted(encodings)
+        self._settings: dict[str, Any] = {
+            "version": 2,
+            "format": "mds",
+            "compression": None,
+            "hashes": [],
+            "size_limit": SHARD_BYTES,
+            "column_names": self.names,
+            "column_encodings": [encodings[name] for name in self.names],
+            "column_sizes": [None] * len(self.names),
+        }
+        self._head = json.dumps(self._settings, sort_keys=True).encode()
+        self.bytes = 8 + len(self._head)
+        """Of a shard, beside its samples and 4 bytes for each."""
+
+    def write_shard(self, path: Path, samples: Sequence[bytes]) -> None:
+        """Write one shard."""
+        count = len(samples)
+        ends = np.cumsum([4 + 4 * (count + 1) + len(self._head), *map(len, samples)]).astype("<u4")
+        with path.open("wb") as shard:
+            shard.writelines((struct.pack("<I", count), ends.tobytes(), self._head, *samples))
+
+    def index(self, shards: Iterable[tuple[str, int, int]]) -> bytes:
+        """Contents of ``index.json``, of the name, the number of samples and the bytes of each shard."""
+        entries = [
+            {
+                **self._settings,
+                "samples": samples,
+                "raw_data": {"basename": name, "bytes": size, "hashes": {}},
+                "zip_data": None,
+            }
+            for name, samples, size in shards
+        ]
+        return json.dumps({"version": 2, "shards": entries}, sort_keys=True).encode()
+
+
+def sample(columns: Sequence[bytes]) -> bytes:
+    """One sample, of the values of its columns in the order of their names."""
+    return struct.pack(f"<{len(columns)}I", *map(len, columns)) + b"".join(columns)
+
+
+def array(values: NDArray[Any]) -> bytes:
+    """The value of a column ``ndarray:`` with a type: axes and sides, then the values."""
+    log2_width, side = next((k, kind) for k, kind in enumerate("BHI") if max(values.shape) < 1 << (8 << k))
+    return struct.pack(f"<B{values.ndim}{side}", values.ndim << 2 | log2_width, *values.shape) + values.tobytes()
 
 
 class Container(Value):

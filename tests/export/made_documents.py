@@ -1,10 +1,11 @@
 """Documents in memory, hypothesis strategies and their export."""
 
+from functools import partial
+
 import numpy as np
 from hypothesis import strategies as st
 
-from latentcache.export.tokens.documents import FILES
-from latentcache.export.tokens.export import write_splits
+from latentcache.export.tokens import FILES, write_splits
 from latentcache.fields.input_ids import InputIdsRecipe
 
 #: Ids of both widths, and documents of them.
@@ -49,4 +50,4 @@ def export(form, splits, out, num_ids=300, tokenizer="", on_progress=lambda *at:
     splits = {"train": MemoryDocuments(splits, num_ids)} if isinstance(splits, list) else splits
     dtype = next(iter(splits.values())).dtype.name
     out.mkdir()
-    return write_splits(splits, lambda name, batches: FILES[form](out, name, dtype, batches, tokenizer), on_progress)
+    return write_splits(splits, partial(FILES[form], out, dtype=dtype, tokenizer=tokenizer), on_progress)

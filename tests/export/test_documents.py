@@ -7,8 +7,8 @@ from small_tokens import build, tamper, texts, write_texts
 
 from latentcache import open_cache
 from latentcache.errors import CorruptEntryError, PlanError, UsageError
-from latentcache.export.tokens import documents
-from latentcache.export.tokens.documents import FILES, Ids, counts, megatron_index, reject_masked
+from latentcache.export import tokens
+from latentcache.export.tokens import FILES, Ids, counts, megatron_index, reject_masked
 
 FILE = "train/00000_tokens.ds"
 DOCUMENTS = [[5, 6, 1], [7, 1], [8, 9, 10, 11, 12, 1], [1]]
@@ -56,7 +56,7 @@ def test_offsets_of_megatron_beyond_four_gigabytes():
     ("limit", "after"), [(1, [1, 2, 3, 4]), (5, [2, 3, 4]), (7, [2, 4]), (11, [3, 4]), (12, [4])]
 )
 def test_batching_does_not_change_the_output(tmp_path, monkeypatch, limit, after):
-    monkeypatch.setattr(documents, "BATCH_TOKENS", limit)
+    monkeypatch.setattr(tokens, "BATCH_TOKENS", limit)
     seen = []
     export("datatrove", DOCUMENTS, tmp_path / "out", on_progress=lambda *at: seen.append(at[0]))
     assert seen == after

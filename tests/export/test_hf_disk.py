@@ -2,14 +2,15 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 from datasets import load_from_disk
 
-from latentcache.export.tokens import export as token_export
-from latentcache.export.tokens.export import write_splits
-from latentcache.export.tokens.hf_disk import COLUMNS, write_hf_disk, write_split_names
+from latentcache.export import tokens
+from latentcache.export.hf_disk import COLUMNS, write_hf_disk, write_split_names
+from latentcache.export.tokens import write_splits
 
 LENGTH = 16
 #: Interpreters with other versions of datasets, separated by colons.
@@ -49,7 +50,7 @@ ROWS = Packed([[5, 4, 7], [16], [3, 3], [8, 8], [2, 9]])
 
 def export(splits, out, trainer="plain", layout="pad", on_progress=lambda *at: None):
     columns = COLUMNS[trainer][layout]
-    write_splits(splits, lambda name, batches: write_hf_disk(out / name, columns, "ab" * 16, batches), on_progress)
+    write_splits(splits, partial(write_hf_disk, out, columns=columns, fingerprint="ab" * 16), on_progress)
     write_split_names(out, list(splits))
 
 
@@ -58,7 +59,7 @@ def export(splits, out, trainer="plain", layout="pad", on_progress=lambda *at: N
 def test_datasets_opens_it(tmp_path, trainer, layout, monkeypatch):
     if layout not in COLUMNS[trainer]:
         return
-    monkeypatch.setattr(token_export, "BATCH_ROWS", 2)
+    monkeypatch.setattr(tokens, "BATCH_ROWS", 2)
     seen = []
     splits = {"train": ROWS, "validation": Packed([[4]])}
     export(splits, tmp_path / "out", trainer, layout, lambda *progress: seen.append(progress))

@@ -1,4 +1,5 @@
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,10 +10,9 @@ from read_formats import read_mds
 from small_tokens import build, texts, write_texts
 
 from latentcache import open_cache
-from latentcache.export import mds
-from latentcache.export.mds import DTYPES, array, sample, write_mds
-from latentcache.export.tokens import export as token_export
-from latentcache.export.tokens.export import write_splits
+from latentcache.export import tokens
+from latentcache.export.shards import array, sample
+from latentcache.export.tokens import DTYPES, write_mds, write_splits
 
 
 class Rows:
@@ -35,7 +35,7 @@ class Rows:
 
 def export(rows, out, num_ids=300, **more):
     dtype = DTYPES["uint16" if num_ids <= 1 << 16 else "uint32"]
-    write_splits(rows, lambda name, batches: write_mds(out / name, dtype, batches), **more)
+    write_splits(rows, partial(write_mds, out, dtype=dtype), **more)
 
 
 @given(CORPORA, st.sampled_from([1, 260, 1 << 26]))
@@ -43,8 +43,8 @@ def test_rows_round_trip(tmp_path_factory, corpus, size):
     num_ids, rows = corpus
     out = tmp_path_factory.mktemp("mds") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mds, "SHARD_BYTES", size)
-        patch.setattr(token_export, "BATCH_ROWS", 5)
+        patch.setattr(tokens, "SHARD_BYTES", size)
+        patch.setattr(tokens, "BATCH_ROWS", 5)
         export({"train": Rows(rows, 9)}, out, num_ids)
     assert read_mds(out / "train") == rows
     shards = json.loads((out / "train/index.json").read_text())["shards"]

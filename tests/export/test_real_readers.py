@@ -17,7 +17,7 @@ from test_mds import export as export_mds
 from test_shards import READERS as OWN_READERS
 from test_shards import change, code_of, images
 
-from latentcache.export.tokens.documents import FILES
+from latentcache.export.tokens import FILES
 
 __all__ = ["images"]
 READERS = os.environ.get("LATENTCACHE_READERS", "")

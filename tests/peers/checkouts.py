@@ -15,6 +15,14 @@ from latentcache.cli.app import main
 HERE = Path(__file__).parent
 PEERS = Path(os.environ.get("PEERS", "peers"))
 CHECKOUTS = tomllib.loads((HERE / "checkouts.toml").read_text("utf-8"))
+#: Architecture of sd-scripts -> channels, scale and shift of its VAE.
+SCALES = {
+    "sd": (4, 0.18215, None),
+    "sdxl": (4, 0.13025, None),
+    "sd3": (16, 1.5305, 0.0609),
+    "flux": (16, 0.3611, 0.1159),
+    "hunyuan-image": (64, 0.75289, None),
+}
 
 
 def checkout(name, venv="venv"):

@@ -2,13 +2,12 @@
 
 import os
 
-import diffusers
 import numpy as np
 import pytest
 import torch
 import transformers
 from captioned_images import TEN
-from checkouts import CHECKOUTS, HERE, checkout, exported, said_by, served_by
+from checkouts import CHECKOUTS, HERE, SCALES, checkout, exported, said_by, served_by
 from made_pipelines import clip, clip_tokenizer, make_pipeline, tiny_vae
 from safetensors.torch import load_file
 
@@ -18,13 +17,6 @@ from latentcache.geometry.sizes import Size
 from latentcache.plan.trainers import TrainerRun
 
 pytestmark = pytest.mark.peers
-SCALES = {
-    "sd": (4, 0.18215, None),
-    "sdxl": (4, 0.13025, None),
-    "sd3": (16, 1.5305, 0.0609),
-    "flux": (16, 0.3611, 0.1159),
-    "hunyuan-image": (64, 0.75289, None),
-}
 FORMS = [
     ("sd", "lora-scripts-fdefba9"), ("sdxl", "lora-scripts-fdefba9"),
     ("sd", "sd-scripts-48d368f"), ("sdxl", "sd-scripts-48d368f"), ("sd3", "sd-scripts-48d368f"),
@@ -48,20 +40,6 @@ def serve(name, out, architecture, *more, draw="1"):
     served = out.with_name("served.npz")
     command = [python, HERE / "serve_sd_scripts.py", code, out / "dataset.toml", served, architecture, *more]
     return served_by(command, served, env={**os.environ, "DRAW": draw})
-
-
-@pytest.fixture(scope="session")
-def vaes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("vaes")
-    for name, (channels, scale, shift) in SCALES.items():
-        torch.manual_seed(0)
-        vae = tiny_vae(channels, scale, shift)
-        if name == "hunyuan-image":
-            levels = {"block_out_channels": (32, 32, 32, 64, 128, 128), "layers_per_block": 1}
-            more = {"scaling_factor": scale, "spatial_compression_ratio": 32, "sample_size": 64}
-            vae = diffusers.AutoencoderKLHunyuanImage(3, 3, channels, **levels, **more)
-        vae.save_pretrained(folder / name)
-    return folder
 
 
 @pytest.mark.parametrize(("architecture", "name"), FORMS)

@@ -19,7 +19,7 @@ from tiny_tokens import LENGTH, a_tokenizer, build_fifty, tiny_llama
 
 from latentcache import open_cache
 from latentcache.export.settings import ExportSettings
-from latentcache.export.tokens.export import TokenExport
+from latentcache.export.tokens import TokenExport
 
 SECTIONS = {"llama-factory": "LLaMA-Factory", "axolotl": "axolotl"}
 #: Steps of two epochs of batches of four. axolotl divides rows, so it omits the end of the last epoch.

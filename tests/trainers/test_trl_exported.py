@@ -10,7 +10,7 @@ from tiny_tokens import LENGTH, Account, a_tokenizer, seen_llama, sft_config
 from trl import SFTConfig, SFTTrainer
 
 from latentcache.export.settings import ExportSettings
-from latentcache.export.tokens.export import TokenExport
+from latentcache.export.tokens import TokenExport
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -49,7 +49,7 @@ def export(
     from latentcache.export.images import ImageExport
     from latentcache.export.settings import IMAGE_FORMATS, ExportSettings
     from latentcache.export.shards import SampleExport
-    from latentcache.export.tokens.export import TokenExport
+    from latentcache.export.tokens import TokenExport
 
     if undo:
         return _undone(target or cache)

@@ -60,9 +60,10 @@ def write_split_names(folder: Path, names: Sequence[str]) -> None:
 
 
 def write_hf_disk(
-    folder: Path, columns: Mapping[str, str], fingerprint: str, batches: Iterable[Mapping[str, Any]]
+    root: Path, split: str, batches: Iterable[Mapping[str, Any]], *, columns: Mapping[str, str], fingerprint: str
 ) -> None:
     """Write one split: the Arrow file of (B, L) rows, an IPC stream without metadata in its schema."""
+    folder = root / split
     make_folder(folder)
     schema = pa.schema([(name, pa.list_(pa.type_for_alias(kind))) for name, kind in columns.items()])
     with pa.OSFile(str(folder / _FILE), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
