@@ -225,7 +225,7 @@ class ShardFeed:
         if window <= self._window:
             return
         needed = self._needed(window)
-        used_again = [disk.fetched(shard) for disk, shard in needed]  # not to be removed for a new shard
+        used_again = [disk.want(shard) for disk, shard in needed if disk.has(shard)]  # not removed for a new shard
         self._held = {number: shards for number, shards in self._held.items() if number >= window}
         if self._window < 0:
             self._check_room(needed)

@@ -16,11 +16,11 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from latentcache.errors import DiskFullError, MissingEntryError, RemoteError, UsageError
 from latentcache.store.atomic_io import as_store_error, make_folder, open_file, sync_folder
@@ -88,10 +88,6 @@ class DiskCache:
         """True if a shard is on the disk."""
         return self._paths.data(shard).exists()
 
-    def fetched(self, shard: str) -> Future[ShardFile] | None:
-        """A shard that is in use."""
-        return self._fetched.get(shard)
-
     def ranges(self, shard: str, first: Ints, length: Ints) -> ShardFile:
         """A file of ranges of a shard, one after the other. Raises RemoteError."""
         parts = self._bucket.ranges(_key(shard), first.tolist(), length.tolist())
@@ -135,28 +131,28 @@ class DiskCache:
 
     def _fetch(self, shard: str) -> ShardFile:
         path = self._paths.data(shard)
+        part = path.with_name("data.mdb.part")
         try:
-            while (held := self._opened(shard)) is None:
+            while (file := self._opened(shard)) is None:
                 make_folder(path.parent)
-                part = path.with_name("data.mdb.part")
-                with _locked(part) as file:
-                    if file is None:
-                        time.sleep(_POLL_S)
-                    elif path.exists():
-                        part.unlink()
-                    else:
+                if (file := _taken(part)) is None:
+                    time.sleep(_POLL_S)
+                elif path.exists():
+                    part.unlink()
+                else:
+                    try:
                         self._download(shard, part)
-                        with self._alone():  # else another thread takes its room before it is in use
-                            part.rename(path)
-                            fcntl.flock(file, fcntl.LOCK_UN)
-                            held = self._opened(shard)
-                        sync_folder(path.parent)
-                        if held is not None:
-                            return held
+                    except BaseException:  # its traceback keeps the file open
+                        fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+                        raise
+                    part.rename(path)
+                    fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # without a moment in which another may remove it
+                    sync_folder(path.parent)
+                    break
         except FileNotFoundError as error:
             why = str(error).splitlines()[0]
             raise MissingEntryError("a shard of this cache is gone", where=self.url, why=why) from None
-        return held
+        return file
 
     def _download(self, shard: str, part: Path) -> None:
         path, size = self._paths.data(shard), self.size(shard)
@@ -167,39 +163,29 @@ class DiskCache:
             why, fix = f"{part.stat().st_size} of {size} bytes", "open the cache again"
             raise RemoteError(f"{self.url}: a shard has another size than before", why=why, fix=fix)
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Have the lock without which no process removes shards."""
-        descriptor = os.open(self._paths.shards, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
     def _make_room(self, part: Path, size: int) -> None:
         """Reserve bytes for a part; the newest shards that nobody uses go, those of other snapshots first."""
         if self.max_bytes is None:
             return
-        with self._alone():
-            files = dict[Path, os.stat_result]()
-            for path in self._paths.shards.glob("*/data.mdb*"):
-                with contextlib.suppress(FileNotFoundError):  # another process has just removed it
-                    files[path] = path.stat()
-            files.pop(part)
-            used = size + sum(status.st_size for status in files.values())
-            newest = sorted(files, key=lambda path: files[path].st_mtime, reverse=True)
-            for path in sorted(newest, key=lambda path: _key(path.parent.name) in self._sizes):
-                if used > self.max_bytes and _remove_unused(path):
-                    used -= files[path].st_size
-            if used > self.max_bytes and self._first_warning.acquire(blocking=False):  # once
-                more = f"shards in use need {used} bytes, more than disk_cache_bytes={self.max_bytes}"
-                text = f"{self._paths.root}: {more}; take a smaller shuffle_block or more bytes"
-                warnings.warn(text, stacklevel=2)
-            try:
-                os.truncate(part, size)
-            except OSError as error:
-                raise as_store_error(error, part) from error
+        folder = ShardFile(os.open(self._paths.shards, os.O_RDONLY | os.O_CLOEXEC))
+        fcntl.flock(folder.descriptor, fcntl.LOCK_EX)  # one process at a time, until this returns
+        files = dict[Path, os.stat_result]()
+        for path in self._paths.shards.glob("*/data.mdb*"):
+            with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
+                files[path] = path.stat()
+        files.pop(part)
+        used = size + sum(status.st_size for status in files.values())
+        newest = sorted(files, key=lambda path: files[path].st_mtime, reverse=True)
+        for path in sorted(newest, key=lambda path: _key(path.parent.name) in self._sizes):
+            if used > self.max_bytes and _remove_unused(path):
+                used -= files[path].st_size
+        if used > self.max_bytes and self._first_warning.acquire(blocking=False):  # once
+            more = f"shards in use need {used} bytes, more than disk_cache_bytes={self.max_bytes}"
+            warnings.warn(f"{self._paths.root}: {more}; take a smaller shuffle_block or more bytes", stacklevel=2)
+        try:
+            os.truncate(part, size)
+        except OSError as error:
+            raise as_store_error(error, part) from error
 
 
 def open_disk_cache(url: str, folder: Path, max_bytes: int | None) -> DiskCache:
@@ -232,30 +218,24 @@ def _key(shard: str) -> str:
     return f"shards/{shard}/data.mdb"
 
 
-@contextlib.contextmanager
-def _locked(part: Path) -> Iterator[BinaryIO | None]:
-    """Have the lock of a part; None: another process has it, or has just renamed or removed the part."""
-    with part.open("ab") as file:
-        is_mine = _lock(file)
-        try:
-            is_mine = is_mine and os.path.samestat(os.fstat(file.fileno()), part.stat())
-        except FileNotFoundError:
-            is_mine = False
-        yield file if is_mine else None
-
-
-def _lock(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _taken(part: Path) -> ShardFile | None:
+    """A part with a lock; None: another process has it, or has just renamed or removed it."""
+    file = ShardFile(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.descriptor), part.stat()):
+            return file
+    return None
 
 
 def _remove_unused(path: Path) -> bool:
     """Remove a shard or a part, unless a process uses it."""
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        if not _lock(file):
-            return False
-        path.unlink()
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        pass  # another process has just removed it
     return True
