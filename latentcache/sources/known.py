@@ -19,7 +19,7 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, RACY_NS, StatMemo, content_hash
-from latentcache.sources.causes import as_rejected
+from latentcache.sources.causes import Findings
 from latentcache.sources.layout import above
 from latentcache.sources.locations import Location, read_each, read_image
 from latentcache.sources.options import SourceOptions
@@ -263,6 +263,8 @@ class Scan:
     full: bool = False
     hash_all: bool = False
     stopping: Callable[[], bool] = bool
+    findings: Findings = field(default_factory=Findings)
+    """Rejections and notes of this scan."""
 
     def held(self, names: Strings, memos: NDArray[np.uint64], reading: NDArray[np.uint8] | None) -> KnownFiles:
         """The snapshot's values for these files, except files to read again and files read with other options."""
@@ -276,28 +278,27 @@ class Scan:
             held.distrust((before != now).any(axis=1) & (held.position >= 0))
         return held
 
-    def contained(
-        self, held: KnownFiles, files: NDArray[np.intp], name: str, bad: list[Rejected], read: Callable[[int], None]
-    ) -> NDArray[np.intp]:
-        """Unchanged files among those that hold several units, such as records: the snapshot has their rows.
+    def contained(self, held: KnownFiles, count: int, name: str, read: Callable[[int], None]) -> NDArray[np.intp]:
+        """Unchanged ones of the first ``count`` files, which hold several values of the input ``name`` each.
 
-        Each other one of ``files`` is given to ``read``. Those that cannot be read, and what the snapshot rejected in
-        unchanged ones, are appended to ``bad``; ``name`` is the input.
+        The snapshot has their rows, and its rejections in them stay. Changed files are given to ``read``. Files that
+        it cannot read are rejected.
         """
+        files, findings = np.arange(count), self.findings
         names = held.names.take(files)
         is_known = (held.position[files] >= 0) & (held.table is not None and held.table.inputs[name].line is not None)
         lacking = {name for item in self.rejected if item.target or item.content for name in above(item.name)}
         if lacking:  # the snapshot has no rows for these
             is_known &= [name not in lacking for name in names]
         known = {names[number] for number in np.flatnonzero(is_known).tolist()} if self.rejected else set[str]()
-        bad += [item for item in self.rejected if known.intersection(above(item.name))]
+        findings.rejected += [item for item in self.rejected if known.intersection(above(item.name))]
         for file, label in zip(files[~is_known].tolist(), held.names.take(files[~is_known]), strict=True):
             if self.stopping():
                 break
             try:
                 read(file)
             except UnusableSampleError as error:
-                bad.append(as_rejected(label, error))
+                findings.reject(label, error)
         return np.asarray(files[is_known])
 
 

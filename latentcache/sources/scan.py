@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from latentcache.errors import SourceError
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.sources.causes import Findings
 from latentcache.sources.inventory import Inventory
 from latentcache.sources.known import Scan, ScanResult
 from latentcache.sources.layout import Layout
 from latentcache.sources.locations import locations
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.readers.folder import NO_CAPTION, read_images
-from latentcache.sources.readers.records import find_records, read_records, scan_records
+from latentcache.sources.readers.records import read_records, scan_records
 from latentcache.sources.recognize.find import IMAGES, RECORDS, find_kind, find_layout
 
 _BLOCK = 1 << 12
@@ -134,27 +133,32 @@ def scan(
     inventory = Inventory(data, follow_links=options.follow_links)
     options = replace(options, kind=options.kind or find_kind(inventory, options, inputs))
     is_same = known is not None and {IMAGES: "image", RECORDS: "record"}[options.kind] in known.inputs
-    shared: dict[str, Any] = {"known": known if is_same else None, "rejected": rejected}
-    shared |= {"chosen": chosen, "full": full, "stopping": stopping}
+    request = Scan(
+        options=options,
+        known=known if is_same else None,
+        rejected=rejected,
+        notes=notes,
+        chosen=chosen,
+        full=full,
+        hash_all=hash_all,
+        stopping=stopping,
+    )
+    layout = None
     if options.kind == RECORDS:
-        names = set(known.files.names) if known is not None and is_same else set[str]()
-        findings = Findings()
-        files = find_records(inventory, options, findings, names)
-        digest = inventory.digest()
-        result = scan_records(Scan(options=options, **shared), inventory, files, findings)
-        more: dict[str, Any] = {"root": inventory.root}
+        result = scan_records(request, inventory)
     else:
-        layout, options = options.applied(find_layout(inventory, options), recorded)
+        layout, request.options = options.applied(find_layout(inventory, options), recorded)
         if layout.folders and layout.root.absolute() != data.absolute():
             inventory = Inventory(layout.root, follow_links=options.follow_links)
-        digest = inventory.digest(layout.folders or ("",))
-        result = read_images(Scan(options=options, hash_all=hash_all, notes=notes, **shared), layout, inventory)
-        if options.repeats is False:  # an image may be in two sets
-            columns = {name: column for name, column in result.samples.columns.items() if name != "repeats"}
-            result = replace(result, samples=replace(result.samples, columns=columns))
-        more = {"root": layout.root, "layout": layout}
-    more["root"] = more["root"].absolute()
-    return Listing(**vars(result), **more, inventory=digest, data_kind=options.kind, options=options)
+        result = read_images(request, layout, inventory)
+    return Listing(
+        **vars(result),
+        root=inventory.root.absolute(),
+        layout=layout,
+        inventory=inventory.digest((layout and layout.folders) or ("",)),
+        data_kind=options.kind,
+        options=request.options,
+    )
 
 
 def names_root(data: Path, source: Mapping[str, Any]) -> Path:

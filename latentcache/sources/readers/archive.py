@@ -64,11 +64,9 @@ def open_archives(layout: Layout, findings: Findings) -> dict[str, tuple[ImageSe
     return archives
 
 
-def read_archives(
-    request: Scan, layout: Layout, archives: Sequence[ImageSet], held: KnownFiles, findings: Findings
-) -> Units:
+def read_archives(request: Scan, layout: Layout, archives: Sequence[ImageSet], held: KnownFiles) -> Units:
     """All images in the archives, which are the first files; what cannot be read is rejected."""
-    parts = list[Units]()
+    parts, findings = list[Units](), request.findings
 
     def read(file: int) -> None:
         name = held.names[file]
@@ -87,7 +85,7 @@ def read_archives(
         )
         parts.append(units)
 
-    known = request.contained(held, np.arange(len(archives)), "image", findings.rejected, read)
+    known = request.contained(held, len(archives), "image", read)
     unchanged = set(held.names.take(known))
     before = (note for note in request.notes if note.reason != "no-caption")
     findings.notes.add(*(note for note in before if unchanged.intersection(above(note.name))))

@@ -261,7 +261,7 @@ class _Files:
 
 def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResult:
     """Every image of a layout; raises EmptySourceError, TableError or SourceError as ``scan.scan``."""
-    part, root, findings = request.options.part, inventory.root, Findings()
+    part, root, findings = request.options.part, inventory.root, request.findings
     rules = [image_set.captions for image_set in layout.sets]
     archives = open_archives(layout, findings)
     tables = {rule.table: StatMemo(*[0] * STAT_WIDTH) for rule in rules if rule.table}
@@ -275,6 +275,8 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
         units = units.take(np.argsort(units["image"]))
     else:
         units = _of_folders(layout, files)
+    if request.options.repeats is False:  # an image may be in two sets
+        units.columns.pop("repeats", None)
     if part is not None:
         mine = [part.holds_name(name) for name in files.names.take(units["image"])]
         units = units.take(np.array(mine, dtype=np.bool_))
@@ -286,7 +288,7 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
     for number, (content, memo) in read.items():
         held.remember(number, content, memo)
     if archives:
-        units = Units.joined([units, read_archives(request, layout, sets, held, findings)])
+        units = Units.joined([units, read_archives(request, layout, sets, held)])
     if archives or not files.is_in_order:  # by the names of files, then by members
         images, at = np.unique(units["image"], return_inverse=True)
         rank = np.argsort(sorted(range(len(images)), key=list(map(os.fsencode, names.take(images))).__getitem__))

@@ -17,7 +17,7 @@ whole (at most 1 GiB). Of parquet and Arrow files one batch is in memory. Their 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
@@ -43,7 +43,6 @@ from latentcache.sources.inventory import (
     extension_of,
 )
 from latentcache.sources.known import KnownFiles, Scan, ScanResult, hash_rows, is_range
-from latentcache.sources.options import SourceOptions
 from latentcache.sources.readers.archive import hold_images
 from latentcache.sources.records import (
     EXPECTED,
@@ -108,9 +107,10 @@ def _expected(rows: NDArray[np.integer], held: Input) -> Iterator[tuple[int, int
         yield from zip(block.tolist(), held.line[block].tolist(), contents.tolist(), strict=True)
 
 
-def scan_records(request: Scan, inventory: Inventory, names: Sequence[str], findings: Findings) -> ScanResult:
-    """All records of these files; raises SourceError if there is one file and it cannot be read."""
-    part, text_lines, rows = request.options.part, request.options.text_lines, bytearray()
+def scan_records(request: Scan, inventory: Inventory) -> ScanResult:
+    """All records of DATA; raises as ``scan.scan``."""
+    part, text_lines, findings = request.options.part, request.options.text_lines, request.findings
+    names, rows = find_records(request, inventory), bytearray()
     reading = hash_rows(reading_of(name, str(part or ""), text_lines=text_lines) for name in names)
     stats = np.array([_state(inventory.root / name) for name in names], dtype=np.uint64).reshape(-1, STAT_WIDTH)
     held = request.held(Strings.of(names), stats, reading)
@@ -119,7 +119,7 @@ def scan_records(request: Scan, inventory: Inventory, names: Sequence[str], find
         held.distrust(np.array([file]))
         reader = RecordReader(inventory.root / names[file], names[file], text_lines)
         try:
-            is_whole = _read(request, reader, file, rows, findings)
+            is_whole = _read(request, reader, file, rows)
         except UnusableSampleError as error:
             if inventory.is_file:
                 raise SourceError(f"{reader.name}: {error.what}", where=str(reader.path), fix=error.fix) from error
@@ -128,7 +128,7 @@ def scan_records(request: Scan, inventory: Inventory, names: Sequence[str], find
             assert reader.stat is not None
             held.remember(file, reader.content, reader.stat)
 
-    known = request.contained(held, np.arange(len(names)), "record", findings.rejected, read)
+    known = request.contained(held, len(names), "record", read)
     table = held.table
     if table is None or len(known) < len(names) or not is_range(held.position, len(table.files)):
         new = np.frombuffer(rows, dtype=_ROW)
@@ -156,7 +156,7 @@ def _state(path: Path) -> StatMemo:
         return StatMemo(*[0] * STAT_WIDTH)
 
 
-def _read(request: Scan, reader: RecordReader, file: int, rows: bytearray, findings: Findings) -> bool:
+def _read(request: Scan, reader: RecordReader, file: int, rows: bytearray) -> bool:
     """Add the rows of one file, and its rejected records; False: it has to be read again, its rest is unknown."""
     part, damage = request.options.part, None
     try:
@@ -171,9 +171,9 @@ def _read(request: Scan, reader: RecordReader, file: int, rows: bytearray, findi
             raise
         error.what = f"rest unread: {error.what}"
         damage = error
-    findings.rejected += reader.rejected.all()
+    request.findings.rejected += reader.rejected.all()
     if damage is not None:
-        findings.reject(reader.name, damage, line=reader.last + 1)
+        request.findings.reject(reader.name, damage, line=reader.last + 1)
     return damage is None
 
 
@@ -217,24 +217,21 @@ INFO_NAME = "dataset_info.json"
 STATE_NAME, DICT_NAME = "state.json", "dataset_dict.json"
 #: Formats of records that are not read where they are loose.
 _UNREAD = (".csv", ".tsv", ".arrow")
-_WANTED = frozenset((*KINDS, *_UNREAD, *PACKED_EXTENSIONS))
 #: Any of these is in an entry of LLaMA-Factory's ``dataset_info.json``.
 _ENTRY = ("file_name", "script_url", "hf_hub_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
 
 
-def find_records(
-    inventory: Inventory, options: SourceOptions, findings: Findings, known: Collection[str] = ()
-) -> list[str]:
+def find_records(request: Scan, inventory: Inventory) -> list[str]:
     """Names of the files of records in a file or folder, below its root; raises as ``scan.scan``.
 
-    Only ``.json`` files are opened, to see if they hold records; not those that are ``known`` to do so.
+    Only new ``.json`` files are opened, to see if they hold records.
     """
     data = inventory.data
     if inventory.is_file:
-        which_split(data, [""], options.split)
+        which_split(data, [""], request.options.split)
         names = [data.name]
     elif splits := saved_splits(inventory):
-        names = _by_state(inventory, splits, options, findings)
+        names = _by_state(request, inventory, splits)
     elif is_dataset_info(inventory):
         raise SourceError(
             f"{INFO_NAME} of LLaMA-Factory is not followed",
@@ -243,8 +240,8 @@ def find_records(
             fix="give one file of records as DATA, or move this one elsewhere to read all files in the folder",
         )
     else:
-        names = _by_names(inventory, options, findings, known)
-    if not names and not findings.rejected:
+        names = _by_names(request, inventory)
+    if not names and not request.findings.rejected:
         raise EmptySourceError(
             "the data folder holds no records",
             where=str(inventory.root),
@@ -292,11 +289,9 @@ def _note_others(inventory: Inventory, used: Collection[str], findings: Findings
         count_unused(findings.notes, (name for name in names if name not in used))
 
 
-def _by_state(
-    inventory: Inventory, splits: Mapping[str, list[str]], options: SourceOptions, findings: Findings
-) -> list[str]:
+def _by_state(request: Scan, inventory: Inventory, splits: Mapping[str, list[str]]) -> list[str]:
     """A data set that ``datasets`` saved."""
-    chosen, used = which_split(inventory.root, list(splits), options.split), set(saved_states(splits))
+    chosen, used = which_split(inventory.root, list(splits), request.options.split), set(saved_states(splits))
     if not splits[chosen]:
         state = f"{chosen}/{STATE_NAME}"
         fix = "save the data set again with save_to_disk"
@@ -305,45 +300,43 @@ def _by_state(
         )
     for split in filter(chosen.__ne__, splits):
         names = [folder.prefix + name for folder in inventory.below(split) for name in folder.names]
-        findings.notes.count("split-unused", f"files of the split {split}; {chosen} is read", names)
+        request.findings.notes.count("split-unused", f"files of the split {split}; {chosen} is read", names)
         used.update(names)
-    _note_others(inventory, {*used, *splits[chosen]}, findings)
+    _note_others(inventory, {*used, *splits[chosen]}, request.findings)
     return splits[chosen]
 
 
-def _by_names(inventory: Inventory, options: SourceOptions, findings: Findings, known: Collection[str]) -> list[str]:
+def _by_names(request: Scan, inventory: Inventory) -> list[str]:
     """All files of records of one split; text files only if there are none."""
-    names = [folder.prefix + name for folder in inventory.below() for name in folder.names]
-    names = sorted((name for name in names if extension_of(name) in _WANTED), key=os.fsencode)
-    packed = [name for name in names if extension_of(name) in PACKED_EXTENSIONS]
-    chosen_names, notes = list[str](), findings.notes
-    findings.rejected += [rejected(name, "compressed", f"{name} is packed") for name in packed]
-    readable = [name for name in names if extension_of(name) in KINDS]
-    texts = [name for name in readable if KINDS[extension_of(name)] == "text"]
-    tables = [
-        name
-        for name in readable
-        if KINDS[extension_of(name)] != "text"
-        and (name in known or extension_of(name) != ".json" or begins_with(inventory.root, name) != "settings")
-    ]
-    for name in names:
+    findings, known = request.findings, set(request.known.files.names) if request.known is not None else set[str]()
+    notes, texts, tables = findings.notes, list[str](), list[str]()
+    for name in sorted(
+        (folder.prefix + name for folder in inventory.below() for name in folder.names), key=os.fsencode
+    ):
         extension = extension_of(name)
-        if extension in _UNREAD:
+        kind = KINDS.get(extension)
+        if extension in PACKED_EXTENSIONS:
+            findings.rejected.append(rejected(name, "compressed", f"{name} is packed"))
+        elif extension in _UNREAD:
             notes.add(rejected(name, "table-unused", f"{name} is of a format that is not supported"))
-        elif tables and KINDS.get(extension) == "text":
-            notes.add(rejected(name, "text-unused", f"{name} is beside records"))
-    readable = tables or texts
-    named = splits_of(readable, options.split)
+        elif kind == "text":
+            texts.append(name)
+        elif kind and (name in known or extension != ".json" or begins_with(inventory.root, name) != "settings"):
+            tables.append(name)
+    if tables:
+        notes.add(*(rejected(name, "text-unused", f"{name} is beside records") for name in texts))
+    readable, names = tables or texts, list[str]()
+    named = splits_of(readable, request.options.split)
     splits = for_training(named)
-    chosen = which_split(inventory.root, splits or [""], options.split) if readable else ""
+    chosen = which_split(inventory.root, splits or [""], request.options.split) if readable else ""
     for name, split in zip(readable, splits, strict=True):
         if split == chosen:
-            chosen_names.append(name)
+            names.append(name)
         else:
             notes.count("split-unused", f"files of the split {split}; {chosen} is read", (name,))
-    notes.add(*missing_shards(chosen_names), *read_as_train(dict.fromkeys(readable, 1), named))
+    notes.add(*missing_shards(names), *read_as_train(dict.fromkeys(readable, 1), named))
     _note_others(inventory, readable, findings)
-    return chosen_names
+    return names
 
 
 def is_dataset_info(inventory: Inventory) -> bool:
