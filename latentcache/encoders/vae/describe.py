@@ -35,6 +35,8 @@ from latentcache.value import Value
 DEFAULT_MODEL = "demo"
 _LIBRARIES = ("torch", "diffusers", "numpy", "pillow", "simplejpeg")
 _DECODERS = ("pillow", "simplejpeg")
+#: Of equal encoders these are equal.
+_IDENTITY = ("family", "fingerprint", "config")
 _CAN_RESAMPLE = "latentcache.images.resize:resample_self_test"
 Frames = list[NDArray[np.uint8]]
 """Images (H, W, 3): one, or those of a clip."""
@@ -47,7 +49,6 @@ class ModelDescription(Value):
     """The model, as the user called it."""
     spec: EncoderSpec
     weights: tuple[str, ...] = ()
-    """Paths, as in :attr:`config_path`."""
     config_path: str = ""
     delay_ms: int = 0
     """Pause per image of the stub; not part of its identity."""
@@ -58,9 +59,8 @@ class ModelDescription(Value):
     resolution: int = 0
     """Side in pixels of the images that the model is trained on; 0: not known."""
     resolution_from: str = ""
-    """Where it is from."""
     memo: Mapping[str, Any] | None = None
-    """Stats of the weights and their fingerprint; see ``weights.fingerprint_memo``."""
+    """Stats of the weights and their fingerprint; see ``files.fingerprint_memo``."""
 
     @property
     def needs_torch(self) -> bool:
@@ -69,10 +69,10 @@ class ModelDescription(Value):
 
 
 def describe(settings: LatentsSettings, context: DescribeContext) -> Described:
-    """The recipe that settings, model and cache give. Settings that were not given follow the cache.
+    """Describe latents, or control images, which are as the latents of the same build.
 
-    An existing cache keeps its choices, so another machine, another torch or missing flags do not encode everything
-    again. A new cache gets the best of this machine. Control images are as the latents that the same build makes.
+    Settings that were not given follow the cache, so another machine, another torch or missing flags do not encode
+    everything again. A new cache gets the best of this machine.
     """
     if context.followed is not None:
         _check_followed(settings, context.followed)
@@ -137,42 +137,35 @@ def describe_model(settings: LatentsSettings, context: DescribeContext) -> Model
         if tiling:
             raise no_tiling(model)
         return _builtin(model, storage, posterior)
-    located = families.locate(
-        model, chosen.model_config, provenance, offline=context.check and settings.model is None
-    )
+    offline = context.check and settings.model is None
+    located = families.locate(model, chosen.model_config, provenance, offline=offline)
     where, config = str(located.config_path), located.config
     family = families.family_of(config["_class_name"], where)
     if posterior != "mode" and not family.posterior:
         raise no_posterior(family.name, "it gives one latent for an image and no distribution")
     shape = families.shape_of(family, config, where)
     tensors = families.encoder_tensors(located.weights, ldm=family.ldm)
-    memo, config_id = (
-        files.fingerprint_memo(tensors, provenance.get("weights")),
-        families.config_hash(config, tiling=tiling),
-    )
-    identity: dict[str, Any] = {
-        "family": config["_class_name"],
-        "fingerprint": memo["fingerprint"],
-        "config": config_id,
-    }
-    is_same = all(getattr(old, name, None) == value for name, value in identity.items())
-    half = "bfloat16" if config.get("force_upcast") else "float16"
-    cached = old.compute_dtype if old is not None and (is_same or context.check) else ""
+    memo = files.fingerprint_memo(tensors, provenance.get("weights"))
     spec = EncoderSpec(
-        **identity,
+        family=config["_class_name"],
+        fingerprint=memo["fingerprint"],
+        config=families.config_hash(config, tiling=tiling),
         channels=shape.channels,
         factor=shape.factor,
         multiple=shape.multiple,
-        compute_dtype=precision(settings.compute_dtype, cached, half, context),
         storage_dtype=storage,
         posterior=posterior,
         tiling=tiling,
         normalization=families.normalization_of(family, config, tensors, where),
     )
+    is_same = old is not None and all(getattr(old, name) == getattr(spec, name) for name in _IDENTITY)
+    half = "bfloat16" if config.get("force_upcast") else "float16"
+    cached = old.compute_dtype if old is not None and (is_same or context.check) else ""
+    compute = precision(settings.compute_dtype, cached, half, context)
     cells, part = families.denoiser_size(located.config_path)
     return ModelDescription(
         label=model,
-        spec=spec,
+        spec=replace(spec, compute_dtype=compute),
         resolution=cells * shape.factor or family.resolutions.get(spec.normalization.scale, 0),
         resolution_from=f"from the model's {part}" if cells else "usual for this VAE",
         weights=tuple(map(str, located.weights)),
@@ -207,7 +200,6 @@ def no_tiling(family: str) -> UnsupportedModelError:
 
 
 def _cached_recipe(context: DescribeContext) -> LatentsRecipe | None:
-    """The recipe of the cache."""
     return context.recipe if isinstance(context.recipe, LatentsRecipe) else None
 
 
@@ -287,8 +279,8 @@ def _check_followed(settings: LatentsSettings, latents: Described) -> None:
     """Raise an error if settings of masks or control images differ from those of the latents that they follow."""
     recipe, model = latents.recipe, settings.model
     assert isinstance(recipe, LatentsRecipe)
-    models = (None, latents.label, latents.provenance.get("model"))
-    is_same = model in models or str(Path(model or "").expanduser().resolve()) in models
+    models = (latents.label, latents.provenance.get("model"))
+    is_same = model is None or model in models or files.recorded_name(model) in models
     if is_same and _of_cache(replace(settings, compute_dtype=None), recipe) == recipe:
         return
     differing = next(option.name for option in fields(settings) if getattr(settings, option.name) is not None)
@@ -327,8 +319,8 @@ def decoder(recipe: LatentsRecipe, provenance: Mapping[str, Any]) -> Callable[[N
         LatentcacheError: The model is not here, not the one that made the latents, or no folder of diffusers.
     """
     described = describe(LatentsSettings(), DescribeContext(recipe=recipe, provenance=provenance, check=True))
-    asked: Any = described.recipe
-    if asked.encoder.fingerprint != recipe.encoder.fingerprint:
+    assert isinstance(described.recipe, LatentsRecipe)
+    if described.recipe.encoder.fingerprint != recipe.encoder.fingerprint:
         raise EncoderError(f"{described.label} is not the model that made these latents", fix="build the cache again")
     description = ModelDescription(**described.producer, spec=recipe.encoder)
     if not description.needs_torch:  # its first channels are means of red, green and blue
@@ -344,11 +336,13 @@ def decoder(recipe: LatentsRecipe, provenance: Mapping[str, Any]) -> Callable[[N
         fix = "decoding needs the folder of a diffusers model"
         raise EncoderError(f"{folder} cannot be loaded", why=str(error)[:200], fix=fix) from error
 
+    takes_clips = any(weight.ndim == 5 for weight in model.parameters())
+
     @torch.inference_mode()
     def decode(latent: NDArray[np.float32]) -> Frames:
         values = torch.from_numpy(np.ascontiguousarray(latent))[None]
         try:
-            decoded = model.decode(values if description.frame_step else values[:, :, 0]).sample[0].float().numpy()
+            decoded = model.decode(values if takes_clips else values[:, :, 0]).sample[0].float().numpy()
         except (RuntimeError, MemoryError) as error:
             raise LatentcacheError("the model cannot decode it", why=str(error)[:200], fix="--decode 0") from error
         frames = decoded.swapaxes(0, 1) if decoded.ndim == 4 else decoded[None]

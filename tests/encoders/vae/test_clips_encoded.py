@@ -9,7 +9,7 @@ import torch
 from made_videos import plain_frames, write_video
 from PIL import Image
 
-from latentcache.encoders.vae.describe import describe
+from latentcache.encoders.vae.describe import decoder, describe
 from latentcache.encoders.vae.producer import VaeProducer
 from latentcache.errors import RecipeError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import LatentsSettings
@@ -85,6 +85,18 @@ def test_an_image_is_a_clip_of_one_frame(tiny, tmp_path):
     flat, group, _ = latents(tmp_path, "a.png", model, 1, frames=None)
     assert (flat.ndim, group.shape) == (3, flat.shape)
     close(flat, encoded[:, 0])
+
+
+@pytest.mark.parametrize("frames", [(9,), None], ids=["clips", "images"])
+def test_latents_of_a_video_model_are_decoded_as_the_class_does(tiny, frames):
+    model = tiny("AutoencoderKLWan", **WAN)
+    description = described(model, frames=frames)
+    latent = np.random.default_rng(0).normal(size=(16, 3 if frames else 1, 8, 12)).astype(np.float32)
+    images = decoder(description.recipe, description.provenance)(latent)
+    vae = diffusers.AutoencoderKLWan.from_pretrained(model).eval()
+    with torch.no_grad():
+        expected = vae.decode(torch.from_numpy(latent)[None]).sample[0].permute(1, 2, 3, 0)
+    np.testing.assert_allclose(np.stack(images), ((expected + 1) * 127.5).clamp(0, 255).numpy(), atol=0.51)
 
 
 def test_frames_that_the_model_does_not_take(tiny):
