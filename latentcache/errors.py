@@ -13,6 +13,14 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
+#: A URL with a password, or with something that may be one.
+_PASSWORD = re.compile(r"([a-z][a-z0-9+.-]*:/+)[^\s'\"]*@")
+
+
+def _masked(text: str) -> str:
+    """A text without passwords in its URLs."""
+    return _PASSWORD.sub(r"\1...@", text)
+
 
 class LatentcacheError(Exception):
     """Base class of all errors raised on purpose.
@@ -47,10 +55,9 @@ class LatentcacheError(Exception):
         fix: str = "",
         slug: str = "",
     ) -> None:
-        self.what = f"{option(argument, value)}: {what}" if argument else what
-        self.what_python = f"{keyword(argument, value)}: {what}" if argument else what
-        self.where, self.why = where, why
-        self.fix = fix or self.default_fix
+        self.what = _masked(f"{option(argument, value)}: {what}" if argument else what)
+        self.what_python = _masked(f"{keyword(argument, value)}: {what}" if argument else what)
+        self.where, self.why, self.fix = map(_masked, (where, why, fix or self.default_fix))
         self.slug = slug or self.slug
         super().__init__(what)
 

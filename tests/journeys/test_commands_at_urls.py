@@ -144,6 +144,29 @@ def test_what_is_wrong_with_a_url_is_named(url, run, monkeypatch, command):
     assert (done.status, done.error["what"]) == (3, f"{url}: access is denied")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("info", "URL"),
+        ("gc", "URL"),
+        ("push", "CACHE", "URL"),
+        ("pull", "URL", "copy"),
+        ("push", "URL", "s3://bucket/x"),
+        ("export", "URL", "out", "--to", "kohya"),
+        ("merge", "CACHE", "URL", "--out", "whole"),
+        ("build", "URL", "--out", "whole"),
+        ("build", "photos", "--out", "URL"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("password", ["secret", "a/secret+", "#secret"])
+def test_no_command_shows_the_password_of_a_url(cache, run, words, password):
+    places = {"URL": f"s3://key:{password}@bucket/x", "CACHE": cache}
+    done = run(*[places.get(word, word) for word in words], "--json")
+    assert done.error["slug"] in ("usage", "cache-not-found")
+    assert "secret" not in done.out + done.err
+
+
 def test_data_at_a_url_is_refused_with_the_way(run):
     done = run("build", "s3://bucket/photos", "--out", "cache", "--json")
     assert done.status == 2

@@ -25,7 +25,6 @@ from urllib.parse import urlsplit
 from latentcache.errors import RemoteError, UsageError
 from latentcache.store.atomic_io import as_store_error, make_folder, sync_file
 
-_SCHEMES = ("s3", "gs", "az")
 #: Bytes of a part of a file that goes up or comes down.
 PART_BYTES = 8 << 20
 #: Objects that are fetched at a time.
@@ -243,15 +242,13 @@ def is_stand_in(path: Path) -> bool:
 
 
 def _checked(url: str) -> str:
-    """A URL without a slash at its end; raises UsageError, and never shows a password."""
-    parts = urlsplit(url)
-    if parts.scheme not in _SCHEMES or not parts.hostname or not re.fullmatch(r"[\w.~/+=:@%?&,-]+", url):
-        shown = f"{parts.scheme}://..." if parts.password else url
-        fix = "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix, without spaces and quotes"
-        raise UsageError(f"{shown}: not the URL of a bucket", fix=fix)
-    if parts.username or parts.password or parts.query:
+    """A URL without a slash at its end; raises UsageError."""
+    if set(url) & set("@?#"):
         fix = "put credentials into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and the URL without them"
-        raise UsageError(f"{parts.scheme}://...: a URL with credentials or a query", fix=fix)
+        raise UsageError(f"{url.partition(':')[0]}://...: a URL with credentials or a query", fix=fix)
+    if not re.fullmatch(r"(s3|gs|az)://[\w.-]+(/[\w.~/+=:%&,-]*)?", url, re.ASCII):
+        fix = "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix, in ASCII, without spaces and quotes"
+        raise UsageError(f"{url}: not the URL of a bucket", fix=fix)
     return url.rstrip("/")
 
 
