@@ -364,6 +364,11 @@ class Format:
         )
 
 
+def common_roles(samples: Sequence[Sample]) -> set[str]:
+    """Roles of masks and control images that each sample has."""
+    return set.intersection(*(set(sample.partners) for sample in samples))
+
+
 def text_parts(request: Request, sample: Sample) -> dict[str, Array]:
     """Values of each text encoder, which diffusers joins: ``state_1``, ``pooled_1``, ``ids_1``, ``mask_1``, ..."""
     sequence, pooled = sample.text[TEXT], sample.text.get(POOLED, np.empty(0))

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from latentcache.export.format import (
     Request,
     Sample,
     Text,
+    common_roles,
     npz,
     text_parts,
     toml,
@@ -134,6 +135,8 @@ class Kohya(Format):
         self._form = _form(self.architecture, request.release)
         self._title = re.sub(r"[^\w-]", "_", request.root.name) or "images"
         self._has_alpha = False
+        self._conditioning: dict[str, str] = {}
+        """Folder of images -> folder of the masks or control images that all of them have; empty: none."""
         resolutions = request.latents.geometry.resolutions
         if self._form != "suffixed" and len(resolutions) > 1:
             raise UsageError(
@@ -168,6 +171,10 @@ class Kohya(Format):
         """See ``Format``: if one image has an alpha mask, all files hold masks."""
         super().begin(samples)
         self._has_alpha = any(sample.has_alpha for sample in samples) and MASK in self.request.wanted
+        has_reg = any(sample.is_reg for sample in samples)
+        for folder, group in self.groups.items():
+            roles = {} if has_reg else common_roles(group)
+            self._conditioning[folder] = next((_PARTNERS[role] for role in _PARTNERS if role in roles), "")
 
     def latent_files(self, sample: Sample) -> dict[str, Make]:
         """See ``Format``."""
@@ -181,7 +188,7 @@ class Kohya(Format):
     def settings(self) -> Mapping[str, bytes]:
         """See ``Format``."""
         geometry, table = self.geometry, cast("KohyaTable", self.tables[0])
-        has_several, subsets = any(sample.further for sample in self.samples), self._subsets()
+        has_several = any(sample.further for sample in self.samples)
         lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
         lines += ["caption_extension = '.txt'", *toml({"flip_aug": geometry.flip})]
         lines += [*(toml({"enable_wildcard": True}) if has_several else []), ""]
@@ -194,23 +201,23 @@ class Kohya(Format):
                 "bucket_reso_steps": geometry.multiple,
                 "bucket_no_upscale": not geometry.upscale,
             }
-            for is_conditioned in sorted({bool(subset.conditioning) for subset in subsets}):
+            for is_conditioned in sorted(set(map(bool, self._conditioning.values()))):
                 lines += ["[[datasets]]", *toml({"resolution": [size.width, size.height]})]
                 lines += toml(buckets) if geometry.resolutions else []
-                for subset in subsets:
-                    if bool(subset.conditioning) == is_conditioned:
-                        lines += ["[[datasets.subsets]]", *toml(self._subset_settings(subset))]
+                for folder, samples in self.groups.items():
+                    if bool(self._conditioning[folder]) == is_conditioned:
+                        lines += ["[[datasets.subsets]]", *toml(self._subset(folder, samples[0]))]
                 lines.append("")
         return {"dataset.toml": "\n".join(lines).encode()}
 
     def advice(self) -> Sequence[str]:
         """See ``Format``."""
-        flags, subsets, folder = "--cache_latents --cache_latents_to_disk", self._subsets(), self.request.folder
+        flags, folder = "--cache_latents --cache_latents_to_disk", self.request.folder
         lines = [f"--dataset_config {self.path('dataset.toml')} {flags}"]
         if not folder:
             lines = [f"{flags}, with the folders and sizes that you train with today"]
         elif self._form == "stable":
-            reg = f"; reg_data_dir: {self.path(_REG)}" if any(subset.first.is_reg for subset in subsets) else ""
+            reg = f"; reg_data_dir: {self.path(_REG)}" if any(sample.is_reg for sample in self.samples) else ""
             lines = [f"train_data_dir: {folder}   (lora-scripts: the folder of training images){reg}"]
             alpha = ", alpha_mask: true" if self._has_alpha else ""
             lines.append(f"caption_extension: .txt{alpha}; resolution, flips and buckets as in dataset.toml")
@@ -225,9 +232,9 @@ class Kohya(Format):
             lines += [self.text.advice] if self.text.advice else []
             if any(sample.further for sample in self.samples):
                 lines.append("of several captions of an image, the text of the first one is exported")
-        if any(subset.conditioning for subset in subsets):
+        if any(self._conditioning.values()):
             lines.append("conditioning_data_dir needs --masked_loss, or a training of ControlNet")
-        if any(subset.is_left_out for subset in subsets):
+        if any(sample.partners and not self._conditioning[sample.folder] for sample in self.samples):
             lines.append(
                 "dataset.toml has no masks and control images: conditioning_data_dir needs one for each image of a"
                 " folder, and no regularization images"
@@ -251,35 +258,14 @@ class Kohya(Format):
                 arrays[f"alpha_mask{suffix}"] = np.kron(sample.masks[number].values[0], cell)
         return npz(arrays)
 
-    def _subsets(self) -> list[_Subset]:
-        """By folder of the export."""
-        has_reg, subsets = any(sample.is_reg for sample in self.samples), list[_Subset]()
-        for name, samples in self.groups.items():
-            common = set.intersection(*(set(sample.partners) for sample in samples))
-            role = "" if has_reg else next((role for role in _PARTNERS if role in common), "")
-            is_left_out = not role and any(sample.partners for sample in samples)
-            subsets.append(_Subset(name, samples[0], _PARTNERS.get(role, ""), is_left_out))
-        return subsets
-
-    def _subset_settings(self, subset: _Subset) -> dict[str, Any]:
-        """Settings of a subset; with a ``conditioning_data_dir`` it has no class words and no regularization."""
-        settings: dict[str, Any] = {"image_dir": self.path(subset.name), "num_repeats": subset.first.repeats}
-        if subset.conditioning:
-            return settings | {"conditioning_data_dir": self.path(f"{subset.conditioning}/{subset.name}")}
+    def _subset(self, folder: str, first: Sample) -> dict[str, Any]:
+        """Settings of a folder; with a ``conditioning_data_dir`` it has no class words and no regularization."""
+        settings: dict[str, Any] = {"image_dir": self.path(folder), "num_repeats": first.repeats}
+        if conditioning := self._conditioning[folder]:
+            return settings | {"conditioning_data_dir": self.path(f"{conditioning}/{folder}")}
         settings |= {"alpha_mask": True} if self._has_alpha else {}
-        settings["class_tokens"] = subset.first.class_words or subset.name.rpartition("/")[2].partition("_")[2]
-        return settings | ({"is_reg": True} if subset.first.is_reg else {})
-
-
-class _Subset(NamedTuple):
-    """The images of one folder."""
-
-    name: str
-    first: Sample
-    conditioning: str
-    """Folder of the masks or control images that all of them have."""
-    is_left_out: bool
-    """True if there are some that the trainer cannot read."""
+        settings["class_tokens"] = first.class_words or folder.rpartition("/")[2].partition("_")[2]
+        return settings | ({"is_reg": True} if first.is_reg else {})
 
 
 def _form(architecture: Architecture, release: str | None) -> str:

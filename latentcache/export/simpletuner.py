@@ -39,6 +39,7 @@ from latentcache.export.format import (
     Request,
     Sample,
     Text,
+    common_roles,
     saved,
     tensor_of,
     text_parts,
@@ -133,7 +134,7 @@ class SimpleTuner(Format):
         for backend in self.datasets:
             if backend.folder == folder:
                 files[f"vae/{_id(backend)}/{name}"] = partial(_latents, sample, backend.table, "latents")
-                if CONTROL in _roles(backend):
+                if CONTROL in common_roles(backend.samples):
                     files[f"vae/controls-{_id(backend)}/{name}"] = partial(
                         _latents, sample, backend.table, "controls"
                     )
@@ -235,7 +236,7 @@ class SimpleTuner(Format):
             if first.is_reg:
                 entry["is_regularisation_data"] = True
             backends.append(entry)
-            for start, kind in (names for role, names in _ROLES.items() if role in _roles(backend)):
+            for start, kind in (names for role, names in _ROLES.items() if role in common_roles(backend.samples)):
                 conditioning = {
                     "id": f"{start}-{_id(backend)}",
                     "type": "local",
@@ -263,11 +264,6 @@ class SimpleTuner(Format):
 
 def _id(backend: Dataset) -> str:
     return f"{backend.folder}-{backend.table.resolution.width}"
-
-
-def _roles(backend: Dataset) -> set[str]:
-    """Roles of further images that each of its images has."""
-    return set.intersection(*(set(sample.partners) for sample in backend.samples))
 
 
 def _listing(backend: Dataset, kind: str) -> str:
