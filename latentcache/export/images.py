@@ -11,7 +11,7 @@ import io
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ class ImageExport(Export):
         like = LatentsSettings(trainer_config=settings.trainer_config, like=settings.format).with_trainer()[0]
         try:
             self._geometry = geometry_of(like, self._recipe, self._recipe.encoder.multiple)
-            self._tables = self._geometry.like_tables()
+            self._geometry.like_tables()
         except RecipeError as error:  # it names options of a build
             problem = f"{settings.cache}: the trainer has no such sizes"
             raise UsageError(problem, why=str(error), fix=self._fitting_build()) from error
@@ -95,18 +95,15 @@ class ImageExport(Export):
         joined = {name: join(CachePart(self.snapshot), (name,), repeats=False) for name in self.fields}
         self._rows = {name: _by_sample(part.sample, part.rows[name]) for name, part in joined.items()}
         needed = [set(rows) for name, rows in self._rows.items() if name not in self._format.optional]
-        self._numbers = sorted(set.intersection(*needed))
+        self._samples = {number: self._sample(number) for number in sorted(set.intersection(*needed))}
         self._check_sizes()
-        self._samples = {number: self._sample(number) for number in self._numbers}
         self._check_names()
         self._format.begin(list(self._samples.values()))
-        self._partners_left_out = 0 if settings.beside else sum(map(self._unwritten, self._numbers))
-        """Masks and control images that the folder does not have."""
         self._redrawn = 0
         """Images that are written as PNG: EXIF data turn the file, or the trainer does not read its format."""
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._samples)
 
     @property
     def plan(self) -> str:
@@ -117,15 +114,15 @@ class ImageExport(Export):
     def bytes(self) -> int:
         """See ``Export``: of the values, and of images that are copied."""
         total, samples = 0, self.snapshot.samples
-        for name, rows in self._rows.items():
-            field = self.snapshot.fields[name]
-            each = np.array(
-                [row for number in self._numbers for variants in rows.get(number, ()) for row in variants], int
-            )
+        for name, rows_of in self._rows.items():
+            rows = [row for number in self._samples for variants in rows_of.get(number, ()) for row in variants]
+            values = int(item_sizes(self.snapshot.fields[name], np.array(rows, int)).sum())
             halves = 2 if name == LATENTS and self._recipe.encoder.posterior == "moments" else 1
-            total += int(item_sizes(field, each).sum()) * 4 // halves + _AROUND * len(each)
+            total += values * 4 // halves + _AROUND * len(rows)
         if self.settings.copy:
-            total += int(np.asarray(samples.files.stat)[np.asarray(samples.first_input.file)[self._numbers], 0].sum())
+            total += int(
+                np.asarray(samples.files.stat)[np.asarray(samples.first_input.file)[list(self._samples)], 0].sum()
+            )
         return total
 
     def write(self, folder: Folder, on_progress: Advanced) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -137,14 +134,24 @@ class ImageExport(Export):
         if not self.settings.beside:  # there such a file would say how DATA is read
             for name, data in self._format.settings().items():
                 folder.put(*of_bytes(name, data, is_changing=name in self._format.changing))
-        about, samples = self._about(), self._samples.values()
-        captions = [captions_of(self.snapshot, number, self.fields) for number in self._numbers]
+        samples, settings = self._samples.values(), self.settings
+        about = {
+            **self.facts,
+            **self._format.facts,
+            "data": str(self._root),
+            "draw": settings.draw,
+            "beside": bool(settings.beside),
+            "options": dict(self.snapshot.source.get("options", {})),
+            "samples": len(samples),
+            "left_out": len(self.snapshot.samples) - len(samples),
+        }
+        captions = sum(len(captions_of(self.snapshot, number, self.fields)) for number in self._samples)
         counts = {
             "redrawn": self._redrawn,
             "several_lines": sum(len(sample.caption.splitlines()) > 1 for sample in samples),
             "no_caption": sum(not sample.has_caption for sample in samples),
-            "partners_left_out": self._partners_left_out,
-            "captions_left_out": 0 if self._format.draws_captions else sum(map(len, captions)) - len(captions),
+            "partners_left_out": 0 if settings.beside else sum(map(self._unwritten, self._samples)),
+            "captions_left_out": 0 if self._format.draws_captions else captions - len(samples),
         }
         return about, {**about, **counts, "advice": list(self._format.advice())}
 
@@ -200,30 +207,25 @@ class ImageExport(Export):
 
     def _check_sizes(self) -> None:
         """The trainer has to choose the sizes that the cache holds, or it encodes these images again."""
-        sizes, chosen = self.snapshot.samples.columns["original_size"], dict[Size, set[Size | None]]()
-        wrong = dict[int, tuple[set[Size | None], set[Size | None]]]()
-        for number in self._numbers if LATENTS in self.fields else ():
-            image = Size(*map(int, sizes[number]))
-            if image not in chosen:
-                upscale = self._geometry.upscale
-                chosen[image] = {table.nearest(image) if upscale else table.within(image) for table in self._tables}
-            held: set[Size | None] = {
-                Size(*self._dims(LATENTS, variants)[1:]) for variants in self._rows[LATENTS][number]
-            }
-            if held != chosen[image]:
-                wrong[number] = held, chosen[image]
-        if not wrong:
-            return
-        first, (held, theirs) = next(iter(wrong.items()))
-        name, settings = self.snapshot.samples.names[first], self.settings
-        cached, wanted = (" and ".join(map(str, each)) for each in (held, theirs))
-        raise UsageError(
-            f"{settings.cache}: the trainer would encode {count_of(len(wrong), 'images')}"
-            f" of {len(self._numbers)} again, because it chooses other sizes",
-            where=name,
-            why=f"{name} has {cached} in the cache, {settings.format} gives it {wanted} (height x width)",
-            fix=self._fitting_build(),
-        )
+        upscale, wrong = self._geometry.upscale, list[tuple[str, set[Size], set[Size | None]]]()
+
+        @cache
+        def chosen(image: Size) -> set[Size | None]:
+            return {table.nearest(image) if upscale else table.within(image) for table in self._format.tables}
+
+        for number, sample in self._samples.items() if LATENTS in self.fields else ():
+            held = {self._bucket(LATENTS, variants) for variants in self._rows[LATENTS][number]}
+            if held != chosen(sample.size):
+                wrong.append((sample.name, held, chosen(sample.size)))
+        for name, held, theirs in wrong:
+            cached, wanted = " and ".join(map(str, held)), " and ".join(map(str, theirs))
+            raise UsageError(
+                f"{self.settings.cache}: the trainer would encode {count_of(len(wrong), 'images')}"
+                f" of {len(self._samples)} again, because it chooses other sizes",
+                where=name,
+                why=f"{name} has {cached} in the cache, {self._format.name} gives it {wanted} (height x width)",
+                fix=self._fitting_build(),
+            )
 
     def _fitting_build(self) -> str:
         """The command that builds a cache with the sizes of the trainer."""
@@ -254,7 +256,7 @@ class ImageExport(Export):
             first = folders.setdefault(sample.folder, sample)
             names = self._format.shared if not self.settings.beside else ()
             if differing := [name for name in names if getattr(sample, name) != getattr(first, name)]:
-                values = " and ".join(repr(getattr(each, differing[0])) for each in (first, sample))
+                values = f"{getattr(first, differing[0])!r} and {getattr(sample, differing[0])!r}"
                 raise UsageError(
                     f"{first.name} and {sample.name} would be in one folder of the export, {sample.folder}",
                     where=first.name,
@@ -330,16 +332,16 @@ class ImageExport(Export):
         roles = {role for role in inputs.keys() - {"image", "caption"} if int(inputs[role].file[number]) >= 0}
         return len(roles - {*self._samples[number].partners, *({"mask"} if MASK in self.fields else ())})
 
-    def _dims(self, name: str, variants: Sequence[int]) -> tuple[int, int, int]:
-        """Frames, height and width of an item of a sample, in pixels."""
+    def _bucket(self, name: str, variants: Sequence[int]) -> Size:
+        """Pixels of an item of a sample; ``variants`` are its rows."""
         field = self.snapshot.fields[name]
-        return field.groups[int(field.group[variants[0]])].dims
+        return Size(*field.groups[int(field.group[variants[0]])].dims[1:])
 
     def _latent(self, name: str, *rows: int) -> Latent:
         """The latents or the mask of a sample in one size; ``rows`` are those of its variants."""
         has_flip = self._recipe.geometry.flip and rows[1] != rows[0]
         flipped = self._values(name, rows[1]) if has_flip else None
-        return Latent(bucket=Size(*self._dims(name, rows)[1:]), values=self._values(name, rows[0]), flipped=flipped)
+        return Latent(bucket=self._bucket(name, rows), values=self._values(name, rows[0]), flipped=flipped)
 
     def _values(self, name: str, row: int) -> Any:
         """Float32 values: of latents the mean or one draw, scaled if the format asks for it; whole numbers stay."""
@@ -371,7 +373,7 @@ class ImageExport(Export):
             file = File(name=target, origin=f"{content}-{how}", **more)
             yield file, partial(self._write_image, location, content, is_other)
         if sample.has_caption:
-            lines = "\n".join(self._format.caption_text(each.caption) for each in sample.captioned)
+            lines = "\n".join(self._format.caption_text(captioned.caption) for captioned in sample.captioned)
             yield of_bytes(f"{sample.stem}.txt", (lines or self._format.empty_caption).encode(), **more)
 
     def _write_values(self, number: int, sample: Sample, name: str, path: Path) -> str:
@@ -391,18 +393,6 @@ class ImageExport(Export):
             return written(path, read_image(self._root, location)[0])
         link(self._root / location["path"], path, copy=self.settings.copy)
         return content
-
-    def _about(self) -> dict[str, Any]:
-        return {
-            **self.facts,
-            **self._format.facts,
-            "data": str(self._root),
-            "draw": self.settings.draw,
-            "beside": bool(self.settings.beside),
-            "options": dict(self.snapshot.source.get("options", {})),
-            "samples": len(self._numbers),
-            "left_out": len(self.snapshot.samples) - len(self._numbers),
-        }
 
 
 def _by_sample(sample: Any, rows: Any) -> dict[int, list[list[int]]]:
