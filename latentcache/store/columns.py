@@ -103,9 +103,6 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
     def __reduce__(self) -> Any:
         return operator.getitem, (self._file, self._name)
 
-    def __repr__(self) -> str:
-        return f"Column({self._name!r}, {self.dtype}, {self.shape})"
-
     def check(self) -> None:
         """Read the column whole and hold it against its checksum."""
         if not self._checked:

@@ -39,9 +39,6 @@ class CachePaths:
         self.lock, self.shards, self.snapshots_folder = root / "builder.lock", root / "shards", root / "snapshots"
         self.scratch, self.remote = root / "scratch", root / "REMOTE"
 
-    def __repr__(self) -> str:
-        return f"CachePaths({str(self.root)!r})"
-
     def snapshot(self, number: int) -> Path:
         """Folder of one snapshot."""
         return self.snapshots_folder / f"{number:06d}"

@@ -146,11 +146,6 @@ class View:
         first = np.searchsorted(entry, entries, "left")
         return order[spread(first, np.searchsorted(entry, entries, "right") - first)]
 
-    def first_rows(self, entries: NDArray[np.integer]) -> NDArray[np.intp]:
-        """(n,) a row of each entry; of an entry without rows that of another one."""
-        order, entry = self._by_entry
-        return order[np.minimum(np.searchsorted(entry, entries), max(len(entry) - 1, 0))]
-
 
 class BadEntries(NamedTuple):
     """Entries of one field that must go, or are gone; a repair works from them."""

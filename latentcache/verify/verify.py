@@ -344,12 +344,12 @@ def _take_out(check: Check, bad: Iterable[BadEntries], gone: Mapping[str, NDArra
         view, mask = check.views[field], gone[field]
         entries = np.unique(entries[~mask[entries]])
         mask[entries] = True
-        samples = view.sample[view.first_rows(entries)]
-        for entry, sample in zip(entries.tolist(), samples.tolist(), strict=True) if reason != LOST else ():
+        for entry in entries.tolist() if reason != LOST else ():
+            samples = view.sample[view.rows_of(np.array([entry]))]
             removals.append(
                 Removal(
                     key=view.key[entry].tobytes().hex(),
-                    path=check.findings.table.names[sample],
+                    path=check.findings.table.names[int(samples[0])] if len(samples) else "",
                     reason=reason,
                     num_bytes=int(view.head[entry] + view.bytes[entry]),
                     shard=check.snapshot.shards[view.shard[entry]],
