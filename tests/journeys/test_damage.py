@@ -2,16 +2,10 @@
 
 import json
 import os
-import resource
 import shutil
-import signal
-import subprocess
-import sys
-import warnings
-from pathlib import Path
 
 import pytest
-from commands import ROOT, acknowledged, commands_are_put_together_once, start_build, wait_for
+from commands import acknowledged, commands_are_put_together_once, start_build, wait_for
 from damage import DOCUMENTS, IMAGES, WAYS, check, damage, files_of, served, served_documents
 from small_cache import build, draw, draw_four
 from small_tokens import build as build_records
@@ -21,9 +15,8 @@ from latentcache.store.atomic_io import write_json
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import own_checksum
 
-_HERE = Path(__file__).parent
-#: Memory of a program with many seeds, and time per seed.
-MOST_BYTES, MOST_S = 4 << 30, 120
+#: Parts of the seeds, ten in each.
+MANY = [*range(4), *(pytest.param(part, marks=pytest.mark.slow) for part in range(4, 300))]
 
 
 def make(folder):
@@ -79,7 +72,7 @@ def quick(monkeypatch):
     commands_are_put_together_once(monkeypatch.setattr)
 
 
-def one(folder, made, seed, kind=IMAGES):
+def check_damage(folder, made, seed, kind=IMAGES):
     """Damage a copy and check it with every command."""
     data, intact, whole = made
     copy = folder / "cache"
@@ -105,10 +98,10 @@ def test_damage_covers_every_kind_of_file(made):
     assert len(set(WAYS)) >= 12
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", MANY)
 def test_damage_is_found_or_harmless(made, tmp_path, part, quick):
     for seed in range(part * 10, part * 10 + 10):
-        one(tmp_path, made, seed)
+        check_damage(tmp_path, made, seed)
 
 
 @pytest.fixture(scope="module")
@@ -116,38 +109,7 @@ def made_records(tmp_path_factory):
     return make_records(tmp_path_factory.mktemp("damaged-records"))
 
 
-def test_damage_to_records_is_found_or_harmless(made_records, tmp_path, quick):
-    for seed in range(5):
-        one(tmp_path, made_records, seed, DOCUMENTS)
-
-
-def run_seeds(first, last, folder, name="images"):
-    """Check many seeds in one process, so that a crash ends only this process.
-
-    Limits of memory and time end a seed that hangs.
-    """
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
-    os.fsync = lambda descriptor: None
-    commands_are_put_together_once()
-    made, kind = (make_records(folder), DOCUMENTS) if name == "records" else (make(folder), IMAGES)
-    for seed in range(first, last):
-        sys.stderr.write(f"seed {seed}\n")
-        signal.alarm(MOST_S)
-        one(folder, made, seed, kind)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
-@pytest.mark.parametrize("name", ["images", "records"])
-def test_many_damages_without_a_crash(tmp_path, part, name):
-    first = 10_000 + part * 750
-    command = [sys.executable, __file__, str(first), str(first + 750), str(tmp_path), name]
-    around = {**os.environ, "PYTHONPATH": f"{ROOT}:{_HERE}:{_HERE.parent}"}
-    done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=3600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message=".* are without captions")
-    run_seeds(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
+@pytest.mark.parametrize("part", MANY[3:])
+def test_damage_to_records_is_found_or_harmless(made_records, tmp_path, part, quick):
+    for seed in range(part * 10, part * 10 + 5):
+        check_damage(tmp_path, made_records, seed, DOCUMENTS)
