@@ -132,12 +132,13 @@ def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
     numbers = [Part.parse(snapshot.part or "0/1") for snapshot in snapshots]
     wanted = {f"{index}/{numbers[0].of}" for index in range(numbers[0].of)}
     names = [f"{number.index}/{number.of}" for number in numbers]
-    wrong = sorted(wanted.symmetric_difference(names))
-    if wrong:
+    missing, others = sorted(wanted.difference(names)), sorted(set(names) - wanted)
+    if missing or others:
+        wrong = [*(f"{name} is missing" for name in missing), *(f"{name} is of another one" for name in others)]
         raise UsageError(
             f"the caches are not all parts of one division: {', '.join(wrong)}",
             why=", ".join(f"{part}: {name}" for part, name in zip(parts, names, strict=True)),
-            fix="give each part of one division once, and no other cache",
+            fix=f"build DATA with --part={missing[0]}, and add its cache" if missing else "leave the others out",
         )
 
 
