@@ -87,7 +87,7 @@ def push(
     """Copy the current snapshot of a cache and its shards to a URL.
 
     Args:
-        cache: The cache folder.
+        cache: Its folder.
         url: ``s3://bucket/prefix``, or of ``gs`` and ``az``.
         dry_run: Say what would be sent, and send nothing.
         single_writer: Nobody else pushes to this URL: a store that ignores conditions is used all the same.

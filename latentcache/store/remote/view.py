@@ -14,7 +14,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -178,39 +178,26 @@ def local_view(url: str, *, scratch: Path | None = None) -> Iterator[Path]:
         CacheNotFoundError: There is no cache at the URL.
         CacheLockedError: Another command writes in the folder.
     """
-    shards = StoredShards(url)
+    shards, folder = StoredShards(url), None
     address = shards.bucket.url
-    with ExitStack() as stack:
-        if scratch is None:
-            folder = Path(
-                stack.enter_context(TemporaryDirectory(prefix="latentcache-", ignore_cleanup_errors=True))
-            ).resolve()
-        else:
-            shards.bucket.check_conditions()
-            folder = scratch / sha256(address.encode("ascii")).hexdigest()[:16]
-        with _view(shards, folder / address.rpartition("/")[2], is_new=scratch is not None) as root:
-            yield root
-        shutil.rmtree(folder)
-
-
-@contextmanager
-def _view(shards: StoredShards, root: Path, *, is_new: bool) -> Iterator[Path]:
-    paths = CachePaths(root)
-    make_folder(root)
-    try:
-        with builder_lock(paths.lock):
-            _fill(shards, paths, is_new=is_new)
-        yield root
-        if paths.snapshots() and paths.current_snapshot() != _pushed(paths):
-            push(root, shards.bucket.url)
-    finally:
-        for path in root.glob("shards/*/data.mdb"):
-            STAND_INS.pop(identity(path.stat()), None)
-
-
-def _pushed(paths: CachePaths) -> int:
-    """The snapshot that the folder and the URL have; 0: none."""
-    return int(remembered(paths)["seen"].rpartition("/")[2].partition("-")[0] or 0)
+    if scratch is not None:
+        shards.bucket.check_conditions()
+        folder = scratch / sha256(address.encode("ascii")).hexdigest()[:16]
+    with TemporaryDirectory(prefix="latentcache-", ignore_cleanup_errors=True) as temporary:
+        paths = CachePaths((folder or Path(temporary).resolve()) / address.rpartition("/")[2])
+        make_folder(paths.root)
+        try:
+            with builder_lock(paths.lock):
+                _fill(shards, paths, is_new=scratch is not None)
+            yield paths.root
+            published = f"snapshots/{paths.current_snapshot():06d}-" if paths.snapshots() else ""
+            if not remembered(paths)["seen"].startswith(published):
+                push(paths.root, address)
+        finally:
+            for path in paths.root.glob("shards/*/data.mdb"):
+                STAND_INS.pop(identity(path.stat()), None)
+        if folder is not None:
+            shutil.rmtree(folder)
 
 
 def _fill(shards: StoredShards, paths: CachePaths, *, is_new: bool) -> None:
