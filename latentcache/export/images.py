@@ -120,9 +120,8 @@ class ImageExport(Export):
             halves = 2 if name == LATENTS and self._recipe.encoder.posterior == "moments" else 1
             total += values * 4 // halves + _AROUND * len(rows)
         if self.settings.copy:
-            total += int(
-                np.asarray(samples.files.stat)[np.asarray(samples.first_input.file)[list(self._samples)], 0].sum()
-            )
+            files = np.asarray(samples.first_input.file)[list(self._samples)]
+            total += int(np.asarray(samples.files.stat)[files, 0].sum())
         return total
 
     def write(self, folder: Folder, on_progress: Advanced) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -217,7 +216,8 @@ class ImageExport(Export):
             held = {self._bucket(LATENTS, variants) for variants in self._rows[LATENTS][number]}
             if held != chosen(sample.size):
                 wrong.append((sample.name, held, chosen(sample.size)))
-        for name, held, theirs in wrong:
+        if wrong:
+            name, held, theirs = wrong[0]
             cached, wanted = " and ".join(map(str, held)), " and ".join(map(str, theirs))
             raise UsageError(
                 f"{self.settings.cache}: the trainer would encode {count_of(len(wrong), 'images')}"
