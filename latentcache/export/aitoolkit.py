@@ -22,28 +22,8 @@ import torch
 import yaml
 
 from latentcache.errors import UsageError, count_of
-from latentcache.export.format import (
-    FLUX,
-    LATENTS,
-    LUMINA,
-    POOLED,
-    QWEN,
-    SD,
-    SD3,
-    SDXL,
-    TEXT,
-    WAN,
-    Z_IMAGE,
-    Architecture,
-    Array,
-    Format,
-    Make,
-    Request,
-    Sample,
-    Text,
-    safetensors,
-    tensor_of,
-)
+from latentcache.export import format as base
+from latentcache.export.format import Architecture, Text
 from latentcache.geometry.like.aitoolkit import read_job, step_of, trigger_of
 from latentcache.geometry.like.trainer import read_file
 from latentcache.geometry.sizes import Size, square
@@ -54,35 +34,38 @@ Tensors = Mapping[str, torch.Tensor]
 
 def _sequence(text: Tensors) -> Tensors:
     """A batch of one, with the pooled vector if there is one."""
-    pooled = {"pooled_embed": text[POOLED][None]} if POOLED in text else {}
-    return {"text_embed": text[TEXT][None], **pooled}
+    pooled = {"pooled_embed": text[base.POOLED][None]} if base.POOLED in text else {}
+    return {"text_embed": text[base.TEXT][None], **pooled}
 
 
 def _masked(text: Tensors) -> Tensors:
     """A sequence without padding, all of which counts."""
-    return {"text_embed": text[TEXT][None], "attention_mask": torch.ones(1, len(text[TEXT]), dtype=torch.int64)}
+    return {
+        "text_embed": text[base.TEXT][None],
+        "attention_mask": torch.ones(1, len(text[base.TEXT]), dtype=torch.int64),
+    }
 
 
 def _listed(text: Tensors) -> Tensors:
-    return {"text_embed_0": text[TEXT]}
+    return {"text_embed_0": text[base.TEXT]}
 
 
 def _padded(text: Tensors) -> Tensors:
     """A sequence with zeros up to the 512 tokens of Wan."""
-    return {"text_embed": torch.nn.functional.pad(text[TEXT], (0, 0, 0, 512 - len(text[TEXT])))[None]}
+    return {"text_embed": torch.nn.functional.pad(text[base.TEXT], (0, 0, 0, 512 - len(text[base.TEXT])))[None]}
 
 
 _KL = "AutoencoderKL"
 #: Named as their ``arch``; the code is ``latent_space_version``.
 _ROWS = (
-    Architecture("sd1", 4, 0.18215, 0.0, _KL, "sd1", [Text(SD, (), _sequence)]),
-    Architecture("sdxl", 4, 0.13025, 0.0, _KL, "sdxl", [Text(SDXL, (POOLED,), _sequence)]),
-    Architecture("sd3", 16, 1.5305, 0.0609, _KL, "sd3", [Text(SD3, (POOLED,), _sequence)]),
-    Architecture("flux", 16, 0.3611, 0.1159, _KL, "flux1", [Text(FLUX, (POOLED,), _sequence)]),
-    Architecture("lumina2", 16, 0.3611, 0.1159, _KL, "lumina2", [Text(LUMINA, (), _masked)]),
-    Architecture("zimage", 16, 0.3611, 0.1159, _KL, "zimage", [Text(Z_IMAGE, (), _listed)]),
-    Architecture("qwen_image", 16, 1.0, 0.0, "AutoencoderKLQwenImage", "qwen_image", [Text(QWEN, (), _masked)]),
-    *(Architecture(name, 16, 1.0, 0.0, "AutoencoderKLWan", name, [Text(WAN, (), _padded)], has_frames=True)
+    Architecture("sd1", 4, 0.18215, 0.0, _KL, "sd1", [Text(base.SD, (), _sequence)]),
+    Architecture("sdxl", 4, 0.13025, 0.0, _KL, "sdxl", [Text(base.SDXL, (base.POOLED,), _sequence)]),
+    Architecture("sd3", 16, 1.5305, 0.0609, _KL, "sd3", [Text(base.SD3, (base.POOLED,), _sequence)]),
+    Architecture("flux", 16, 0.3611, 0.1159, _KL, "flux1", [Text(base.FLUX, (base.POOLED,), _sequence)]),
+    Architecture("lumina2", 16, 0.3611, 0.1159, _KL, "lumina2", [Text(base.LUMINA, (), _masked)]),
+    Architecture("zimage", 16, 0.3611, 0.1159, _KL, "zimage", [Text(base.Z_IMAGE, (), _listed)]),
+    Architecture("qwen_image", 16, 1.0, 0.0, "AutoencoderKLQwenImage", "qwen_image", [Text(base.QWEN, (), _masked)]),
+    *(Architecture(name, 16, 1.0, 0.0, "AutoencoderKLWan", name, [Text(base.WAN, (), _padded)], has_frames=True)
       for name in ("wan21", "wan22_14b")),
 )  # fmt: skip
 #: Role -> setting of a data set.
@@ -90,18 +73,18 @@ _PARTNERS = {"mask": "mask_path", "control": "control_path_1", "control_2": "con
              "control_3": "control_path_3"}  # fmt: skip
 
 
-class AiToolkit(Format):
+class AiToolkit(base.Format):
     """Files for ai-toolkit. See :class:`~latentcache.export.format.Format`."""
 
     name = "ai-toolkit"
     architectures = _ROWS
     is_scaled = True
-    fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS,), "text": (TEXT, POOLED)}
+    fields: Mapping[str, Sequence[str]] = {"latents": (base.LATENTS,), "text": (base.TEXT, base.POOLED)}
     extensions = ("jpg", "jpeg", "png", "webp")
     no_caption = "uses default_caption, else the empty caption"
     several_lines = "all of them"
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: base.Request) -> None:
         config = request.trainer_config
         job = read_job(read_file(config)) if config else None
         self._datasets = job.datasets if job else ()
@@ -120,15 +103,15 @@ class AiToolkit(Format):
             )
         self._word = next(iter(words), "")
 
-    def target(self, sample: Sample) -> str:
+    def target(self, sample: base.Sample) -> str:
         """``images-2x`` or ``reg-1x``, and the path of the image as one name: masks are found by it alone."""
         return f"{'reg' if sample.is_reg else 'images'}-{sample.repeats}x/{self.flat(sample.target)}"
 
-    def partner(self, sample: Sample, role: str, extension: str) -> str:
+    def partner(self, sample: base.Sample, role: str, extension: str) -> str:
         """See ``Format``: a folder of masks or control images for each folder of images."""
         return f"{role}-{self.readable(f'{sample.stem}{extension.lower()}')}"
 
-    def begin(self, samples: Sequence[Sample]) -> None:
+    def begin(self, samples: Sequence[base.Sample]) -> None:
         """Check that the trainer makes the texts that were encoded of the files of captions."""
         super().begin(samples)
         wrong = [sample for sample in samples if self._trigger(sample).caption(sample.caption) != sample.caption]
@@ -157,19 +140,19 @@ class AiToolkit(Format):
         """See ``Format``: the trainer puts a blank behind each comma, also where there is one."""
         return text.replace(", ", ",")
 
-    def latent_files(self, sample: Sample) -> dict[str, Make]:
+    def latent_files(self, sample: base.Sample) -> dict[str, base.Make]:
         """See ``Format``."""
-        files, buckets = dict[str, Make](), {table.nearest(sample.size) for table in self.tables}
+        files, buckets = dict[str, base.Make](), {table.nearest(sample.size) for table in self.tables}
         for bucket, is_flipped in product(buckets, (False, True)[: 1 + self.geometry.flip]):
             key = self._key(sample, bucket, is_flipped=is_flipped)
             files[_file(sample, "_latent_cache", key)] = partial(self._latents, sample, bucket, is_flipped, key)
         return files
 
-    def text_files(self, sample: Sample, text: Text) -> dict[str, Make]:
+    def text_files(self, sample: base.Sample, text: Text) -> dict[str, base.Make]:
         """See ``Format``: its caption, and the prompt that it has where captions are dropped."""
         prompts, dropped = self.request.prompts, self._trigger(sample).caption("")
         texts = {dropped: prompts[dropped]} if dropped in prompts else {}
-        files = dict[str, Make]()
+        files = dict[str, base.Make]()
         for caption, items in {**texts, sample.caption: sample.text}.items():
             key = {"caption": caption, "text_embedding_space_version": self.architecture.name}
             name = _file(sample, "_t_e_cache", {**key, "text_embedding_version": 1})
@@ -213,10 +196,10 @@ class AiToolkit(Format):
                 lines.append("caption_dropout_rate must be 0: the cache has no empty prompt")
         return lines
 
-    def _trigger(self, sample: Sample) -> Trigger:
+    def _trigger(self, sample: base.Sample) -> Trigger:
         return Trigger(word=self._word, is_added=not sample.is_reg)
 
-    def _key(self, sample: Sample, bucket: Size, *, is_flipped: bool) -> dict[str, Any]:
+    def _key(self, sample: base.Sample, bucket: Size, *, is_flipped: bool) -> dict[str, Any]:
         """What the name of a file of latents is a hash of: ``get_latent_info_dict``."""
         placement = self.request.latents.geometry.place(sample.size, bucket)
         return {
@@ -232,17 +215,17 @@ class AiToolkit(Format):
             **({"flip_x": True} if is_flipped else {}),
         }
 
-    def _latents(self, sample: Sample, bucket: Size, is_flipped: bool, key: Mapping[str, Any]) -> bytes:
-        tensor = tensor_of(sample.latents, bucket, is_flipped=is_flipped)
+    def _latents(self, sample: base.Sample, bucket: Size, is_flipped: bool, key: Mapping[str, Any]) -> bytes:
+        tensor = base.tensor_of(sample.latents, bucket, is_flipped=is_flipped)
         tensor = tensor[:, None] if self.architecture.has_frames and tensor.ndim == 3 else tensor
         metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in key.items()}
-        return safetensors({"latent": tensor}, {**metadata, "format": "pt"})
+        return base.safetensors({"latent": tensor}, {**metadata, "format": "pt"})
 
-    def _saved_text(self, items: Mapping[str, Array], text: Text) -> bytes:
-        return safetensors(text.values(self.stored(items)))
+    def _saved_text(self, items: Mapping[str, base.Array], text: Text) -> bytes:
+        return base.safetensors(text.values(self.stored(items)))
 
 
-def _file(sample: Sample, folder: str, key: Mapping[str, Any]) -> str:
+def _file(sample: base.Sample, folder: str, key: Mapping[str, Any]) -> str:
     """The name of a file of an image: with the MD5 of its key, which protects nothing."""
     digest = hashlib.md5(json.dumps(key, sort_keys=True).encode(), usedforsecurity=False).digest()
     stem = sample.stem.rpartition("/")[2]

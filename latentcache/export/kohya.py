@@ -25,26 +25,8 @@ from typing import Any, cast
 import numpy as np
 
 from latentcache.errors import UsageError
-from latentcache.export.format import (
-    FLUX,
-    IDS,
-    LUMINA,
-    MASK,
-    POOLED,
-    SD3,
-    SDXL,
-    Architecture,
-    Array,
-    Format,
-    Make,
-    Request,
-    Sample,
-    Text,
-    common_roles,
-    npz,
-    text_parts,
-    toml,
-)
+from latentcache.export import format as base
+from latentcache.export.format import Architecture, Text
 from latentcache.geometry.like.kohya import KohyaTable, letterbox
 from latentcache.geometry.sizes import square
 
@@ -65,11 +47,11 @@ _REG = "reg/"
 _OFF = np.array(False)
 
 
-def _sdxl_text(parts: Mapping[str, Array]) -> dict[str, Array]:
+def _sdxl_text(parts: Mapping[str, base.Array]) -> dict[str, base.Array]:
     return {"hidden_state1": parts["state_1"], "hidden_state2": parts["state_2"], "pool2": parts["pooled_2"]}
 
 
-def _flux_text(parts: Mapping[str, Array]) -> dict[str, Array]:
+def _flux_text(parts: Mapping[str, base.Array]) -> dict[str, base.Array]:
     """T5 without its attention mask (``apply_t5_attn_mask`` off), as ``FluxPipeline`` encodes; and the mask."""
     return {
         "l_pooled": parts["pooled_1"],
@@ -80,7 +62,7 @@ def _flux_text(parts: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def _sd3_text(parts: Mapping[str, Array]) -> dict[str, Array]:
+def _sd3_text(parts: Mapping[str, base.Array]) -> dict[str, base.Array]:
     """Both encoders of CLIP side by side, then T5, all without attention masks; and the masks."""
     return {
         "lg_out": np.concatenate([parts["state_1"], parts["state_2"]], axis=1),
@@ -94,32 +76,30 @@ def _sd3_text(parts: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def _lumina_text(parts: Mapping[str, Array]) -> dict[str, Array]:
+def _lumina_text(parts: Mapping[str, base.Array]) -> dict[str, base.Array]:
     """Gemma 2, whose padding no model of Lumina attends to: zeros here."""
     sequence, ids = parts["state_1"], parts["ids_1"]
     padded = np.pad(sequence, ((0, len(ids) - len(sequence)), (0, 0)))
     return {"hidden_state": padded, "attention_mask": parts["mask_1"], "input_ids": ids}
 
 
+_PROMPT = "--system_prompt: the captions follow the default system_prompt of Lumina2Pipeline"
 _ROWS = (
     Architecture("sd", 4, 0.18215, code="_sd", has_forms=True, no_text="sd-scripts caches no text of SD"),
-    Architecture("sdxl", 4, 0.13025, code="_sdxl", has_forms=True, texts=[
-        Text(SDXL, (POOLED,), _sdxl_text, "_te_outputs"),
-    ]),
-    Architecture("sd3", 16, 1.5305, 0.0609, code="_sd3", texts=[Text(SD3, (POOLED, IDS), _sd3_text, "_sd3_te")]),
-    Architecture("flux", 16, 0.3611, 0.1159, code="_flux", is_scaled=True, texts=[
-        Text(FLUX, (POOLED, IDS), _flux_text, "_flux_te"),
-    ]),
-    Architecture("lumina", 16, 0.3611, 0.1159, code="_lumina", is_scaled=True, texts=[
-        Text(LUMINA, (IDS,), _lumina_text, "_lumina_te",
-             "--system_prompt: the captions follow the default system_prompt of Lumina2Pipeline"),
-    ]),
+    Architecture("sdxl", 4, 0.13025, code="_sdxl", has_forms=True,
+                 texts=[Text(base.SDXL, (base.POOLED,), _sdxl_text, "_te_outputs")]),
+    Architecture("sd3", 16, 1.5305, 0.0609, code="_sd3",
+                 texts=[Text(base.SD3, (base.POOLED, base.IDS), _sd3_text, "_sd3_te")]),
+    Architecture("flux", 16, 0.3611, 0.1159, code="_flux", is_scaled=True,
+                 texts=[Text(base.FLUX, (base.POOLED, base.IDS), _flux_text, "_flux_te")]),
+    Architecture("lumina", 16, 0.3611, 0.1159, code="_lumina", is_scaled=True,
+                 texts=[Text(base.LUMINA, (base.IDS,), _lumina_text, "_lumina_te", _PROMPT)]),
     Architecture("hunyuan-image", 64, 0.75289, code="_hi",
                  no_text="its files hold two sequences (Qwen2.5-VL and ByT5), and a cache holds one per caption"),
 )  # fmt: skip
 
 
-class Kohya(Format):
+class Kohya(base.Format):
     """Files for sd-scripts and lora-scripts. See :class:`~latentcache.export.format.Format`."""
 
     name = "kohya"
@@ -130,7 +110,7 @@ class Kohya(Format):
     empty_caption = "\n"  # a file without any line stops it
     no_caption = "uses the class words, class_tokens or the name of the folder"
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: base.Request) -> None:
         super().__init__(request)
         self._form = _form(self.architecture, request.release)
         self._title = re.sub(r"[^\w-]", "_", request.root.name) or "images"
@@ -151,7 +131,7 @@ class Kohya(Format):
         alpha = {"masks": "alpha"} if self._has_alpha else {}
         return {**super().facts, "form": self._form, **alpha}
 
-    def target(self, sample: Sample) -> str:
+    def target(self, sample: base.Sample) -> str:
         """``N_name/file``: the only folders that ``train_data_dir`` reads, and good subsets of a TOML file."""
         path, _, file = self.readable(sample.target).rpartition("/")
         stem, _, extension = file.rpartition(".")
@@ -162,36 +142,36 @@ class Kohya(Format):
             folder = f"{sample.repeats}_{path.replace('/', '_') or self._title}"
         return f"{_REG if sample.is_reg else ''}{folder}/{file}"
 
-    def partner(self, sample: Sample, role: str, extension: str) -> str:
+    def partner(self, sample: base.Sample, role: str, extension: str) -> str:
         """``masks/N_name/file``, and ``controls``: a ``conditioning_data_dir`` for each folder of images."""
         folder = _PARTNERS.get(role, "")
         return folder and f"{folder}/{self.readable(f'{sample.stem}{extension.lower()}')}"
 
-    def begin(self, samples: Sequence[Sample]) -> None:
+    def begin(self, samples: Sequence[base.Sample]) -> None:
         """See ``Format``: if one image has an alpha mask, all files hold masks."""
         super().begin(samples)
-        self._has_alpha = any(sample.has_alpha for sample in samples) and MASK in self.request.wanted
+        self._has_alpha = any(sample.has_alpha for sample in samples) and base.MASK in self.request.wanted
         has_reg = any(sample.is_reg for sample in samples)
         for folder, group in self.groups.items():
-            roles = {} if has_reg else common_roles(group)
+            roles = {} if has_reg else base.common_roles(group)
             self._conditioning[folder] = next((_PARTNERS[role] for role in _PARTNERS if role in roles), "")
 
-    def latent_files(self, sample: Sample) -> dict[str, Make]:
+    def latent_files(self, sample: base.Sample) -> dict[str, base.Make]:
         """See ``Format``."""
         size = f"_{sample.size.width:04d}x{sample.size.height:04d}{self.architecture.code}"
         return {f"{sample.stem}{'' if self._form == 'stable' else size}.npz": partial(self._latents, sample)}
 
-    def text_files(self, sample: Sample, text: Text) -> dict[str, Make]:
+    def text_files(self, sample: base.Sample, text: Text) -> dict[str, base.Make]:
         """See ``Format``."""
-        return {f"{sample.stem}{text.name}.npz": lambda: npz(text.values(text_parts(self.request, sample)))}
+        return {f"{sample.stem}{text.name}.npz": lambda: base.npz(text.values(base.text_parts(self.request, sample)))}
 
     def settings(self) -> Mapping[str, bytes]:
         """See ``Format``."""
         geometry, table = self.geometry, cast("KohyaTable", self.tables[0])
         has_several = any(sample.further for sample in self.samples)
         lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
-        lines += ["caption_extension = '.txt'", *toml({"flip_aug": geometry.flip})]
-        lines += [*(toml({"enable_wildcard": True}) if has_several else []), ""]
+        lines += ["caption_extension = '.txt'", *base.toml({"flip_aug": geometry.flip})]
+        lines += [*(base.toml({"enable_wildcard": True}) if has_several else []), ""]
         for resolution in geometry.resolutions or geometry.buckets:
             size = square(resolution)
             buckets = {
@@ -202,11 +182,11 @@ class Kohya(Format):
                 "bucket_no_upscale": not geometry.upscale,
             }
             for is_conditioned in sorted(set(map(bool, self._conditioning.values()))):
-                lines += ["[[datasets]]", *toml({"resolution": [size.width, size.height]})]
-                lines += toml(buckets) if geometry.resolutions else []
+                lines += ["[[datasets]]", *base.toml({"resolution": [size.width, size.height]})]
+                lines += base.toml(buckets) if geometry.resolutions else []
                 for folder, samples in self.groups.items():
                     if bool(self._conditioning[folder]) == is_conditioned:
-                        lines += ["[[datasets.subsets]]", *toml(self._subset(folder, samples[0]))]
+                        lines += ["[[datasets.subsets]]", *base.toml(self._subset(folder, samples[0]))]
                 lines.append("")
         return {"dataset.toml": "\n".join(lines).encode()}
 
@@ -241,8 +221,8 @@ class Kohya(Format):
             )
         return lines
 
-    def _latents(self, sample: Sample) -> bytes:
-        arrays = dict[str, Array]()
+    def _latents(self, sample: base.Sample) -> bytes:
+        arrays = dict[str, base.Array]()
         for number, latent in enumerate(sample.latents):
             height, width = latent.values.shape[-2:]
             suffix = f"_{height}x{width}" if self._form == "suffixed" else ""
@@ -256,9 +236,9 @@ class Kohya(Format):
             if self._has_alpha:
                 cell = np.ones((latent.bucket.height // height, latent.bucket.width // width), np.float32)
                 arrays[f"alpha_mask{suffix}"] = np.kron(sample.masks[number].values[0], cell)
-        return npz(arrays)
+        return base.npz(arrays)
 
-    def _subset(self, folder: str, first: Sample) -> dict[str, Any]:
+    def _subset(self, folder: str, first: base.Sample) -> dict[str, Any]:
         """Settings of a folder; with a ``conditioning_data_dir`` it has no class words and no regularization."""
         settings: dict[str, Any] = {"image_dir": self.path(folder), "num_repeats": first.repeats}
         if conditioning := self._conditioning[folder]:

@@ -15,27 +15,8 @@ from typing import Any
 import torch
 
 from latentcache.errors import UsageError
-from latentcache.export.format import (
-    CONTROL,
-    FLUX,
-    LATENTS,
-    POOLED,
-    QWEN,
-    TEXT,
-    WAN,
-    Z_IMAGE,
-    Architecture,
-    Dataset,
-    Format,
-    Latent,
-    Make,
-    Request,
-    Sample,
-    Text,
-    safetensors,
-    tensor_of,
-    toml,
-)
+from latentcache.export import format as base
+from latentcache.export.format import Architecture, Text
 from latentcache.geometry.like.trainers import TRAINERS
 from latentcache.geometry.sizes import Size
 
@@ -52,15 +33,16 @@ def _named(**fields: str) -> Callable[[Mapping[str, torch.Tensor]], dict[str, to
 #: The code is at the end of the names of files.
 _ROWS = (
     Architecture("qwen-image", 16, family="AutoencoderKLQwenImage", code="qi", dtype="bfloat16", is_scaled=True,
-                 has_frames=True, texts=[Text(QWEN, (), _named(varlen_vl_embed=TEXT))]),
+                 has_frames=True, texts=[Text(base.QWEN, (), _named(varlen_vl_embed=base.TEXT))]),
     Architecture("wan", 16, family="AutoencoderKLWan", code="wan", dtype="bfloat16", is_scaled=True,
-                 has_frames=True, texts=[Text(WAN, (), _named(varlen_t5=TEXT))]),
+                 has_frames=True, texts=[Text(base.WAN, (), _named(varlen_t5=base.TEXT))]),
     Architecture("hunyuan-video", 16, 0.476986, family="AutoencoderKLHunyuanVideo", code="hv", dtype="float16",
                  has_frames=True),
     Architecture("z-image", 16, 0.3611, 0.1159, family="AutoencoderKL", code="zi",
-                 texts=[Text(Z_IMAGE, (), _named(varlen_llm_embed=TEXT))]),
+                 texts=[Text(base.Z_IMAGE, (), _named(varlen_llm_embed=base.TEXT))]),
     Architecture("flux-kontext", 16, 0.3611, 0.1159, family="AutoencoderKL", code="fk", is_scaled=True,
-                 texts=[Text(FLUX, (POOLED,), _named(t5_vec=TEXT, clip_l_pooler=POOLED))], has_control=True),
+                 has_control=True,
+                 texts=[Text(base.FLUX, (base.POOLED,), _named(t5_vec=base.TEXT, clip_l_pooler=base.POOLED))]),
 )  # fmt: skip
 #: Other models -> what their files hold and no cache does.
 _OTHERS = {
@@ -70,41 +52,41 @@ _OTHERS = {
 }
 
 
-class Musubi(Format):
+class Musubi(base.Format):
     """Files for musubi-tuner. See :class:`~latentcache.export.format.Format`."""
 
     name = "musubi"
     architectures = _ROWS
-    fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, CONTROL), "text": (TEXT, POOLED)}
+    fields: Mapping[str, Sequence[str]] = {"latents": (base.LATENTS, base.CONTROL), "text": (base.TEXT, base.POOLED)}
     extensions = ("png", "jpg", "jpeg", "webp", "bmp", "avif", "mp4", "mov", "mkv", "webm", "m4v")
     shared = ()
     has_videos, has_flips = True, False
     no_caption = "leaves them out"
     several_lines = "all of them"
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: base.Request) -> None:
         if request.architecture in _OTHERS:
             why = f"its files hold {_OTHERS[request.architecture]}, and no cache does"
             fix = f"let the trainer encode; known are {', '.join(row.name for row in _ROWS)}"
             raise UsageError(f"--architecture={request.architecture}: cannot be exported", why=why, fix=fix)
         super().__init__(request)
         wanted = self.request.wanted
-        if self.takes_control and LATENTS in wanted and CONTROL not in wanted:
+        if self.takes_control and base.LATENTS in wanted and base.CONTROL not in wanted:
             raise UsageError(
                 "--architecture=flux-kontext: the cache has no latents of control images",
                 fix="run the same `latentcache build` with --controls FOLDER: only these are encoded",
             )
 
-    def target(self, sample: Sample) -> str:
+    def target(self, sample: base.Sample) -> str:
         """``images-2x`` or ``videos-81f-2x``, and the path of the image as one name: folders in it are not read."""
         kind = f"videos-{sample.frames}f" if sample.frames else "images"
         return f"{kind}-{sample.repeats}x/{self.flat(sample.target)}"
 
-    def partner(self, sample: Sample, role: str, extension: str) -> str:
+    def partner(self, sample: base.Sample, role: str, extension: str) -> str:
         """See ``Format``: a ``control_directory`` for each folder of images."""
-        return f"controls-{sample.stem}{extension.lower()}" if role == CONTROL in self.request.wanted else ""
+        return f"controls-{sample.stem}{extension.lower()}" if role == base.CONTROL in self.request.wanted else ""
 
-    def begin(self, samples: Sequence[Sample]) -> None:
+    def begin(self, samples: Sequence[base.Sample]) -> None:
         """See ``Format``."""
         super().begin(samples)
         if reg := [sample for sample in samples if sample.is_reg]:
@@ -114,9 +96,9 @@ class Musubi(Format):
                 fix="build a cache of the other images",
             )
 
-    def latent_files(self, sample: Sample) -> dict[str, Make]:
+    def latent_files(self, sample: base.Sample) -> dict[str, base.Make]:
         """See ``Format``."""
-        files, stem = dict[str, Make](), sample.stem.rpartition("/")[2]
+        files, stem = dict[str, base.Make](), sample.stem.rpartition("/")[2]
         for dataset in self._datasets(sample):
             bucket = self._bucket(sample, dataset)
             size = bucket if sample.frames else sample.size
@@ -125,7 +107,7 @@ class Musubi(Format):
             files[f"{_cache(dataset)}/{name}"] = partial(self._latents, sample, size, bucket)
         return files
 
-    def text_files(self, sample: Sample, text: Text) -> dict[str, Make]:
+    def text_files(self, sample: base.Sample, text: Text) -> dict[str, base.Make]:
         """See ``Format``."""
         name = f"{sample.stem.rpartition('/')[2]}_{self.architecture.code}_te.safetensors"
         return {f"{_cache(each)}/{name}": partial(self._texts, sample, text) for each in self._datasets(sample)}
@@ -137,7 +119,7 @@ class Musubi(Format):
         lines = ["# Made by latentcache. Give it to musubi-tuner with --dataset_config.", "[general]"]
         general = {"caption_extension": ".txt", "batch_size": batch}
         general |= {"enable_bucket": not geometry.buckets, "bucket_no_upscale": not geometry.upscale}
-        lines += toml(general)
+        lines += base.toml(general)
         for dataset in self.datasets:
             first, side = dataset.samples[0], dataset.table.resolution
             settings: dict[str, Any] = {
@@ -148,9 +130,9 @@ class Musubi(Format):
             }
             if first.frames:
                 settings |= {"target_frames": [first.frames], "frame_extraction": "head"}
-            if CONTROL in self.request.wanted:
+            if base.CONTROL in self.request.wanted:
                 settings["control_directory"] = self.path(f"controls-{dataset.folder}")
-            lines += ["", "[[datasets]]", *toml(settings)]
+            lines += ["", "[[datasets]]", *base.toml(settings)]
         return {"dataset.toml": "\n".join([*lines, ""]).encode()}
 
     def advice(self) -> Sequence[str]:
@@ -161,17 +143,17 @@ class Musubi(Format):
             lines.append("the trainer has no text: run its script that caches text, into the same folders")
         return lines
 
-    def _datasets(self, sample: Sample) -> list[Dataset]:
+    def _datasets(self, sample: base.Sample) -> list[base.Dataset]:
         """Those of an image: one for each resolution."""
         return [dataset for dataset in self.datasets if dataset.folder == sample.folder]
 
-    def _bucket(self, sample: Sample, dataset: Dataset) -> Size:
+    def _bucket(self, sample: base.Sample, dataset: base.Dataset) -> Size:
         """The bucket of an image in a data set; that of an export is among those of the cache."""
         table = dataset.table
         bucket: Size | None = table.nearest(sample.size) if self.geometry.upscale else table.within(sample.size)
         return bucket or table.resolution
 
-    def _latents(self, sample: Sample, size: Size, bucket: Size) -> bytes:
+    def _latents(self, sample: base.Sample, size: Size, bucket: Size) -> bytes:
         tensors = dict[str, torch.Tensor]()
         for name, latents in (("latents", sample.latents), ("latents_control", sample.controls)):
             if latents:
@@ -182,16 +164,16 @@ class Musubi(Format):
         about |= {"frame_count": str(sample.frames)} if sample.frames else {}
         return self._saved(tensors, about)
 
-    def _values(self, latents: Sequence[Latent], bucket: Size) -> torch.Tensor:
+    def _values(self, latents: Sequence[base.Latent], bucket: Size) -> torch.Tensor:
         """Those of a bucket: (C, F, h, w), or (C, h, w) for a model without frames."""
-        values = tensor_of(latents, bucket)
+        values = base.tensor_of(latents, bucket)
         if self.architecture.has_frames and values.ndim == 3:
             values = values[:, None]
         elif not self.architecture.has_frames and values.ndim == 4:
             values = values[:, 0]
         return values.to(getattr(torch, self.architecture.dtype)).contiguous()
 
-    def _texts(self, sample: Sample, text: Text) -> bytes:
+    def _texts(self, sample: base.Sample, text: Text) -> bytes:
         tensors = text.values(self.stored(sample.text))
         named = {f"{name}_{str(tensor.dtype).removeprefix('torch.')}": tensor for name, tensor in tensors.items()}
         return self._saved(named, {"caption1": sample.caption})
@@ -199,9 +181,9 @@ class Musubi(Format):
     def _saved(self, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> bytes:
         name = self.architecture.name.replace("-", "_")
         metadata = {"architecture": name, **about, "format_version": "1.0.1"}
-        return safetensors(tensors, metadata)
+        return base.safetensors(tensors, metadata)
 
 
-def _cache(dataset: Dataset) -> str:
+def _cache(dataset: base.Dataset) -> str:
     """Its ``cache_directory``."""
     return f"cache/{dataset.folder}-{dataset.table.resolution}"

@@ -25,27 +25,8 @@ import numpy as np
 import torch
 
 from latentcache.errors import UsageError, count_of
-from latentcache.export.format import (
-    CLIP_TOKENS,
-    CONTROL,
-    FLUX,
-    IDS,
-    LATENTS,
-    MASK,
-    POOLED,
-    SD,
-    SD3,
-    SDXL,
-    TEXT,
-    Format,
-    Make,
-    Request,
-    Sample,
-    Text,
-    saved,
-    tensor_of,
-    text_parts,
-)
+from latentcache.export import format as base
+from latentcache.export.format import Text
 from latentcache.geometry.like.onetrainer import PIXELS, TrainingConfig, read_config
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
@@ -102,7 +83,7 @@ class Concept(Value):
     """As ``concepts.json`` has them."""
     first: int
     """Number of its first image among those of all concepts."""
-    samples: Sequence[Sample]
+    samples: Sequence[base.Sample]
     """Without values, in the order of its cache."""
 
     def folders(self, kind: str) -> list[str]:
@@ -113,18 +94,24 @@ class Concept(Value):
         return [f"{cache}/variation-{variation}" for variation in range(self.settings[f"{kind}_variations"])]
 
 
-class OneTrainer(Format):
+class OneTrainer(base.Format):
     """Files for OneTrainer. See :class:`~latentcache.export.format.Format`."""
 
     name = "onetrainer"
-    texts = (Text(SD, (IDS,)), *(Text(pipeline, (POOLED, IDS)) for pipeline in (SDXL, SD3, FLUX)))
-    fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, MASK, CONTROL), "text": (TEXT, POOLED, IDS)}
+    texts = (
+        Text(base.SD, (base.IDS,)),
+        *(Text(pipeline, (base.POOLED, base.IDS)) for pipeline in (base.SDXL, base.SD3, base.FLUX)),
+    )
+    fields: Mapping[str, Sequence[str]] = {
+        "latents": (base.LATENTS, base.MASK, base.CONTROL),
+        "text": (base.TEXT, base.POOLED, base.IDS),
+    }
     draws_captions = True
     extensions = ("bmp", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif")
     no_caption = "trains on the empty caption"
     several_lines = "one that it draws"
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: base.Request) -> None:
         config = request.trainer_config
         self._config = TrainingConfig(values={}, concepts=()) if config is None else read_config(config)
         super().__init__(request)
@@ -136,13 +123,13 @@ class OneTrainer(Format):
         self._has_flips = False
         self._draws = ""
         """Numbers on which its draws depend."""
-        self._caches = ["image"] if LATENTS in self.request.wanted else []
+        self._caches = ["image"] if base.LATENTS in self.request.wanted else []
         self._caches += ["text"] if self.text is not None else []
         pipeline = self.text and self.text.pipeline
-        tokens, before = (CLIP_TOKENS, CLIP_TOKENS) if pipeline == SD3 else (0, 0)
-        if pipeline == FLUX and self._config.values:
+        tokens, before = (base.CLIP_TOKENS, base.CLIP_TOKENS) if pipeline == base.SD3 else (0, 0)
+        if pipeline == base.FLUX and self._config.values:
             tokens = self._config.values.get("text_encoder_2_sequence_length", 77) or 512
-        lengths = getattr(request.recipes.get(IDS), "lengths", (0,))
+        lengths = getattr(request.recipes.get(base.IDS), "lengths", (0,))
         if tokens and lengths[-1] != tokens:
             raise UsageError(
                 f"prompt_embeds: {lengths[-1]} tokens of T5, and OneTrainer has {tokens}",
@@ -159,14 +146,14 @@ class OneTrainer(Format):
         """What the sidecar and the JSON output say."""
         return {"release": "23df383"} | ({"draws": self._draws} if self._draws else {})
 
-    def target(self, sample: Sample) -> str:
+    def target(self, sample: base.Sample) -> str:
         """``images``, the data set, its folder and the name of the image, which must not be that of a mask."""
         stem, _, extension = self.readable(f"{self._images}/{sample.target}").rpartition(".")
         for label in _LABELS.values():
             stem = f"{stem.removesuffix(label)}_{label[1:]}" if stem.endswith(label) else stem
         return f"{stem}.{extension}"
 
-    def partner(self, sample: Sample, role: str, extension: str) -> str:
+    def partner(self, sample: base.Sample, role: str, extension: str) -> str:
         """The mask, and the conditioning image."""
         return f"{sample.stem}{_LABELS[role]}.png" if role in _LABELS else ""
 
@@ -175,11 +162,11 @@ class OneTrainer(Format):
         """Folder of all images."""
         return f"images/{self.request.root.name or 'data'}"
 
-    def group(self, sample: Sample) -> str:
+    def group(self, sample: base.Sample) -> str:
         """See ``Format``: that of the user's concept, if there is one."""
         return self._users_concept(sample)[0]
 
-    def begin(self, samples: Sequence[Sample]) -> None:
+    def begin(self, samples: Sequence[base.Sample]) -> None:
         """Sort the images into concepts: those of the user, and one for each other folder."""
         super().begin(samples)
         first = 0
@@ -195,12 +182,12 @@ class OneTrainer(Format):
         if self._has_flips or len(self.tables) > 1 or any(sample.further for sample in samples):
             self._draws = str([self._shift(), *(concept.first for concept in self._concepts)])
 
-    def latent_files(self, sample: Sample) -> dict[str, Make]:
+    def latent_files(self, sample: base.Sample) -> dict[str, base.Make]:
         """See ``Format``: one for each variation."""
         names = enumerate(self._names(sample, "image"))
         return {name: partial(self._latents, sample, variation) for variation, name in names}
 
-    def text_files(self, sample: Sample, text: Text) -> dict[str, Make]:
+    def text_files(self, sample: base.Sample, text: Text) -> dict[str, base.Make]:
         """See ``Format``: one for each variation."""
         names = enumerate(self._names(sample, "text"))
         return {name: partial(self._texts, sample, variation) for variation, name in names}
@@ -221,7 +208,7 @@ class OneTrainer(Format):
                     }
                     for sample in concept.samples
                 ]
-                files[f"{folder}/aggregate.pt"] = saved(sizes if kind == "image" else [{} for _ in sizes])
+                files[f"{folder}/aggregate.pt"] = base.saved(sizes if kind == "image" else [{} for _ in sizes])
         return files
 
     def advice(self) -> Sequence[str]:
@@ -249,7 +236,7 @@ class OneTrainer(Format):
                 " bucket, and the trainer drops them and does not report it: `latentcache plan DATA --for onetrainer"
                 " --suggest`"
             )
-        if not self._is_masked and MASK in self.request.wanted:
+        if not self._is_masked and base.MASK in self.request.wanted:
             lines.append("masked_training: on, if the masks are to count")
         if self.text is not None:
             lines.append(
@@ -261,7 +248,7 @@ class OneTrainer(Format):
             lines.append("the cache has flips, which are not exported: no concept of --trainer-config draws them")
         return lines
 
-    def _names(self, sample: Sample, kind: str) -> list[str]:
+    def _names(self, sample: base.Sample, kind: str) -> list[str]:
         """Its file in each variation of the ``image`` or ``text`` cache."""
         concept, number = self._concept_of[sample.target]
         return [f"{folder}/{number - concept.first}.pt" for folder in concept.folders(kind)]
@@ -280,7 +267,7 @@ class OneTrainer(Format):
             return f"{size.width}, aspect_ratio_bucketing off" if is_square else f"{size.width}x{size.height}"
         return ",".join(map(str, self.geometry.resolutions))
 
-    def _settings(self, path: str, users: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
+    def _settings(self, path: str, users: Mapping[str, Any], samples: Sequence[base.Sample]) -> dict[str, Any]:
         """A concept of its defaults, and of what the user's concept of this folder says."""
         image, text = {**_IMAGE, **users.get("image", {})}, {**_TEXT}
         text_variations = int(users.get("text_variations", 1))
@@ -313,7 +300,7 @@ class OneTrainer(Format):
             "concept_stats": {},
         }
 
-    def _users_concept(self, sample: Sample) -> tuple[str, Mapping[str, Any]]:
+    def _users_concept(self, sample: base.Sample) -> tuple[str, Mapping[str, Any]]:
         """The folder of the export that is the concept of an image, and the concept of the user's file, if any."""
         root, matches = self.request.root, list[tuple[str, Mapping[str, Any]]]()
         parents = (root / sample.name).parents
@@ -332,44 +319,44 @@ class OneTrainer(Format):
             )
         return matches[0] if matches else (sample.folder, {})
 
-    def _bucket(self, sample: Sample, variation: int) -> Size:
+    def _bucket(self, sample: base.Sample, variation: int) -> Size:
         """The bucket that the trainer draws for an image."""
         draw = self._draw(_RESOLUTION_STEP + self._shift(), sample, variation)
         return draw.choice([table.nearest(sample.size) for table in self.tables])
 
-    def _draw(self, step: int, sample: Sample, variation: int) -> random.Random:
+    def _draw(self, step: int, sample: base.Sample, variation: int) -> random.Random:
         """The generator of one step of its pipeline, as ``PipelineModule._get_rand`` makes it."""
         return random.Random(hash((_SEED, step, variation, self._concept_of[sample.target][1])))
 
-    def _latents(self, sample: Sample, variation: int) -> bytes:
+    def _latents(self, sample: base.Sample, variation: int) -> bytes:
         bucket, image = self._bucket(sample, variation), self._concept_of[sample.target][0].settings["image"]
         placement = self.request.latents.geometry.place(sample.size, bucket)
         is_flipped = image["enable_fixed_flip"]
         if image["enable_random_flip"]:
             is_flipped = self._draw(_FLIP_STEP + self._shift(), sample, variation).random() < 0.5
         item: dict[str, Any] = {
-            "latent_image": tensor_of(sample.latents, bucket, is_flipped=is_flipped),
+            "latent_image": base.tensor_of(sample.latents, bucket, is_flipped=is_flipped),
             "original_resolution": _pair(sample.size),
             "crop_offset": (placement.top, placement.left),
         }
         if self._config.is_inpainting and not self._is_masked:
             item["latent_mask"] = torch.ones_like(item["latent_image"][:1])
-        elif MASK in self.request.wanted:
-            item["latent_mask"] = tensor_of(sample.masks, bucket, is_flipped=is_flipped)
-        if CONTROL in self.request.wanted:
-            item["latent_conditioning_image"] = tensor_of(sample.controls, bucket, is_flipped=is_flipped)
-        return saved(item)
+        elif base.MASK in self.request.wanted:
+            item["latent_mask"] = base.tensor_of(sample.masks, bucket, is_flipped=is_flipped)
+        if base.CONTROL in self.request.wanted:
+            item["latent_conditioning_image"] = base.tensor_of(sample.controls, bucket, is_flipped=is_flipped)
+        return base.saved(item)
 
-    def _texts(self, sample: Sample, variation: int) -> bytes:
+    def _texts(self, sample: base.Sample, variation: int) -> bytes:
         """Parts of the caption that it draws; those of the only text encoder of a model have no number."""
         draw = self._draw(_TEXT_STEP + self._shift(with_images=False), sample, variation)
-        item, parts = dict[str, torch.Tensor](), text_parts(self.request, draw.choice(sample.captioned))
+        item, parts = dict[str, torch.Tensor](), base.text_parts(self.request, draw.choice(sample.captioned))
         for name, values in parts.items():
             kind, _, encoder = name.partition("_")
             tensor = torch.from_numpy(np.ascontiguousarray(values))
             ending = f"_{encoder}" if "ids_2" in parts else ""
             item[_PARTS[kind].format(ending)] = tensor if kind in ("ids", "mask") else tensor.to(self._dtype)
-        return saved(item)
+        return base.saved(item)
 
 
 def _pair(size: Size) -> tuple[int, int]:

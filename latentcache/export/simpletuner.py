@@ -23,48 +23,32 @@ import numpy as np
 import torch
 
 from latentcache.errors import UsageError
-from latentcache.export.format import (
-    CONTROL,
-    FLUX,
-    IDS,
-    LATENTS,
-    POOLED,
-    SD,
-    SD3,
-    SDXL,
-    TEXT,
-    Dataset,
-    Format,
-    Make,
-    Request,
-    Sample,
-    Text,
-    common_roles,
-    saved,
-    tensor_of,
-    text_parts,
-)
+from latentcache.export import format as base
+from latentcache.export.format import Text
 from latentcache.geometry.like.simpletuner import SimpleTunerTable
 
 #: Role of a further image -> start of its folder, and ``conditioning_type``.
-_ROLES = {"mask": ("masks", "mask"), CONTROL: ("controls", "reference_strict")}
+_ROLES = {"mask": ("masks", "mask"), base.CONTROL: ("controls", "reference_strict")}
 #: Values of a token of SD 2, which has the pipeline of SD 1.
 _SD2_WIDTH = 1024
 
 
-class SimpleTuner(Format):
+class SimpleTuner(base.Format):
     """Files for SimpleTuner. See :class:`~latentcache.export.format.Format`."""
 
     name = "simpletuner"
     #: Named by their ``model_family``.
     texts = (
-        Text(SD, name="sd1x"),
-        Text(SDXL, (POOLED,), name="sdxl"),
-        Text(SD3, (POOLED,), name="sd3"),
-        Text(FLUX, (POOLED, IDS), name="flux"),
+        Text(base.SD, name="sd1x"),
+        Text(base.SDXL, (base.POOLED,), name="sdxl"),
+        Text(base.SD3, (base.POOLED,), name="sd3"),
+        Text(base.FLUX, (base.POOLED, base.IDS), name="flux"),
     )
-    fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, CONTROL), "text": (TEXT, POOLED, IDS)}
-    optional = (CONTROL,)
+    fields: Mapping[str, Sequence[str]] = {
+        "latents": (base.LATENTS, base.CONTROL),
+        "text": (base.TEXT, base.POOLED, base.IDS),
+    }
+    optional = (base.CONTROL,)
     is_scaled = True
     extensions = ("bmp", "jpg", "jpeg", "png", "tif", "tiff", "webp")
     shared = ()
@@ -72,7 +56,7 @@ class SimpleTuner(Format):
     draws_captions = True
     several_lines = "all of them"
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: base.Request) -> None:
         super().__init__(request)
         self._text_of: dict[str, str] = {}
         """Caption -> target of the image whose files hold its text."""
@@ -83,7 +67,7 @@ class SimpleTuner(Format):
                 fix="let the trainer encode the images",
             )
         family = self.text.name if self.text else ""
-        is_sd2 = family == "sd1x" and getattr(request.recipes[TEXT], "width", 0) == _SD2_WIDTH
+        is_sd2 = family == "sd1x" and getattr(request.recipes[base.TEXT], "width", 0) == _SD2_WIDTH
         self._family = "sd2x" if is_sd2 else family
 
     @property
@@ -91,21 +75,21 @@ class SimpleTuner(Format):
         """What the sidecar and the JSON output say."""
         return {"model_family": self._family} if self._family else {}
 
-    def target(self, sample: Sample) -> str:
+    def target(self, sample: base.Sample) -> str:
         """``images-2x`` or ``reg-1x``, the folder of the data set, and the name of the image."""
         return f"{'reg' if sample.is_reg else 'images'}-{sample.repeats}x/{self.readable(sample.target)}"
 
-    def partner(self, sample: Sample, role: str, extension: str) -> str:
+    def partner(self, sample: base.Sample, role: str, extension: str) -> str:
         """See ``Format``: masks and control images have folders, and there the name of their image."""
-        start, is_read = _ROLES.get(role, ("", ""))[0], role != CONTROL or CONTROL in self.request.wanted
+        start, is_read = _ROLES.get(role, ("", ""))[0], role != base.CONTROL or base.CONTROL in self.request.wanted
         name = f"{start}-{sample.repeats}x/{sample.target.partition('/')[2]}"
         return name if start and is_read and not sample.is_reg else ""
 
-    def group(self, sample: Sample) -> str:
+    def group(self, sample: base.Sample) -> str:
         """See ``Format``: one for all folders of the data set."""
         return sample.target.partition("/")[0]
 
-    def begin(self, samples: Sequence[Sample]) -> None:
+    def begin(self, samples: Sequence[base.Sample]) -> None:
         """Sort the images into backends, and find the first image of each text."""
         super().begin(samples)
         has_several = any(sample.further for sample in samples)
@@ -126,23 +110,23 @@ class SimpleTuner(Format):
                     )
                 self._text_of.setdefault(each.caption, sample.target)
 
-    def latent_files(self, sample: Sample) -> dict[str, Make]:
+    def latent_files(self, sample: base.Sample) -> dict[str, base.Make]:
         """See ``Format``."""
-        files, (folder, _, inside) = dict[str, Make](), sample.stem.partition("/")
+        files, (folder, _, inside) = dict[str, base.Make](), sample.stem.partition("/")
         path, separator, stem = inside.rpartition("/")
         name = f"{path}{separator}{hashlib.sha256(stem.encode()).hexdigest()}.pt"
         for backend in self.datasets:
             if backend.folder == folder:
                 files[f"vae/{_id(backend)}/{name}"] = partial(_latents, sample, backend.table, "latents")
-                if CONTROL in common_roles(backend.samples):
+                if base.CONTROL in base.common_roles(backend.samples):
                     files[f"vae/controls-{_id(backend)}/{name}"] = partial(
                         _latents, sample, backend.table, "controls"
                     )
         return files
 
-    def text_files(self, sample: Sample, text: Text) -> dict[str, Make]:
+    def text_files(self, sample: base.Sample, text: Text) -> dict[str, base.Make]:
         """See ``Format``: one for the first image with a caption."""
-        files = dict[str, Make]()
+        files = dict[str, base.Make]()
         for captioned in sample.captioned:
             if self._text_of[captioned.caption] == sample.target:
                 # The hash is only a name: it protects nothing.
@@ -199,7 +183,7 @@ class SimpleTuner(Format):
         tables = [table for table in tables if table.buckets and not table.by_edge]
         return {f"output/aspect_resolution_map-{table.megapixels}.json": table for table in tables}
 
-    def _entry(self, sample: Sample, table: SimpleTunerTable) -> dict[str, Any]:
+    def _entry(self, sample: base.Sample, table: SimpleTunerTable) -> dict[str, Any]:
         """Sizes of an image as (width, height), its crop as (top, left)."""
         bucket = table.nearest(sample.size)
         placement = self.request.latents.geometry.place(sample.size, bucket)
@@ -236,7 +220,9 @@ class SimpleTuner(Format):
             if first.is_reg:
                 entry["is_regularisation_data"] = True
             backends.append(entry)
-            for start, kind in (names for role, names in _ROLES.items() if role in common_roles(backend.samples)):
+            for start, kind in (
+                names for role, names in _ROLES.items() if role in base.common_roles(backend.samples)
+            ):
                 conditioning = {
                     "id": f"{start}-{_id(backend)}",
                     "type": "local",
@@ -251,28 +237,28 @@ class SimpleTuner(Format):
         text = {"id": "text", "type": "local", "dataset_type": "text_embeds", "default": True}
         return _json([*backends, {**text, "cache_dir": self.path("text")}], indent=2)
 
-    def _texts(self, sample: Sample) -> bytes:
-        text = {name: values for name, values in sample.text.items() if name != IDS}
+    def _texts(self, sample: base.Sample) -> bytes:
+        text = {name: values for name, values in sample.text.items() if name != base.IDS}
         embeddings = self.stored(text)
-        embeddings[TEXT] = embeddings[TEXT][None]
+        embeddings[base.TEXT] = embeddings[base.TEXT][None]
         if self._family == "flux":
-            mask = np.ascontiguousarray(text_parts(self.request, sample)["mask_2"])
-            embeddings["time_ids"] = torch.zeros(1, len(sample.text[TEXT]), 3)
+            mask = np.ascontiguousarray(base.text_parts(self.request, sample)["mask_2"])
+            embeddings["time_ids"] = torch.zeros(1, len(sample.text[base.TEXT]), 3)
             embeddings["attention_masks"] = torch.from_numpy(mask)[None]
-        return saved(embeddings)
+        return base.saved(embeddings)
 
 
-def _id(backend: Dataset) -> str:
+def _id(backend: base.Dataset) -> str:
     return f"{backend.folder}-{backend.table.resolution.width}"
 
 
-def _listing(backend: Dataset, kind: str) -> str:
+def _listing(backend: base.Dataset, kind: str) -> str:
     """File about the sizes of its images: of ``indices`` or ``metadata``."""
     return f"{backend.folder}/aspect_ratio_bucket_{kind}_{_id(backend)}.json"
 
 
-def _latents(sample: Sample, table: SimpleTunerTable, name: str) -> bytes:
-    return saved(tensor_of(getattr(sample, name), table.nearest(sample.size)))
+def _latents(sample: base.Sample, table: SimpleTunerTable, name: str) -> bytes:
+    return base.saved(base.tensor_of(getattr(sample, name), table.nearest(sample.size)))
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:

@@ -16,16 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from latentcache.geometry.like.trainer import (
-    Table,
-    Trainer,
-    TrainerSettings,
-    check_alike,
-    refused_in,
-    shown,
-    size_options,
-    source_of,
-)
+from latentcache.geometry.like import trainer
 from latentcache.geometry.sizes import Size, square
 
 #: ``arch`` of a model -> the step of its sides (``get_bucket_divisibility``), where it is not 16.
@@ -48,7 +39,7 @@ class Job(NamedTuple):
     arch: str
 
 
-class AiToolkitTable(Table):
+class AiToolkitTable(trainer.Table):
     """The buckets of one resolution. No bucket has a larger area than its square; the model decides the step."""
 
     title: ClassVar[str] = "ai-toolkit"
@@ -74,7 +65,7 @@ class AiToolkitTable(Table):
         return Size(math.ceil(image.height * scale), math.ceil(image.width * scale))
 
 
-class AiToolkit(Trainer):
+class AiToolkit(trainer.Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "ai-toolkit"
@@ -87,28 +78,29 @@ class AiToolkit(Trainer):
     repeats = True
     carries_accumulation = True
 
-    def read(self, path: Path, value: Any) -> TrainerSettings:
+    def read(self, path: Path, value: Any) -> trainer.TrainerSettings:
         """See ``Trainer``."""
         job = read_job(value)
-        check_alike(path, job.datasets, {"resolution": 512, "square_crop": False})
+        trainer.check_alike(path, job.datasets, {"resolution": 512, "square_crop": False})
         first, step = job.datasets[0], step_of(job.arch)
         resolution = first.get("resolution", 512)
         sides = [square(int(side)) for side in (resolution if isinstance(resolution, list) else [resolution])]
-        words = [shown("resolution", first, 512), shown("square_crop", first, False)]
+        words = [trainer.shown("resolution", first, 512), trainer.shown("square_crop", first, False)]
         words += [f"sides are multiples of {step} ({job.arch})"]
         words += [f"trigger_word {word!r}" for word in sorted({*map(trigger_of, job.datasets)} - {""})]
         other = [f"scale = {dataset['scale']}" for dataset in job.datasets if dataset.get("scale", 1) != 1]
         other += ["num_frames: videos" for dataset in job.datasets if dataset.get("num_frames", 1) != 1]
-        return TrainerSettings(
+        return trainer.TrainerSettings(
             words=", ".join(words),
             options={
-                **size_options(sides, has_buckets=not first.get("square_crop")),
+                **trainer.size_options(sides, has_buckets=not first.get("square_crop")),
                 "bucket_step": step,
                 "flip": any(dataset.get("flip_x") for dataset in job.datasets) or None,
             },
-            source=source_of(path),
-            no_latents=refused_in(job.datasets, _NO_LATENTS) + tuple(other),
-            no_text=refused_in(job.datasets, _NO_TEXT) + refused_in([job.train], ["train_text_encoder"]),
+            source=trainer.source_of(path),
+            no_latents=trainer.refused_in(job.datasets, _NO_LATENTS) + tuple(other),
+            no_text=trainer.refused_in(job.datasets, _NO_TEXT)
+            + trainer.refused_in([job.train], ["train_text_encoder"]),
             batch=int(job.train.get("batch_size", 1)),
         )
 

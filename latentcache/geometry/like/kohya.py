@@ -20,17 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.trainer import (
-    Table,
-    Trainer,
-    TrainerSettings,
-    check_alike,
-    refused_in,
-    several,
-    shown,
-    size_options,
-    source_of,
-)
+from latentcache.geometry.like import trainer
 from latentcache.geometry.sizes import Size
 
 #: Defaults of ``min_bucket_reso``, ``max_bucket_reso`` and ``bucket_reso_steps``, in pixels.
@@ -52,7 +42,7 @@ _CAPTIONS = {"caption_extension": ".caption", "caption_prefix": "", "caption_suf
 _OF_DATA = ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir")
 
 
-class KohyaTable(Table):
+class KohyaTable(trainer.Table):
     """The buckets of one resolution, whose area is the largest of a bucket; ``buckets`` is ``enable_bucket``."""
 
     title: ClassVar[str] = "kohya"
@@ -149,7 +139,7 @@ def letterbox(image: Size, bucket: Size) -> tuple[float, float, float, float]:
     return left, top, left + width, top + height
 
 
-class KohyaTrainer(Trainer):
+class KohyaTrainer(trainer.Trainer):
     """sd-scripts and lora-scripts. See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "kohya"
@@ -157,7 +147,7 @@ class KohyaTrainer(Trainer):
     limits = ("min_side", "max_side")
     keeps_batch = True
 
-    def read(self, path: Path, value: Any) -> TrainerSettings:
+    def read(self, path: Path, value: Any) -> trainer.TrainerSettings:
         """See ``Trainer``."""
         subsets = list(_subsets(value))
         names_sets = any("subsets" in dataset for dataset in value.get("datasets", ()))
@@ -168,8 +158,8 @@ class KohyaTrainer(Trainer):
         for name, default in {**_SIZES, **_CAPTIONS, **({"num_repeats": 1} if names_sets else {})}.items():
             values = " and ".join(dict.fromkeys(str(subset.get(name, default)) for subset in subsets))
             is_given = any(name in subset for subset in subsets)
-            words.append(shown(name, {name: values or "''"} if is_given else {}, values or "''"))
-        source = source_of(path)
+            words.append(trainer.shown(name, {name: values or "''"} if is_given else {}, values or "''"))
+        source = trainer.source_of(path)
         first = subsets[0]
         if not names_sets:
             source = {"config": "", **_captions(first)}
@@ -179,13 +169,13 @@ class KohyaTrainer(Trainer):
             words += [f"not read: {', '.join(unread)}, DATA has the images"] if unread else []
         flips = any(subset.get("flip_aug") for subset in subsets)
         trained = any(subset.get("network_train_unet_only") is False for subset in subsets)
-        return TrainerSettings(
+        return trainer.TrainerSettings(
             words=", ".join(words),
             options=_options(resolutions, first) | {"flip": flips or None},
             source=source,
-            no_latents=refused_in(subsets, _NO_LATENTS),
+            no_latents=trainer.refused_in(subsets, _NO_LATENTS),
             # The text encoder of a LoRA is trained unless only the U-Net is.
-            no_text=refused_in(subsets, _NO_TEXT) + (("network_train_unet_only = false",) if trained else ()),
+            no_text=trainer.refused_in(subsets, _NO_TEXT) + (("network_train_unet_only = false",) if trained else ()),
             needs_masks=any(subset.get("alpha_mask") for subset in subsets),
             batch=int(first.get("train_batch_size", first.get("batch_size", 1))),
         )
@@ -235,9 +225,9 @@ def _check(path: Path, subsets: Sequence[Mapping[str, Any]]) -> None:
     for subset in subsets:
         parts = [str(subset.get(name)) for name in ("image_dir", "metadata_file", "num_repeats", "is_reg")]
         folders.setdefault(str(subset.get("resolution")), set()).add(" ".join(parts))
-    check_alike(path, subsets, _SIZES)
+    trainer.check_alike(path, subsets, _SIZES)
     if len({frozenset(names) for names in folders.values()}) > 1:
-        raise several(path, "image_dir or num_repeats at their resolutions")
+        raise trainer.several(path, "image_dir or num_repeats at their resolutions")
 
 
 def _captions(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -255,7 +245,7 @@ def _captions(settings: Mapping[str, Any]) -> dict[str, str]:
 def _options(resolutions: tuple[Size, ...], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Options of ``build`` for the sizes."""
     sizes = {name: type(default)(settings.get(name, default)) for name, default in _SIZES.items()}
-    options = size_options(resolutions, has_buckets=bool(sizes["enable_bucket"]))
+    options = trainer.size_options(resolutions, has_buckets=bool(sizes["enable_bucket"]))
     if sizes["enable_bucket"]:
         options |= {"min_side": sizes["min_bucket_reso"], "max_side": sizes["max_bucket_reso"]}
         options |= {"bucket_step": sizes["bucket_reso_steps"], "upscale": not sizes["bucket_no_upscale"]}

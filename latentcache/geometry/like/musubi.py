@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError
-from latentcache.geometry.like.trainer import (
-    Table,
-    Trainer,
-    TrainerSettings,
-    check_alike,
-    shown,
-    size_options,
-    source_of,
-)
+from latentcache.geometry.like import trainer
 from latentcache.geometry.sizes import Size, floor_to
 
 #: Every side is a multiple of it, for all models of images and videos but HiDream-O1.
@@ -35,7 +27,7 @@ _UNUSED = ("control_resolution", "no_resize_control", "multiple_target", "frame_
            "fp_1f_clean_indices")  # fmt: skip
 
 
-class MusubiTable(Table):
+class MusubiTable(trainer.Table):
     """The buckets of one resolution, whose area is the largest of a bucket; ``buckets`` is ``enable_bucket``."""
 
     title: ClassVar[str] = "musubi-tuner"
@@ -82,7 +74,7 @@ class MusubiTable(Table):
         return Size(int(image.height * scale + 0.5), int(image.width * scale + 0.5))
 
 
-class Musubi(Trainer):
+class Musubi(trainer.Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "musubi"
@@ -92,25 +84,25 @@ class Musubi(Trainer):
     step = STEP
     has_videos = True
 
-    def read(self, path: Path, value: Any) -> TrainerSettings:
+    def read(self, path: Path, value: Any) -> trainer.TrainerSettings:
         """See ``Trainer``."""
         datasets = [{**value.get("general", {}), **dataset} for dataset in value["datasets"]]
-        check_alike(path, datasets, {"enable_bucket": False, "bucket_no_upscale": False})
+        trainer.check_alike(path, datasets, {"enable_bucket": False, "bucket_no_upscale": False})
         first = datasets[0]
         sides = tuple(dict.fromkeys(_resolution(dataset) for dataset in datasets))
         frames = sorted({_rounded(each) for dataset in datasets for each in dataset.get("target_frames", ())})
         words = [f"resolution [{side.width}, {side.height}]" for side in sides]
-        words += [shown(name, first, default) for name, default in _SIZES.items() if name != "resolution"]
+        words += [trainer.shown(name, first, default) for name, default in _SIZES.items() if name != "resolution"]
         words += [f"{name} is not used" for name in _UNUSED if any(dataset.get(name) for dataset in datasets)]
-        return TrainerSettings(
+        return trainer.TrainerSettings(
             words=", ".join(words),
             options={
-                **size_options(sides, has_buckets=bool(first.get("enable_bucket"))),
+                **trainer.size_options(sides, has_buckets=bool(first.get("enable_bucket"))),
                 "bucket_step": STEP,
                 "upscale": not (first.get("enable_bucket") and first.get("bucket_no_upscale")),
                 "frames": tuple(frames) or None,
             },
-            source=source_of(path) | ({"videos": True} if frames else {}),
+            source=trainer.source_of(path) | ({"videos": True} if frames else {}),
             no_latents=tuple(
                 f"frame_extraction = {kind}"
                 for kind in sorted({str(dataset.get("frame_extraction", "head")) for dataset in datasets} - {"head"})

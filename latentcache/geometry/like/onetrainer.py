@@ -15,16 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from latentcache.errors import UsageError
-from latentcache.geometry.like.trainer import (
-    Table,
-    Trainer,
-    TrainerSettings,
-    file_near,
-    read_file,
-    refused,
-    shown,
-    size_options,
-)
+from latentcache.geometry.like import trainer
 from latentcache.geometry.sizes import Size, square
 from latentcache.value import Value
 
@@ -51,7 +42,7 @@ _KNOWN = {"concept_file_name", "concepts", "aspect_ratio_bucketing", "training_m
 _DRAWN_TEXT = ("enable_tag_shuffling", "tag_dropout_enable", "caps_randomize_enable")
 
 
-class OneTrainerTable(Table):
+class OneTrainerTable(trainer.Table):
     """The buckets of one resolution, in pixels."""
 
     title: ClassVar[str] = "OneTrainer"
@@ -89,7 +80,7 @@ class OneTrainerTable(Table):
         return Size(bucket.height, round(image.width * (bucket.height / image.height)))
 
 
-class OneTrainer(Trainer):
+class OneTrainer(trainer.Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "onetrainer"
@@ -99,7 +90,7 @@ class OneTrainer(Trainer):
     carries_accumulation = True
     draws_resolution = True
 
-    def read(self, path: Path, value: Any) -> TrainerSettings:
+    def read(self, path: Path, value: Any) -> trainer.TrainerSettings:
         """See ``Trainer``."""
         config = _config(path, value)
         values, step = config.values, config.step
@@ -110,15 +101,15 @@ class OneTrainer(Trainer):
             options["buckets"] = (Size(height, width),)
         else:
             sides = [square(int(side)) for side in text.split(",")]
-            options |= size_options(sides, has_buckets=has_buckets)
+            options |= trainer.size_options(sides, has_buckets=has_buckets)
         flips = ("enable_random_flip", "enable_fixed_flip")
         images = [concept.get("image", {}) for concept in config.concepts]
         options["flip"] = any(image.get(name) for image in images for name in flips) or None
         defaults = {"resolution": "512", "aspect_ratio_bucketing": True, "model_type": "STABLE_DIFFUSION_15"}
-        words = [shown(name, values, default) for name, default in defaults.items()]
+        words = [trainer.shown(name, values, default) for name, default in defaults.items()]
         words += [f"sides are multiples of {step}"]
         words += [f"{config.missing} is not there: no concept was read"] if config.missing else []
-        return TrainerSettings(
+        return trainer.TrainerSettings(
             words=", ".join(words),
             options=options,
             no_latents=_forbids_pixels(config),
@@ -171,7 +162,7 @@ class TrainingConfig(Value):
 
 def read_config(path: Path) -> TrainingConfig:
     """The settings of a file, and its concepts; raises UsageError."""
-    return _config(path, read_file(path))
+    return _config(path, trainer.read_file(path))
 
 
 def _config(path: Path, values: Any) -> TrainingConfig:
@@ -181,8 +172,8 @@ def _config(path: Path, values: Any) -> TrainingConfig:
     concepts, missing = values.get("concepts"), ""
     if concepts is None:
         name = Path(str(values.get("concept_file_name", "training_concepts/concepts.json")))
-        file = file_near(path, name)
-        concepts, missing = ([], str(name)) if file is None else (read_file(file), "")
+        file = trainer.file_near(path, name)
+        concepts, missing = ([], str(name)) if file is None else (trainer.read_file(file), "")
     enabled = [
         concept for concept in concepts if concept.get("enabled", True) and concept.get("type") != "VALIDATION"
     ]
@@ -200,7 +191,7 @@ def _forbids_pixels(config: TrainingConfig) -> tuple[str, ...]:
     if any(word in config.model for word in _MORE_INPUTS):
         reasons.append(f"model_type = {config.model}: it caches further images, which no export holds")
     for concept in config.concepts:
-        reasons += refused(concept.get("image", {}), PIXELS, f"concept {_name(concept)}: ")
+        reasons += trainer.refused(concept.get("image", {}), PIXELS, f"concept {_name(concept)}: ")
     return tuple(reasons)
 
 
@@ -208,14 +199,14 @@ def _forbids_text(config: TrainingConfig) -> tuple[str, ...]:
     """Settings with which it encodes text while it trains, or another text than the first caption."""
     values, reasons = config.values, list[str]()
     for part in ("text_encoder", "text_encoder_2", "text_encoder_3")[: _encoders(config.model)]:
-        reasons += refused(values.get(part, {}), {"train": True}, f"{part}.")
-        reasons += refused(values, {f"{part}_layer_skip": 0})
+        reasons += trainer.refused(values.get(part, {}), {"train": True}, f"{part}.")
+        reasons += trainer.refused(values, {f"{part}_layer_skip": 0})
     embeddings = values.get("additional_embeddings", [])
     if values.get("training_method") == "EMBEDDING" or any(entry.get("train", True) for entry in embeddings):
         reasons.append("embeddings are trained")
     for concept in config.concepts:
         label = f"concept {_name(concept)}: "
-        reasons += refused(concept.get("text", {}), dict.fromkeys(_DRAWN_TEXT, False), label)
+        reasons += trainer.refused(concept.get("text", {}), dict.fromkeys(_DRAWN_TEXT, False), label)
         if (source := concept.get("text", {}).get("prompt_source", "sample")) != "sample":
             reasons.append(f"{label}prompt_source = {source}")
     return tuple(reasons)

@@ -21,15 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.geometry.like.trainer import (
-    Table,
-    Trainer,
-    TrainerSettings,
-    file_near,
-    read_file,
-    several,
-    size_options,
-)
+from latentcache.geometry.like import trainer
 from latentcache.geometry.sizes import Size, square
 
 #: Megapixels -> the side of a square image near this number, which differs from that of other images.
@@ -53,7 +45,7 @@ _UNUSED = ("minimum_image_size", "minimum_aspect_ratio", "maximum_aspect_ratio",
            "maximum_image_size", "target_downsample_size")  # fmt: skip
 
 
-class SimpleTunerTable(Table):
+class SimpleTunerTable(trainer.Table):
     """The buckets of one resolution, a square: of its area, or of its side as their shorter one."""
 
     title: ClassVar[str] = "SimpleTuner"
@@ -151,7 +143,7 @@ class SimpleTunerTable(Table):
         return max(round(side / self.step) * self.step, self.step)
 
 
-class SimpleTuner(Trainer):
+class SimpleTuner(trainer.Trainer):
     """See :class:`~latentcache.geometry.like.trainer.Trainer`."""
 
     name = "simpletuner"
@@ -160,7 +152,7 @@ class SimpleTuner(Trainer):
     limits = ("min_side",)
     squares = ("resolutions", "buckets")
 
-    def read(self, path: Path, value: Any) -> TrainerSettings:
+    def read(self, path: Path, value: Any) -> trainer.TrainerSettings:
         """See ``Trainer``."""
         general, listed, backend_path = _backends(path, value)
         backends = [
@@ -173,7 +165,7 @@ class SimpleTuner(Trainer):
             raise UsageError(problem, where=str(path), fix=fix)
         words, options = _sizes(path, backends, general)
         batch, rounding = general.get("train_batch_size"), int(general.get("aspect_bucket_rounding") or 2)
-        return TrainerSettings(
+        return trainer.TrainerSettings(
             words=", ".join(words),
             options=options,
             source={"config": str(backend_path.resolve()), "layout": ""},
@@ -211,11 +203,11 @@ def _backends(path: Path, value: Any) -> tuple[Mapping[str, Any], list[Mapping[s
         return {}, value, path
     general = {str(name).removeprefix("--"): entry for name, entry in value.items()}
     name = Path(str(general.get("data_backend_config", "config/multidatabackend.json")))
-    file = file_near(path, name)
+    file = trainer.file_near(path, name)
     if file is None:
         problem, fix = f"{path}: {name} is not there", "give multidatabackend.json itself"
         raise UsageError(problem, where=str(path), why="it is looked for here and in the folders above", fix=fix)
-    return general, read_file(file), file
+    return general, trainer.read_file(file), file
 
 
 def _sizes(
@@ -227,9 +219,9 @@ def _sizes(
     sides, is_square = tuple(dict.fromkeys(map(_side, backends))), any(squares)
     by_edge = any(edges) and not is_square
     if is_square and not all(squares):
-        raise several(path, "crop_aspect")
+        raise trainer.several(path, "crop_aspect")
     if by_edge and (len(sides) > 1 or not all(edges)):
-        raise several(path, "resolution or resolution_type")
+        raise trainer.several(path, "resolution or resolution_type")
     alignment, family = general.get("aspect_bucket_alignment"), str(general.get("model_family"))
     step = _ALIGNMENT.get(family, int(alignment or 64))
     origin = f" (of {family})" if family in _ALIGNMENT else " (default)" if alignment is None else ""
@@ -239,7 +231,7 @@ def _sizes(
     words += [f"{name} is not used" for name in _UNUSED if any(backend.get(name) for backend in backends)]
     styles = [backend.get("crop") and backend.get("crop_style", "random") for backend in backends]
     words += ["crops are centered, crop_style is not used"] if {"random", "face"}.intersection(styles) else []
-    options = {"bucket_step": step, **size_options(map(square, sides), has_buckets=not is_square)}
+    options = {"bucket_step": step, **trainer.size_options(map(square, sides), has_buckets=not is_square)}
     return words, options | ({"min_side": sides[0]} if by_edge else {})
 
 
