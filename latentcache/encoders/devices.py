@@ -37,7 +37,7 @@ def _version(name: str) -> str:
 
 
 def cuda_count() -> int:
-    """Number of CUDA devices that this process may use, asked of the driver; 0 if there is no driver."""
+    """Ask the driver for the number of CUDA devices that this process may use; 0 if there is no driver."""
     return _driver_number("cuDeviceGetCount")
 
 
@@ -145,7 +145,7 @@ class Translator(Value):
     """Advice if the model fails on an input."""
 
     def run(self, action: Callable[[], T], subject: str) -> T:
-        """Result of the action; raises DeviceMemoryError, DeviceError, or EncoderError if the model failed."""
+        """Run an action and return its result; raises DeviceMemoryError, DeviceError or EncoderError."""
         failure: LatentcacheError
         try:
             return action()

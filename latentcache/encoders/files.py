@@ -66,7 +66,7 @@ class Wanted(Value):
 def find(
     name: str, wanted: Wanted, cached: Mapping[str, Any] = MappingProxyType({}), *, offline: bool = False
 ) -> tuple[Path, str]:
-    """File or folder of a path or hub id, and the commit of a hub id; raises ModelNotFoundError.
+    """Find the file or folder of a path or hub id, and the commit of a hub id; raises ModelNotFoundError.
 
     A hub id that the provenance ``cached`` names keeps its commit. Else ``huggingface_hub`` asks the network for the
     newest one, and completes a folder that other tools downloaded in part; without a network it uses the local hub
@@ -89,7 +89,7 @@ def find(
 
 
 def download(name: str, wanted: Wanted, *, revision: str = "", offline: bool = False) -> Path:
-    """Folder of a hub id in the local hub cache; arguments and errors as of :func:`find`."""
+    """Download a hub id into the local hub cache and return its folder; arguments and errors as of :func:`find`."""
     # Half a second that only users of a hub id should pay.
     from huggingface_hub import snapshot_download
 
@@ -117,12 +117,12 @@ def is_hub_id(name: str) -> bool:
 
 
 def expanded(name: str) -> Path:
-    """With the home folder for ``~``; unchanged if there is no such user."""
+    """Put the home folder in place of ``~``; a name of no user stays as it is."""
     return Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser fails without such a user
 
 
 def recorded_name(name: str) -> str:
-    """The name that a cache records, so that a later build finds the model: a path is absolute."""
+    """Make a path absolute, so that a later build finds the model by the name in the cache."""
     path = expanded(name)
     return str(path.resolve()) if path.exists() else name
 
@@ -142,7 +142,7 @@ def stub_delay(name: str, argument: str) -> int:
 
 
 class TensorInfo(NamedTuple):
-    """Place of one tensor."""
+    """Where a tensor is, and of which type and shape."""
 
     path: Path
     name: str
@@ -160,7 +160,7 @@ Tensors = Mapping[str, TensorInfo]
 
 
 def read_json(path: Path | str) -> dict[str, Any]:
-    """A parsed JSON object."""
+    """Read a JSON object; raises UnsupportedModelError, or EncoderError if it cannot be read."""
     path = Path(path)
     raw = _read(path)
     try:
@@ -174,7 +174,7 @@ def read_json(path: Path | str) -> dict[str, Any]:
 
 
 def weights_in(folder: Path, name: str) -> tuple[Path, ...]:
-    """Weights of a model folder: the file that its library calls ``name``, else the shards of an index."""
+    """Find the weights in a model folder: the file that its library calls ``name``, else the shards of an index."""
     if (folder / name).is_file():
         return (folder / name,)
     index = folder / f"{name}.index.json"
@@ -194,7 +194,7 @@ def weights_in(folder: Path, name: str) -> tuple[Path, ...]:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Tensors of one safetensors file; raises UnsupportedModelError, or EncoderError if it cannot be read."""
+    """List the tensors of a safetensors file; raises UnsupportedModelError, or EncoderError if it cannot be read."""
     from safetensors import SafetensorError, safe_open  # checks of recorded recipes read no weights
 
     head = _read(path, 64)
@@ -217,7 +217,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def read_headers(paths: Iterable[Path | str]) -> dict[str, TensorInfo]:
-    """Tensors of all shards of one model; raises as :func:`read_header`."""
+    """List the tensors in all shards of a model; raises as :func:`read_header`."""
     return {name: info for path in paths for name, info in read_header(Path(path)).items()}
 
 
@@ -233,7 +233,7 @@ def fingerprint(tensors: Tensors) -> str:
 
 
 def fingerprint_memo(tensors: Tensors, known: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The fingerprint, with the stats that let the next build, as ``known``, trust it without hashing."""
+    """Fingerprint tensors, unless the memo ``known`` of an earlier build has the same files; return the new memo."""
     names, files = json_hash(sorted(tensors)).hex(), sorted({info.path for info in tensors.values()})
     memos = [StatMemo.of(path.stat(), seen_ns=time.time_ns()) for path in files]
     stats = [[str(path.resolve()), *memo.identity] for path, memo in zip(files, memos, strict=True)]
@@ -245,7 +245,7 @@ def fingerprint_memo(tensors: Tensors, known: Mapping[str, Any] | None) -> dict[
 
 
 def read_tensor(info: TensorInfo) -> NDArray[np.float32]:
-    """One small tensor as float32, exact, in its own shape."""
+    """Read a small tensor as float32, in its own shape."""
     if info.dtype not in _FLOATS:
         raise _unsupported(info.path, "a model of another data type", f"a tensor is {info.dtype}", _RESAVE)
     return as_floats(np.frombuffer(b"".join(_chunks(info)), _FLOATS[info.dtype])).reshape(info.shape)
@@ -271,7 +271,7 @@ def _check_magic(path: Path, head: bytes) -> None:
 
 
 def _shards_of(index: Path) -> tuple[Path, ...]:
-    """Files that an index names, in the order of their names, all in its folder."""
+    """List the files that an index names, sorted; all are in its folder."""
     try:
         names = sorted(set(read_json(index)["weight_map"].values()))
         paths = tuple(index.parent / name for name in names)

@@ -67,7 +67,7 @@ class PixelProducer(Producer):
         return image.pixels(self._recipe.pixels)
 
     def host_bytes(self, job: Job) -> int:
-        """File, decoded image and crops at the peak of decoding."""
+        """Estimate the bytes of file, decoded image and crops at the peak of decoding."""
         crops = 3 * int(sum(np.prod(self._groups[output.group].dims) for output in job.outputs))
         height, width = (int(side) for side in job.sample_columns.get("original_size", (0, 0)))
         source = list(job.inputs.values())[-1]
@@ -81,7 +81,7 @@ class PixelProducer(Producer):
         close_tables()
 
     def _without(self, job: Job) -> list[Prepared]:
-        """White pixels for a sample whose image is not there and not needed."""
+        """Give white pixels for a sample that lacks an optional image, such as a mask."""
         items = []
         for output in job.outputs:
             bucket = Size(*self._groups[output.group].dims[1:])
@@ -127,7 +127,7 @@ def _prepared(output: Output, pixels: Pixels, placement: Placement, *, scaled: b
 
 
 def _placement(output: Output, group: Group, size: Size, content: bytes, geometry: GeometrySettings) -> Placement:
-    """Upright placement of an item: as stored if it is made again, else by today's rule."""
+    """Place an item before any flip: as stored if it is made again to be compared, else by today's rule."""
     bucket = Size(*group.dims[1:])
     if "crop" not in output.columns:
         return geometry.place(size, bucket, crop_draw(content, output.variant % geometry.crops))

@@ -62,7 +62,7 @@ def describe_cache(cache: Path, *, entries: bool = False) -> dict[str, Any]:
 
 
 def _counts(snapshot: Snapshot) -> tuple[int, int]:
-    """Samples and rejected ones; one that several fields reject counts once."""
+    """Count samples and rejected samples; one that several fields reject counts once."""
     rejected = {sample.label: sample.count for sample in snapshot.rejected}
     names = snapshot.samples.names if rejected and len(snapshot.fields) > 1 else ()
     outside = sum(rejected[label] for label in rejected.keys() - set(names))
@@ -70,7 +70,7 @@ def _counts(snapshot: Snapshot) -> tuple[int, int]:
 
 
 def _finished(snapshot: Snapshot) -> dict[str, Any]:
-    """What the snapshot of a finished build says."""
+    """Describe the snapshot of a finished build."""
     column = snapshot.samples.columns.get("repeats")
     repeats = times_counted(None if column is None else np.asarray(column), len(snapshot.samples))
     captions = None if snapshot.empty_by_choice else snapshot.samples.inputs.get("caption")
@@ -89,7 +89,7 @@ def _finished(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _field(rows: FieldRows) -> dict[str, Any]:
-    """One field of a snapshot; a kind that is not installed has no ``about`` and no ``numbers``."""
+    """Describe a field of a snapshot; a kind that is not installed has no ``about`` and no ``numbers``."""
     counts = np.bincount(np.asarray(rows.group), minlength=len(rows.groups)).tolist()
     about: dict[str, Any] = {
         "installed": rows.kind is not None,
@@ -119,7 +119,7 @@ def _field(rows: FieldRows) -> dict[str, Any]:
 
 
 def built(timing: Mapping[str, Any]) -> str:
-    """How long the last run of a field took, and the shares of its workers' time, largest first; empty: not known."""
+    """Say how long a field's last run took, and how its workers spent the time; empty if it is not known."""
     if not timing:
         return ""
     stages, total = timing["stages"], max(sum(timing["stages"].values()), 1e-9)
@@ -131,7 +131,7 @@ def built(timing: Mapping[str, Any]) -> str:
 
 
 def _saved(rows: FieldRows) -> dict[str, Any]:
-    """Items that share the bytes of an equal one, the bytes that this saves, and those of padding left out."""
+    """Count items that share the bytes of an equal one, and the bytes that this and unstored padding save."""
     position = np.asarray(rows.entry).astype(np.int64) << 32 | np.asarray(rows.start)
     is_shared = np.ones(len(rows), dtype=np.bool_)
     is_shared[np.unique(position, return_index=True)[1]] = False

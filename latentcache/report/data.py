@@ -71,7 +71,7 @@ def _clips(samples: SampleTable) -> dict[str, int]:
 
 
 def _duplicates(samples: SampleTable) -> dict[str, Any]:
-    """Samples with the content of an earlier one, and the first; contents are known as far as files were hashed."""
+    """Count samples with the content of an earlier one, as far as files were hashed, and name the first."""
     content = np.ascontiguousarray(samples.first_input.content)
     known = np.flatnonzero(content.any(axis=1))
     _, first = np.unique(content[known].view("V16").reshape(-1), return_index=True)
@@ -80,7 +80,7 @@ def _duplicates(samples: SampleTable) -> dict[str, Any]:
 
 
 def _records(listing: Listing) -> dict[str, Any]:
-    """Forms, lengths, files and roles of records; roles of the first ones only."""
+    """Describe forms, lengths and files of records, and roles of the first ones."""
     samples = listing.samples
     chat = int(np.count_nonzero(np.asarray(samples.columns["form"]) == _CHAT))
     files = np.bincount(np.asarray(samples.inputs["record"].file), minlength=len(samples.files))
@@ -101,7 +101,7 @@ def _records(listing: Listing) -> dict[str, Any]:
 
 
 def shown_samples(listing: Listing, plan: BuildPlan | None) -> list[dict[str, Any]]:
-    """The first sample, the last, and one between, as they were understood; ``plan`` gives their buckets."""
+    """Show how the first, a middle and the last sample were understood; ``plan`` gives their buckets."""
     samples = listing.samples
     rows = sorted({0, len(samples) // 2, len(samples) - 1}) if len(samples) else []
     if listing.data_kind == "records":

@@ -237,7 +237,7 @@ def remark_facts(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 class Stored:
-    """Reads items of a snapshot and proves them; raises CorruptEntryError, MissingEntryError."""
+    """Reader of items that proves them; raises CorruptEntryError, MissingEntryError."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._reader = EntryReader(snapshot.paths, snapshot)

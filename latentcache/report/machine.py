@@ -41,7 +41,7 @@ Rebuild = Callable[[str], str]
 def _check(
     name: str, text: str, details: Mapping[str, Any], *, problem: bool = False, hint: str = "", fix: str = ""
 ) -> Check:
-    """One checked thing; a build would fail or reject data if it is a problem."""
+    """Make a check; a problem is what fails a build or rejects data."""
     state = "problem" if problem else "warning" if hint or fix else "ok"
     shown = {"name": name, "state": state, "text": text, "hint": hint, "fix": fix}
     return {key: value for key, value in shown.items() if value} | dict(details)
@@ -57,7 +57,7 @@ def machine_checks(device: str, ask: Ask, cache: Path, rebuild: Rebuild) -> Iter
 
 
 def checked(name: str, check: Callable[[], Check]) -> Check:
-    """The result of a check; an error is one."""
+    """Run a check; its error becomes a problem."""
     try:
         return check()
     except LatentcacheError as error:

@@ -62,7 +62,7 @@ def report_facts(
     verify: bool = True,
     layout: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """All facts of a page about a cache, as JSON values.
+    """Collect all facts of a page about a cache, as JSON values.
 
     Args:
         cache_folder: The cache.
@@ -111,7 +111,7 @@ def report_facts(
 
 
 def _part(missing: list[dict[str, str]], name: str, make: Callable[[], Any]) -> Any:
-    """The facts that ``make`` returns; after an error None, and the reason joins ``missing``."""
+    """Make facts; after an error they are None, and the reason joins ``missing``."""
     try:
         return make()
     except LatentcacheError as error:
@@ -216,7 +216,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def render(facts: Mapping[str, Any]) -> str:
-    """The page of facts: one self-contained HTML document."""
+    """Render facts as one self-contained HTML document."""
     script = (_TEMPLATES / "report.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     page = _environment().get_template("report.html")
@@ -224,14 +224,14 @@ def render(facts: Mapping[str, Any]) -> str:
 
 
 def fragment(name: str, facts: Mapping[str, Any]) -> str:
-    """A part of the page for a notebook: ``plan``, ``sample``, ``overview`` or ``rows``."""
+    """Render a part of the page for a notebook: ``plan``, ``sample``, ``overview`` or ``rows``."""
     parts = _environment().get_template("parts.html").module
     make = getattr(parts, f"part_{name}")
     return shown_text(f'<style>{_style()}</style><div class="lc lc-inline">{make(facts)}</div>')
 
 
 def html_of(shown: Any) -> str:
-    """The view of a cache, rows of tokens, a loader or a plan in a notebook."""
+    """Show a cache, rows of tokens, a loader or a plan in a notebook."""
     if isinstance(shown, Cache):
         return "".join(
             fragment("overview", {"cache": describe_cache(snapshot.paths.root)}) for snapshot in shown.snapshots

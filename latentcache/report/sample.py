@@ -89,7 +89,7 @@ def sample_of(snapshot: Snapshot, row: int) -> Sample:
 
 
 def find_sample(snapshot: Snapshot, name: str) -> int:
-    """The row of a sample by its name, by the last part of it if that is clear, or by its number from 0.
+    """Find the row of a sample by its name, the end of its name if that is clear, or its number from 0.
 
     Raises:
         UsageError: There is no such sample, or there are several.
@@ -290,7 +290,7 @@ def _row(rows: Rows, row: int, decode: Decoder | None) -> dict[str, Any]:
 
 
 def _documents_of(rows: Rows, row: int) -> tuple[Any, int]:
-    """(L,) the document of each token, from 1; 0: padding. And the tokens of these documents outside the row."""
+    """(L,) the document of each token, from 1, padding 0; and how many tokens of these documents are elsewhere."""
     (part,) = rows.parts
     pieces = part.plan.pieces(row)
     lengths = part.plan.length[pieces.start : pieces.stop].astype(np.int64)
@@ -301,7 +301,7 @@ def _documents_of(rows: Rows, row: int) -> tuple[Any, int]:
 
 
 def segments(ids: Any, loss: Any, document: Any, decode: Decoder | None) -> list[Segment]:
-    """Runs of ids of one document that all carry loss or all carry none, as text; padding is one segment."""
+    """Split a row into runs of one document that all carry loss or all carry none; padding is one segment."""
     changes = np.flatnonzero((np.diff(document) != 0) | (np.diff(loss.astype(np.int8)) != 0)) + 1
     runs = list[Segment]()
     for begin, end in pairwise([0, *changes.tolist(), len(ids)]):
@@ -329,7 +329,7 @@ def text_decoder(rows: FieldRows) -> tuple[Decoder | None, str]:
 
 
 def _efficiency(documents: Documents) -> list[dict[str, Any]]:
-    """Part of a row that holds tokens, of padded and of packed rows of several lengths."""
+    """Compare how full padded and packed rows of several lengths are."""
     facts = list[dict[str, Any]]()
     for length in _LENGTHS:
         fact: dict[str, Any] = {"length": length, "longer": int((documents.lengths > length).sum())}

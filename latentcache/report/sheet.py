@@ -53,7 +53,7 @@ def sheet_facts(
     count: int,
     decoded: int,
 ) -> dict[str, Any]:
-    """Facts and images of up to ``count`` samples, of the first ``decoded`` also what the model decodes.
+    """Make cards for up to ``count`` samples; for the first ``decoded`` the model decodes the latents.
 
     ``root``: DATA, None if it is not here. ``findings``: those of ``page.report_facts``, by reason.
     """
@@ -91,7 +91,7 @@ def sheet_facts(
 
 
 def _reasons(findings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Reasons of the findings by the sample that they name; not of a touched file: a link to it makes one."""
+    """Sort the reasons of findings by sample; a touched file is none, because a link to it makes one."""
     reasons = defaultdict[str, list[str]](list)
     for group in findings:
         if group["category"] == "touched":
@@ -144,7 +144,7 @@ def _card(snapshot: Snapshot, crops: Crops, number: int, reasons: Mapping[str, l
 def _originals(
     snapshot: Snapshot, root: Path, crops: Crops, numbers: Sequence[int]
 ) -> Iterator[tuple[int, list[Pixels] | UnusableSampleError]]:
-    """(item, frames (H, W, 3) of its file, or why it cannot be read); an image has one frame."""
+    """Yield (item, frames (H, W, 3) of its file, or why it cannot be read); an image has one frame."""
     folder = names_root(root, snapshot.source)
     listing = listing_of(folder, snapshot.samples, SourceOptions.from_json(snapshot.source.get("options", {})))
     inputs = listing.job_inputs(crops.sample[list(numbers)].tolist(), ("image",), strict=False)

@@ -84,7 +84,7 @@ describe_vector = partial(_describe, "pooled_prompt_embeds")
 
 
 def describe_ids(settings: PromptSettings, context: DescribeContext) -> Described:
-    """Token ids depend on the tokenizers alone, not on the weights and types of the text encoders."""
+    """Describe token ids, which depend on the tokenizers alone and not on weights or types of text encoders."""
     beside = context.followed if context.recipe is None else None
     if beside is not None:
         settings = followed(settings, text_encoder=beside.provenance.get("text_encoder"))
@@ -112,7 +112,7 @@ def _cached_recipe(context: DescribeContext) -> PromptRecipe | None:
 
 
 def _pipeline(name: str, model: str, settings: PromptSettings, context: DescribeContext) -> Described:
-    """One output of a pipeline, in half precision."""
+    """Describe one output of a pipeline, in half precision."""
     provenance = context.provenance
     offline = context.check and settings.text_encoder is None
     pipeline = locate_pipeline(model, name, provenance, offline=offline)
@@ -219,13 +219,13 @@ def _arguments(pipeline: Pipeline, context: DescribeContext) -> tuple[tuple[str,
 
 
 def _relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that the model computes with, also of the models inside."""
+    """Keep the fields that the model computes with, also those of models inside it."""
     kept = {name: value for name, value in config.items() if name not in _IRRELEVANT}
     return {name: _relevant(value) if isinstance(value, dict) else repr(value) for name, value in kept.items()}
 
 
 def _tokenizer(folder: Path) -> list[list[str]]:
-    """(File, hash) of everything that decides the ids of a text."""
+    """Hash every file that decides the ids of a text: (name, hash)."""
     paths = sorted({path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)})
     return [[path.name, content_hash(path.read_bytes()).hex()] for path in paths]
 
@@ -259,7 +259,7 @@ class Pipeline(Value):
 
 
 def text_settings(name: str, model: str, settings: PromptSettings) -> PromptSettings | None:
-    """Settings of a field that a pipeline has; None if it has no such output, or is no pipeline and was not named."""
+    """Make a model the text encoder of a field; None if it has no such output, or is no pipeline and not named."""
     is_named = settings.text_encoder is not None
     if not files.is_stub(model):
         folder = _pipeline_folder(model)[0] if is_named else _index_folder(model)

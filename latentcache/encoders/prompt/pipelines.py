@@ -160,14 +160,14 @@ PIPELINES: Mapping[str, Mapping[str, Output]] = {
 
 
 def outputs_of(pipeline: str) -> Mapping[str, Output]:
-    """Field -> output of a pipeline; for token ids its parts are all text encoders, in the order of the pipeline."""
+    """Map fields to outputs of a pipeline; the parts of token ids are all its text encoders, in their order."""
     row = PIPELINES[pipeline]
     parts = tuple(sorted({part for output in row.values() for part in output.parts}))
     return {**row, "prompt_ids": replace(row["prompt_embeds"], parts=parts, width=())}
 
 
 def tokenizing_runs(pipeline: str) -> Sequence[Output]:
-    """The outputs whose runs together call every tokenizer of a pipeline once."""
+    """Choose outputs whose runs together call every tokenizer of a pipeline once."""
     runs, parts = list[Output](), set[str]()
     for output in PIPELINES[pipeline].values():
         if not parts.issuperset(output.parts):

@@ -109,11 +109,11 @@ class _Stub:
         return embeddings
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the stub holds no memory."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error
-    """The text encoder would run now."""
+    """Raised when a text encoder would run."""
 
 
 def _stop(*_: Any) -> None:
@@ -122,7 +122,7 @@ def _stop(*_: Any) -> None:
 
 
 class _Length(NamedTuple):
-    """Tokens of one text: of them all, padded, and beyond the length of the pipeline."""
+    """Tokens of a text: without padding, with padding, and those cut off."""
 
     tokens: int
     padded: int
@@ -130,7 +130,7 @@ class _Length(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """Some captions on the device."""
+    """Captions that the device encodes in one call."""
 
     numbers: list[int]
     values: Any
@@ -181,7 +181,7 @@ class _PipelineEncoder:
             yield _Call(numbers, *self._run([texts[number] for number in numbers], longest - spare))
 
     def _fetched(self, call: _Call) -> Iterator[tuple[int, tuple[NDArray[Any], dict[str, Any]]]]:
-        """Number of each caption of a call, and its result."""
+        """Fetch the embeddings of a call, with the number of each caption."""
         output = self._output
         values = self._errors.run(lambda: self._stored(call.values), f"{len(call.numbers)} captions")
         for number, value, length in zip(call.numbers, values, call.lengths, strict=True):
@@ -198,7 +198,7 @@ class _PipelineEncoder:
             self._torch.cuda.empty_cache()
 
     def _run(self, texts: list[str], length: int) -> tuple[Any, list[_Length]]:
-        """A tensor, or sequences without padding, of texts padded to a length; lengths of the first tokenizer."""
+        """Encode texts padded to a length: a tensor, or sequences without padding; and lengths of the texts."""
         self._seen.clear()
 
         def encoded() -> Any:
@@ -210,7 +210,7 @@ class _PipelineEncoder:
         return values, seen if len(seen) == len(texts) else [_Length(full, full, 0)] * len(texts)
 
     def _measured(self, texts: Sequence[str]) -> list[_Length]:
-        """The length of each text; the text encoders stop before they run."""
+        """Measure each text by its tokens; the text encoders stop before they run."""
         with ExitStack() as hooks:
             for part in self._output.parts:
                 hooks.enter_context(getattr(self._pipe, part).register_forward_pre_hook(_stop))
@@ -256,7 +256,7 @@ class _PipelineEncoder:
 
 
 def _assembled(pipeline: Pipeline, model_of: Callable[[Part], Any], note: Callable[..., None]) -> Any:
-    """A pipeline of models that ``model_of`` gives for its parts, and None for every other part.
+    """Make a pipeline with the models that ``model_of`` gives for its parts, and None for every other part.
 
     Every call of a tokenizer that truncates is told to ``note(part, texts, result, tokenize, is_padded)``.
     """
@@ -281,7 +281,7 @@ def _assembled(pipeline: Pipeline, model_of: Callable[[Part], Any], note: Callab
 
 
 def _watched(tokenizer: Any, note: Callable[..., None]) -> Any:
-    """The tokenizer, which also tells ``note`` of each call that truncates."""
+    """Make a tokenizer tell ``note`` of each call that truncates."""
     base = type(tokenizer)
 
     def call(self: Any, text: Any = None, *args: Any, **options: Any) -> Any:

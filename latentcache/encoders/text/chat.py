@@ -165,7 +165,7 @@ class _Conversation(NamedTuple):
     options: Mapping[str, Any] = {}
 
     def until(self, number: int) -> _Conversation:
-        """Its first turns."""
+        """Keep the first turns."""
         return self._replace(turns=self.turns[:number])
 
 
@@ -269,7 +269,7 @@ class ChatRenderer:
         return begin, end
 
     def _ended(self, text: str, begin: int, end: int) -> tuple[int, int]:
-        """Without the blanks after the special token that ends a turn."""
+        """Leave out the blanks after the special token that ends a turn."""
         stop = self._control.last_end(text, begin, end)
         return begin, stop if stop and not text[stop:end].strip() else end
 
@@ -297,7 +297,7 @@ class ChatRenderer:
         return _Style(lead=lead, header=lead if lead.strip() else "", enders=enders)
 
     def _writes(self, wanted: str, *messages: Message) -> bool:
-        """True if the template accepts a conversation and its text has something."""
+        """True if the template accepts a conversation, and its text contains ``wanted``."""
         try:
             return wanted in self._write(*map(self._turn, messages))
         except UnusableSampleError:
@@ -344,7 +344,7 @@ class ChatRenderer:
         return {**self._message(message.role, self._marked(message.content)), **self._marked(fields)}
 
     def _marked(self, value: Any) -> Any:
-        """A value with the special-token text in its texts between marks; names are unchanged."""
+        """Put special-token text in a value between marks; names stay as they are."""
         if not self._split:
             return value
         if isinstance(value, str):
@@ -355,7 +355,7 @@ class ChatRenderer:
 
 
 def not_rendered(record: Record, text: str, mark: Callable[[str], str]) -> int:
-    """Bits of the kinds in ``NOT_RENDERED`` of which a piece is missing; ``mark`` is done to content first."""
+    """Bits of the kinds in ``NOT_RENDERED`` that the text lacks a piece of; ``mark`` is applied to pieces first."""
     bits = 0
     for (kind, piece), times in Counter(_pieces(record)).items():
         if text.count(mark(piece)) < times:

@@ -55,7 +55,7 @@ Pieces = list[tuple[str, bool]]
 
 
 def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
-    """The recipe that settings, tokenizer and cache give. Settings that were not given follow the cache."""
+    """Describe token ids. Settings that were not given follow the cache."""
     before = context.recipe if isinstance(context.recipe, InputIdsRecipe) else None
     requested, provenance = settings, context.provenance
     settings = _completed(requested, before, provenance, check=context.check)
@@ -128,7 +128,7 @@ def describe_tokenizer(
 
 
 def decoder(recipe: InputIdsRecipe, provenance: Mapping[str, Any]) -> Callable[[Sequence[int]], Pieces]:
-    """A function from ids to pieces of text, with the tokenizer that the cache records; nothing is downloaded.
+    """Return a function from ids to pieces of text, by the tokenizer that the cache records; nothing is downloaded.
 
     Raises:
         LatentcacheError: The tokenizer is not here, or it is not the one that made the ids.
@@ -152,7 +152,7 @@ def decoder(recipe: InputIdsRecipe, provenance: Mapping[str, Any]) -> Callable[[
 
 
 def _pieces(ids: Sequence[int], special: Mapping[int, str], decode: Callable[[list[int]], str]) -> Pieces:
-    """Special tokens one by one, and the text between them decoded together."""
+    """Split ids into special tokens and the text between them."""
     pieces = Pieces()
     for is_special, group in groupby(map(int, ids), key=lambda number: number in special):
         run = list(group)
@@ -176,7 +176,7 @@ def _check_ends(recipe: InputIdsRecipe, tokenizer: str) -> None:
 def _completed(
     settings: InputIdsSettings, before: InputIdsRecipe | None, provenance: Mapping[str, Any], *, check: bool
 ) -> InputIdsSettings:
-    """The settings, with those of the cache in place of settings that were not given.
+    """Fill settings that were not given with those of the cache.
 
     Template and begin of texts follow the cache for its own tokenizer alone, and in a check always.
     """
@@ -229,7 +229,7 @@ def _pinned(loaded: LoadedTokenizer, settings: InputIdsSettings) -> tuple[str, t
 
 
 def _begins_with_bos(text: str, name: str, loaded: LoadedTokenizer) -> bool:
-    """True if the tokenizer, opened by its library, itself begins a text with its begin token."""
+    """True if the tokenizer begins a text with its begin token when its library opens it."""
     from tokenizers import Tokenizer
 
     try:

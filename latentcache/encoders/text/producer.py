@@ -23,7 +23,7 @@ _VERSION = 1
 
 
 def open_tokenizer(about: Mapping[str, Any], recipe: InputIdsRecipe) -> StubTokenizer | TextTokenizer:
-    """The tokenizer that ``describe_tokenizer`` described; the stub needs no library. Raises as TextTokenizer."""
+    """Open the tokenizer of ``describe_tokenizer``; the stub needs no library. Raises as TextTokenizer."""
     if not about["tokenizer"]:
         return StubTokenizer(recipe, about["delay_ms"])
     # Chat templates and tokenizers cost a second.
@@ -104,5 +104,5 @@ class StubTokenizer:
 
 
 def _bytes(text: str) -> str:
-    """One character for each byte of UTF-8: ids are characters until all are there, which numpy then has at once."""
+    """Make each byte of UTF-8 a character: ids are characters until NumPy turns all of them into numbers at once."""
     return text.encode().decode("latin-1")

@@ -42,7 +42,7 @@ Tokens = tuple[NDArray[Any], NDArray[np.uint32] | None]
 
 
 def token_spans(begins: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.uint32]:
-    """(r, 2) first token and number of tokens of each run of tokens, (n,) begins and ends, that the spans touch."""
+    """Runs of tokens that the spans touch, (r, 2): first token and number. Tokens have (n,) begins and ends."""
     learned = np.zeros(len(begins) + 2, dtype=np.int8)
     for begin, end in spans:
         learned[1:-1] |= (begins < end) & (np.maximum(ends, begins + 1) > begin)
@@ -112,7 +112,7 @@ class TextTokenizer:
         return rendered._replace(text=text, spans=spans, controls=sum(map(self._control.count, contents)))
 
     def _encoded(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
-        """Ids and loss spans of each text; special tokens are written by their other names.
+        """Encode texts, whose special tokens have their other names, to ids and loss spans.
 
         The tokenizer's threads would change the process (they warn at a fork). They are off where the environment
         says so, as in workers of a build; elsewhere texts go one by one, which uses no threads.
@@ -131,7 +131,7 @@ class TextTokenizer:
         return results
 
     def _document(self, item: Rendered, tokens: Tokens) -> Made:
-        """The item of a record; a text gets its ends."""
+        """Make the item of a record; texts get their begin and end tokens."""
         ids, loss = tokens
         if not item.is_chat:
             recipe = self.recipe
@@ -153,7 +153,7 @@ class TextTokenizer:
             raise fault("reserved-character", "it has a character between U+FDD0 and U+FDD2")
 
     def _check_names(self) -> None:
-        """Check that every special token has its other name and no second one."""
+        """Check that the tokenizer knows every special token by its other name."""
         names = [f"{OPEN}{number}{CLOSE}" for number in self._control.ids.values()]
         encoded = self._encoded(names, [None] * len(names))
         for (content, number), (ids, _) in zip(self._control.ids.items(), encoded, strict=True):

@@ -77,7 +77,7 @@ class Encoder:
 
 
 def builtin_spec(family: str = "stub", storage_dtype: str = "float16", posterior: str = "mode") -> EncoderSpec:
-    """Description of the encoder; the delay is not part of it."""
+    """Describe the encoder; the delay is not part of it."""
     return EncoderSpec(
         family=family,
         fingerprint=json_hash({"stub": "block means", "version": _VERSION}).hex(),
@@ -120,7 +120,7 @@ class StubEncoder(Encoder):
 
 
 def _block_sums(pixels: Pixels) -> NDArray[np.int64]:
-    """(B, H, W, 3) to sums over blocks, (B, H/8, W/8, 3). 20 times as quick as one sum over two axes."""
+    """Sum blocks of (B, H, W, 3), (B, H/8, W/8, 3); 20 times as quick as one sum over two axes."""
     batch, height, width, colors = pixels.shape
     # A block sums up to 64 * 255 = 16320.
     columns = pixels.reshape(-1, _BLOCK, width * colors).sum(axis=1, dtype=np.uint16).reshape(-1, _BLOCK, colors)

@@ -108,7 +108,7 @@ def describe(settings: LatentsSettings, context: DescribeContext) -> Described:
 
 
 def describe_mask(settings: LatentsSettings, context: DescribeContext) -> Described:
-    """The recipe of masks beside latents; alone it follows the settings and the cache."""
+    """Describe masks, which are as the latents of the same build; without them as settings and cache say."""
     if context.followed is None and isinstance(context.recipe, LatentsRecipe) and settings.model is None:
         latents = Described(recipe=_of_cache(settings, context.recipe), label="")
     else:
@@ -219,7 +219,7 @@ def _builtin(model: str, storage: str, posterior: str) -> ModelDescription:
 def _with_resolution(
     settings: LatentsSettings, description: ModelDescription, context: DescribeContext
 ) -> tuple[LatentsSettings, str]:
-    """Settings with a resolution, and where it is from; raises UsageError if none is known.
+    """Complete settings by a resolution, and say where it is from; raises UsageError if none is known.
 
     What DATA's configuration asks for counts as given, until an option replaces it or the configuration changes.
     """
@@ -249,7 +249,7 @@ def _with_resolution(
 def _notes(
     settings: LatentsSettings, description: ModelDescription, recipe: LatentsRecipe, context: DescribeContext
 ) -> Iterator[str]:
-    """Sentences for the user on what the recipe means here."""
+    """Tell the user what the recipe means for this data and machine."""
     before, step = _cached_recipe(context), recipe.geometry.multiple
     if before is None or before.geometry != recipe.geometry:
         for side in recipe.geometry.resolutions:
@@ -267,7 +267,7 @@ def _notes(
 
 
 def _of_cache(settings: LatentsSettings, before: LatentsRecipe) -> LatentsRecipe:
-    """The recipe of a cache with the settings that were given; no model is looked at."""
+    """Change the recipe of a cache by settings; no model is looked at."""
     options: dict[str, Any] = {"storage_dtype": settings.storage_dtype, "compute_dtype": settings.compute_dtype}
     options |= {"posterior": settings.latents, "tiling": settings.tiling}
     changes = {name: value for name, value in options.items() if value not in (None, "auto")}
@@ -301,7 +301,7 @@ def _recipe(
 
 
 def _best_resample(settings: LatentsSettings, description: ModelDescription, context: DescribeContext) -> str:
-    """Torch's resize is 4 times cheaper than Pillow's, but importing torch for a numpy encoder is not."""
+    """Choose torch's resize, 4 times cheaper than Pillow's, unless torch would be imported for it alone."""
     if settings.resample not in (None, "auto") or not description.needs_torch or context.ask is None:
         return PixelProfile().resample
     return "lanczos-u8" if context.ask(_CAN_RESAMPLE) else "lanczos-pil"
@@ -311,7 +311,7 @@ def _best_resample(settings: LatentsSettings, description: ModelDescription, con
 
 
 def decoder(recipe: LatentsRecipe, provenance: Mapping[str, Any]) -> Callable[[NDArray[np.float32]], Frames]:
-    """A function from raw latents (C, F, h, w) to images, by the model that the cache records.
+    """Return a function from raw latents (C, F, h, w) to images, by the model that the cache records.
 
     The whole model is loaded on the CPU, and nothing is downloaded.
 

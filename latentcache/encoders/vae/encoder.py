@@ -105,7 +105,7 @@ class VaeEncoder(Encoder):
         return copying(bits, event, self._errors, subject)
 
     def _latents(self, module: nn.Module, values: Tensor) -> Tensor:
-        """Result of the class's own ``encode``: its latent, or the mode or the moments of its posterior."""
+        """Run the class's own ``encode``: its latent, or the mode or the moments of its posterior."""
         output: Any = module.encode(values)  # type: ignore[operator]
         latents = next((getattr(output, name) for name in _OUTPUTS if hasattr(output, name)), output)
         if self.spec.posterior != "mode":  # logvars are clamped to [-30, 20] by ``DiagonalGaussianDistribution``
@@ -137,7 +137,7 @@ class VaeEncoder(Encoder):
             )
 
     def _module(self, dtype: torch.dtype) -> nn.Module:
-        """The encoder half in one precision, from the files: float32 never comes from rounded weights."""
+        """Load the encoder half in a precision from its files: float32 never comes from rounded weights."""
         if dtype not in self._modules:
             module = load_module(self._description, dtype)
             self._clips = any(weight.ndim == 5 for weight in module.parameters())  # before it is folded
@@ -157,7 +157,7 @@ class VaeEncoder(Encoder):
 
 
 def copying(latents: Tensor, event: Any, translator: Translator, subject: str) -> Pending:
-    """A batch on its way to host memory; the error of a failed device is raised by ``result``."""
+    """Wait for a batch on its way to host memory; ``result`` raises the error of a failed device."""
 
     def done() -> bool:
         try:
@@ -173,7 +173,7 @@ def copying(latents: Tensor, event: Any, translator: Translator, subject: str) -
 
 
 def _host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Host memory; for CUDA page-locked, of torch's pool, which reuses a block only after its copies have ended."""
+    """Allocate host memory; for CUDA page-locked, of torch's pool, which reuses a block after its copies."""
     if device.type != "cuda":
         return torch.empty(tuple(shape), dtype=dtype)
     with torch.cuda.device(device):  # a thread begins on device 0, and would open it for this alone
@@ -181,7 +181,7 @@ def _host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
-    """The encoder half in evaluation mode on the CPU, weights frozen."""
+    """Load the encoder half in evaluation mode on the CPU, weights frozen."""
     ldm = FAMILIES.get(description.spec.family, GENERIC).ldm
     tensors = encoder_tensors(description.weights, ldm=ldm)
     diffusers.utils.logging.set_verbosity_error()  # it warns of fields that are checked here
@@ -209,7 +209,7 @@ def drop_decoder(module: nn.Module) -> nn.Module:
 
 
 def _skeleton(description: ModelDescription, device: str) -> nn.Module:
-    """The encoder half with the right shapes; on ``meta`` without values."""
+    """Make the encoder half with the right shapes; on ``meta`` without values."""
     family, path = description.spec.family, description.config_path
     model_class: Any = getattr(diffusers, family, None)
     if model_class is None:

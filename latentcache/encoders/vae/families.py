@@ -135,7 +135,7 @@ class LatentShape(NamedTuple):
 
 
 def family_of(class_name: str, where: str) -> Family:
-    """The row of a class."""
+    """Find the row of a class; raises UnsupportedModelError if it encodes no images."""
     if class_name in FAMILIES:
         return FAMILIES[class_name]
     why = UNSUPPORTED.get(class_name, "" if class_name.startswith("Autoencoder") else "it is not an autoencoder")
@@ -150,7 +150,7 @@ def family_of(class_name: str, where: str) -> Family:
 
 
 def shape_of(family: Family, config: Config, where: str) -> LatentShape:
-    """Channels, factor and size multiple of a configuration."""
+    """Read the shape of latents from a configuration; raises UnsupportedModelError."""
     channels, patch = _ratio(config, "latent_channels z_dim z_channels"), _ratio(config, family.patch, 1)
     factor, colors = _ratio(config, family.factor), _ratio(config, "in_channels input_channels", 3)
     if factor < 1 or channels < 1 or patch < 1:
@@ -180,7 +180,7 @@ def config_hash(config: Config, *, tiling: bool = False) -> str:
 
 
 def normalization_of(family: Family, config: Config, tensors: files.Tensors, where: str) -> Normalization:
-    """Normalization of this model's latents at read.
+    """Read how latents are normalized when they are read; raises UnsupportedModelError.
 
     Per-channel means win over a scale wherever a model has them, as in the diffusers pipelines:
     ``(z - mean) * scaling_factor / std``. Of Flux.2 ``(z - running_mean) / sqrt(running_var + eps)`` over patches.
@@ -223,7 +223,7 @@ def _per_channel(values: Any, channels: int) -> Any:
 
 
 def _ratio(config: Config, names: str, default: int = 0) -> int:
-    """The first field that has a value, as a number; of lists the number of halvings or levels, or one side."""
+    """Read the first field that has a value: a number, a side of a patch, or how many halvings a list means."""
     name, value = next(((name, config[name]) for name in names.split() if config.get(name) is not None), ("", None))
     if isinstance(value, list | tuple) and value:
         if name == "patch_size":
@@ -298,7 +298,7 @@ def locate(
     *,
     offline: bool = False,
 ) -> Located:
-    """Files of a folder of a VAE or of a pipeline, a ``.safetensors`` file, or a hub id ``org/name``.
+    """Find the files of a VAE by its folder or its pipeline, a ``.safetensors`` file, or a hub id ``org/name``.
 
     ``config`` is a ``config.json`` (or its folder) to use in place of the one beside the weights. ``cached`` and
     ``offline`` as of ``files.find``.
@@ -388,7 +388,7 @@ def _chosen_config(config: str) -> Path:
 
 
 def encoder_tensors(weights: Sequence[Path | str], *, ldm: bool) -> dict[str, files.TensorInfo]:
-    """Tensors of the encoder half by their name in diffusers, sorted; ``ldm``: original names are translated."""
+    """List the encoder half by names in diffusers, sorted; ``ldm``: original names are translated."""
     tensors = files.read_headers(weights)
     prefix = next(p for p in _PREFIXES if not p or any(name.startswith(f"{p}encoder.") for name in tensors))
     whole = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

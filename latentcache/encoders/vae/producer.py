@@ -66,14 +66,14 @@ class VaeProducer(PixelProducer):
             self._encoder.close()
 
     def _made(self, values: Sequence[Pixels], encoded: NDArray[Any]) -> list[Made | Failure]:
-        """Items that are finite; the others are encoded again, one by one: float32 needs twice the memory."""
+        """Keep finite items and encode the others again, one at a time: float32 needs twice the memory."""
         return [
             Made(array=np.ascontiguousarray(latents)) if is_finite(latents) else self._precisely(value)
             for value, latents in zip(values, encoded, strict=True)
         ]
 
     def _precisely(self, value: Pixels) -> Made | Failure:
-        """One item from float32 throughout, or why there is none."""
+        """Encode one item in float32 throughout, or say why that fails."""
         assert self._encoder is not None
         reason, detail = "non-finite", "the encoder gives NaN or infinity for it, also in float32"
         try:
