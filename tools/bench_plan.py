@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.geometry.buckets import bucket_table
 from latentcache.geometry.like.trainers import TRAINERS
 from latentcache.geometry.planned import Target, planned_table
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, bucket_table
 from latentcache.plan.trainers import OurLoader, TrainerRun
 
 RESOLUTION, STEP = 1024, 64

@@ -37,8 +37,7 @@ from latentcache.fields.input_ids import InputIdsSettings
 from latentcache.images.headers import fill_sizes
 from latentcache.plan.batching import BatchPlan, Bucket
 from latentcache.plan.mixing import mixture
-from latentcache.plan.resume import rest_of_epoch
-from latentcache.plan.samples import SampleIndex, plan_epoch
+from latentcache.plan.samples import SampleIndex, plan_epoch, rest_of_epoch
 from latentcache.sources.scan import scan
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths

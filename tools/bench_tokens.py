@@ -29,8 +29,7 @@ from latentcache import BuildSettings, build_cache, open_cache
 from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.text.tokenizer import TextTokenizer
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
-from latentcache.plan.documents import Corpus
-from latentcache.plan.rows import plan_rows
+from latentcache.plan.documents import Corpus, plan_rows
 from latentcache.sources.records import Record
 
 LENGTH, BATCH = 4096, 16

@@ -21,8 +21,7 @@ from latentcache.encoders.vae.describe import ModelDescription, describe
 from latentcache.encoders.vae.producer import open_encoder
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings
 from latentcache.fields.protocol import DescribeContext
-from latentcache.geometry.placement import Placement, place_in
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Placement, Size, place_in
 from latentcache.images.decode import decode
 from latentcache.images.resize import resize_crop
 

@@ -24,8 +24,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from latentcache.geometry.placement import Placement
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Placement, Size
 
 WORKERS = 2
 #: Size limit of a file of the sequential loop.

@@ -29,8 +29,7 @@ from latentcache.encoders.pixels import Pixels
 from latentcache.encoders.vae.builtin import Encoder
 from latentcache.errors import DeviceMemoryError
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings
-from latentcache.geometry.placement import place_in
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, place_in
 from latentcache.images.resize import resize_crop
 from latentcache.pipeline.publish import BuildReport, Silent
 

@@ -18,8 +18,7 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.clips import CLIP
 from latentcache.fields.latents import MAX_PIXELS, GeometrySettings, LatentsRecipe, crop_draw
 from latentcache.fields.protocol import Group, Job, Made, Output, Prepared, Producer, ProducerContext
-from latentcache.geometry.placement import Placement, flipped, place_in
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Placement, Size, flipped, place_in
 from latentcache.identity.content import content_hash
 from latentcache.images.clips import EncodedClip
 from latentcache.images.decode import EncodedImage, cut, encoded_file

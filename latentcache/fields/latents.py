@@ -39,12 +39,23 @@ from latentcache.fields.protocol import (
 )
 from latentcache.fields.settings import Settings, setting
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_table, explicit_table
 from latentcache.geometry.like.trainer import Table, Trainer
 from latentcache.geometry.like.trainers import TRAINERS, trainer_of
-from latentcache.geometry.placement import CROPS, Placement, cropped, enlarged, place_in, unusable
 from latentcache.geometry.planned import PlannedTable, Target, planned_table
-from latentcache.geometry.sizes import Size, latent_size
+from latentcache.geometry.sizes import (
+    CROPS,
+    GEOMETRY_RULE,
+    BucketTable,
+    Placement,
+    Size,
+    bucket_table,
+    cropped,
+    enlarged,
+    explicit_table,
+    latent_size,
+    place_in,
+    unusable,
+)
 from latentcache.identity.content import MAX_DIM, checksum
 from latentcache.value import Value
 

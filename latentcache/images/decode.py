@@ -25,8 +25,7 @@ from PIL import Image, ImageCms, ImageColor, ImageFile
 
 from latentcache.errors import UsageError
 from latentcache.fields.latents import MAX_PIXELS, LatentsRecipe, PixelProfile
-from latentcache.geometry.placement import Placement
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Placement, Size
 from latentcache.images.clips import EncodedClip, is_clip
 from latentcache.images.headers import check_png, header, translated_errors
 from latentcache.images.resize import resize_crop

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from latentcache.errors import RecipeError
-from latentcache.geometry.placement import Placement
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Placement, Size
 from latentcache.identity.content import content_hash
 
 #: The two kernels agree if no sample differs by more levels, and no larger fraction of samples differs at all.

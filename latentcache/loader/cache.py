@@ -28,10 +28,9 @@ from latentcache.fields.registry import load
 from latentcache.loader.documents import Documents
 from latentcache.loader.samples import CachePart, ReadSettings, Selection
 from latentcache.loader.view import View
-from latentcache.plan.documents import spread
+from latentcache.plan.documents import LastChunk, Overflow, spread
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
 from latentcache.plan.numbers import choice, is_whole, whole
-from latentcache.plan.rows import LastChunk, Overflow
 from latentcache.plan.samples import SampleIndex, times_counted
 from latentcache.plan.shuffle import in_validation
 from latentcache.store.remote.disk_cache import open_disk_cache

@@ -38,8 +38,7 @@ from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport
 from latentcache.plan.documents import Ints
 from latentcache.plan.numbers import is_whole, real, whole
-from latentcache.plan.resume import Epochs, Position
-from latentcache.plan.samples import BatchIndex, EpochPlan, SampleIndex
+from latentcache.plan.samples import BatchIndex, EpochPlan, Epochs, Position, SampleIndex
 from latentcache.store.gather import reader_kind
 
 _SHOWN = 3

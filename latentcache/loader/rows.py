@@ -30,10 +30,9 @@ from latentcache.loader.prefetch import Reader, ShardUse, read_soon
 from latentcache.loader.samples import split
 from latentcache.loader.view import View
 from latentcache.plan.batching import Bucket
-from latentcache.plan.documents import Ints, begins, joined, loss_spans, spread
+from latentcache.plan.documents import Ints, LastChunk, Overflow, begins, joined, loss_spans, plan_rows, spread
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.numbers import is_whole
-from latentcache.plan.rows import LastChunk, Overflow, plan_rows
 from latentcache.plan.samples import BatchIndex, SampleIndex
 from latentcache.store.snapshot import open_leased
 from latentcache.value import Value

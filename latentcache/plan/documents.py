@@ -1,25 +1,40 @@
 """Documents, the rows that are made of them, and which tokens of a row are learned: columns of numbers.
 
-Padded, packed and chunked rows differ only in their row plan, so one reader serves all of them. Guarantee: every
-piece is inside its document, and no row is longer than the view. Every token is in a row or counted under the reason
-that left it out. What is learned follows from loss spans alone. Nothing is inferred from an id, so padding with the
-id that ends a text is safe.
+Rows have one document each, several that are packed, or a chunk of all documents as one string. They differ only in
+their row plan, so one reader serves all of them. Guarantee: the same documents and settings give the same rows on any
+machine. Nothing is cut unless it was asked for. Every token is in a row, or counted by document under the reason that
+left it out. What is learned follows from loss spans alone. Nothing is inferred from an id, so padding with the id
+that ends a text is safe. A piece without a learned token is left out: alone it would make a loss of nan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, TypeVar
+from itertools import chain, repeat
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import PlanError, count_of
+from latentcache.plan.numbers import choice
 from latentcache.value import Value
 
 Ints = NDArray[np.integer]
 Rows = TypeVar("Rows", "RowPlan", "LossSpans")
 _NONE = np.empty(0, dtype=np.int32)
+Overflow = Literal["error", "drop", "truncate_right", "truncate_left", "split"]
+"""Rule for documents that are longer than a row.
+
+``error``: raise an error. ``drop``: leave them out. ``truncate_right``: cut off the ends. ``truncate_left``: cut off
+the beginnings. ``split``: they become several pieces, and every token is in one.
+"""
+LastChunk = Literal["keep", "drop"]
+"""Rule for an incomplete last chunk: a short row, or left out and counted."""
+
+_NAMED = 5
+_SHORT = 1 << 16
 
 
 class Corpus(Value, eq=False):
@@ -171,3 +186,178 @@ def loss_spans(corpus: Corpus, plan: RowPlan) -> LossSpans:
         first=(first[some] + columns[piece]).astype(np.int32),
         last=(last[some] + columns[piece]).astype(np.int32),
     )
+
+
+def plan_rows(
+    corpus: Corpus,
+    kind: str,
+    length: int,
+    *,
+    overflow: Overflow = "error",
+    last_chunk: LastChunk = "keep",
+    cross_document: bool = True,
+) -> RowPlan:
+    """Rows of a kind; ``cache.rows`` says what the options mean.
+
+    ``pad``: one piece per row, in the order of the documents. ``pack``: as few rows as best-fit-decreasing finds,
+    over all documents at once. ``chunk``: all documents in their order as one string, cut into rows.
+    """
+    plan = _documents(corpus, length)
+    plan = _chunks(plan, last_chunk) if kind == "chunk" else _fitted(plan, corpus, overflow)
+    if kind == "pack":
+        order, ends = best_fit(plan.length, length)
+        plan = replace(_some_rows(plan, order), ends=ends)
+    plan = replace(plan, cross_document=cross_document and kind != "pack")
+    return _without_loss(plan, loss_spans(corpus, plan).learned() == 0)  # they would make a loss of nan
+
+
+def _documents(corpus: Corpus, length: int) -> RowPlan:
+    """Each document as a row, however long, but those that are empty or have no loss."""
+    count = len(corpus.length)
+    plan = RowPlan(
+        length_of_row=length,
+        ends=np.arange(1, count + 1),
+        document=np.arange(count, dtype=np.int32),
+        start=np.zeros(count, dtype=np.uint32),
+        length=corpus.length.astype(np.uint32),
+    )
+    return _without_loss(plan, (corpus.length == 0) | (np.diff(corpus.span_ends, prepend=0) == 0))
+
+
+def _chunks(plan: RowPlan, last_chunk: LastChunk) -> RowPlan:
+    """Documents as one string, cut into rows; the incomplete last chunk is a short row, or dropped and counted."""
+    choice("last_chunk", last_chunk, get_args(LastChunk))
+    length, ends = plan.length_of_row, np.cumsum(plan.length, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    cuts = np.union1d(np.arange(length, total + length, length).clip(max=total), ends)
+    first = begins(cuts)
+    which = np.searchsorted(ends, first, side="right")
+    chunks = replace(
+        _some_rows(plan, which),
+        start=(first - begins(ends)[which]).astype(np.uint32),
+        length=(cuts - first).astype(np.uint32),
+        ends=np.cumsum(np.bincount(first // length), dtype=np.int64),
+    )
+    if last_chunk == "keep" or total % length == 0:
+        return chunks
+    last = chunks.pieces(len(chunks) - 1)
+    left, tokens = chunks.document[last], int(chunks.length[last].sum())
+    return _some_rows(chunks, np.arange(len(chunks) - 1)).without("last_chunk", left, tokens)
+
+
+def _fitted(plan: RowPlan, corpus: Corpus, overflow: Overflow) -> RowPlan:
+    """Documents as pieces that fit into a row; those that lose all their learned tokens are left out."""
+    choice("overflow", overflow, get_args(Overflow))
+    limit, long = plan.length_of_row, plan.length > plan.length_of_row
+    if not long.any():
+        return plan
+    over = plan.document[long]
+    if overflow == "error":
+        longest = int(corpus.length[over].max())
+        raise PlanError(
+            f"{count_of(len(over), 'documents')} longer than {limit} tokens",
+            argument="overflow",
+            value="error",
+            where=_named(over, corpus),
+            why="documents are not cut unless you ask for it",
+            fix=f"rows of {longest} tokens, or --overflow=drop|truncate_right|truncate_left|split",
+            slug="too-long",
+        )
+    if overflow == "drop":
+        return _some_rows(plan, ~long).without("too_long", over, int(plan.length[long].sum()))
+    if overflow == "split":
+        return _split(plan)
+    beyond = np.where(long, plan.length - limit, 0).astype(np.uint32)
+    start = beyond if overflow == "truncate_left" else plan.start
+    cut = replace(plan, start=start, length=plan.length - beyond).without("truncated", over, int(beyond.sum()))
+    return _without_loss(cut, long & (loss_spans(corpus, cut).learned() == 0))
+
+
+def _split(plan: RowPlan) -> RowPlan:
+    """Full rows of each document and the rest; a rest of one token gets one more, so that it follows a token."""
+    limit, length = plan.length_of_row, plan.length.astype(np.int64)
+    counts = -(-length // limit)
+    start = spread(np.zeros(len(counts), dtype=np.int64), counts) * limit
+    last = np.cumsum(counts) - 1
+    lonely = last[(length % limit == 1) & (counts > 1)] if limit > 2 else last[:0]
+    start[lonely] -= 1
+    ends = np.append(start[1:], 0)
+    ends[last] = length
+    pieces = _some_rows(plan, np.repeat(np.arange(len(counts)), counts))
+    return replace(pieces, start=start.astype(np.uint32), length=(ends - start).astype(np.uint32))
+
+
+def _without_loss(plan: RowPlan, silent: NDArray[np.bool_]) -> RowPlan:
+    """The other rows; these are counted as having no loss."""
+    if not silent.any():
+        return plan
+    lost = silent[rows_of_pieces(plan)]
+    return _some_rows(plan, ~silent).without("no_loss", plan.document[lost], int(plan.length[lost].sum()))
+
+
+def _some_rows(plan: RowPlan, which: NDArray[np.integer] | NDArray[np.bool_]) -> RowPlan:
+    """Some of the rows, in the order in which they are named."""
+    first = begins(plan.ends)[which]
+    counts = plan.ends[which] - first
+    pieces = spread(first, counts)
+    return replace(
+        plan,
+        ends=np.cumsum(counts, dtype=np.int64),
+        document=plan.document[pieces],
+        start=plan.start[pieces],
+        length=plan.length[pieces],
+    )
+
+
+def _named(documents: NDArray[np.integer], corpus: Corpus) -> str:
+    """The first documents by file, line and length."""
+    some = [f"{corpus.where(number)} ({corpus.length[number]} tokens)" for number in documents[:_NAMED].tolist()]
+    more = len(documents) - len(some)
+    return ", ".join(some) + (f" and {more} more" if more > 0 else "")
+
+
+def best_fit(length: NDArray[np.integer], capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(P,) pieces of these lengths row after row, the longest first in each, and (R,) where those of each row end.
+
+    From the longest to the shortest, each goes into the fullest row that still has room. That gives at most 11/9 of
+    the fewest rows (Johnson 1973), and on usual lengths nearly the fewest. All pieces of one length are placed at
+    once: a row with room ``r`` takes ``r // length`` of them, because after each it is still the fullest that fits.
+    A million documents of log-normal lengths in rows of 4096 take 0.09 s of CPU.
+    """
+    rest = capacity - length
+    order = np.argsort(rest.astype(np.uint16) if capacity <= _SHORT else rest, kind="stable")
+    rows = np.array(_rows(np.bincount(length, minlength=capacity + 1).tolist(), capacity), dtype=np.int64)
+    return order[np.argsort(rows, kind="stable")], np.cumsum(np.bincount(rows), dtype=np.int64)
+
+
+def _rows(counts: list[int], capacity: int) -> list[int]:
+    """The row of each piece, from the longest to the shortest."""
+    opened = 0
+    placed: list[int] = []
+    rooms: list[list[int]] = [[] for _ in range(capacity + 1)]
+    occurring = 0  # bit r: some row has room r
+    for length in range(capacity, 0, -1):
+        waiting = counts[length]
+        while waiting:
+            wide = occurring >> length
+            room = length + (wide & -wide).bit_length() - 1 if wide else capacity
+            fit = room // length
+            needed = -(-waiting // fit)
+            if wide:
+                rows = rooms[room][-needed:]
+                del rooms[room][-needed:]
+            else:
+                rows = list(range(opened, opened + needed))
+                opened += needed
+            full, some = divmod(min(waiting, fit * len(rows)), fit)
+            placed += rows[:full] if fit == 1 else chain.from_iterable(repeat(row, fit) for row in rows[:full])
+            rooms[room - fit * length] += rows[:full]
+            occurring |= (full > 0) << (room - fit * length)
+            if some:
+                placed += [rows[full]] * some
+                rooms[room - some * length].append(rows[full])
+                occurring |= 1 << (room - some * length)
+            if wide and not rooms[room]:
+                occurring ^= 1 << room
+            waiting -= full * fit + some
+    return placed

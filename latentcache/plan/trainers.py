@@ -18,9 +18,8 @@ from itertools import product
 from typing import Any
 
 from latentcache.geometry.like.trainer import Trainer
-from latentcache.geometry.placement import cropped, unusable
 from latentcache.geometry.planned import PlannedTable
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, cropped, unusable
 from latentcache.plan.batching import BatchPlan, Bucket, Remainder, bucket_plan
 from latentcache.value import Value
 

@@ -17,8 +17,7 @@ from latentcache.fields.dtypes import FLOATS, as_floats
 from latentcache.fields.registry import load
 from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED
-from latentcache.plan.documents import loss_spans
-from latentcache.plan.rows import plan_rows
+from latentcache.plan.documents import loss_spans, plan_rows
 from latentcache.report.figures import crops_of
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot

@@ -21,9 +21,8 @@ from latentcache.fields.latents import (
 )
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
-from latentcache.geometry.placement import unusable
 from latentcache.geometry.planned import PlannedBucket, PlannedTable, Target
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, unusable
 from latentcache.identity.content import entry_key
 
 KIND = Latents()

@@ -6,9 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from latentcache.errors import RecipeError
-from latentcache.geometry.buckets import MAX_SIDE, bucket_table, explicit_table, kept
-from latentcache.geometry.placement import place_in
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import MAX_SIDE, Size, bucket_table, explicit_table, kept, place_in
 
 ALIGNMENTS = (8, 16, 32, 64)
 #: 0.25, 0.5, 1, 2 and 4 megapixels, as the side of a square.

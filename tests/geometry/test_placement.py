@@ -2,9 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.geometry.buckets import bucket_table, explicit_table
-from latentcache.geometry.placement import flipped, place_in, unusable
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, bucket_table, explicit_table, flipped, place_in, unusable
 
 sides = st.integers(1, 20_000)
 sizes = st.builds(Size, sides, sides)

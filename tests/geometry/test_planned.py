@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.errors import RecipeError
-from latentcache.geometry.buckets import bucket_table
 from latentcache.geometry.planned import Target, planned_table
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, bucket_table
 
 SIZES = bucket_table(resolution=512, multiple=64).sizes
 SIDES = st.integers(64, 1024)

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latentcache.geometry.placement import Placement, place_in
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Placement, Size, place_in
 from latentcache.images.resize import pixel_hash, resample_self_test, resize_crop, thread_setup
 
 KERNELS = ["lanczos-pil", "lanczos-u8"]

@@ -255,7 +255,7 @@ def read_all(folder):
     """Decode every regular file: path -> cause or None. Exit if a file costs too much."""
     from latentcache.errors import UnusableSampleError
     from latentcache.fields.latents import GeometrySettings, PixelProfile
-    from latentcache.geometry.placement import unusable
+    from latentcache.geometry.sizes import unusable
     from latentcache.images.decode import decode, encoded_file
     from latentcache.sources.formats.files import read_source
 

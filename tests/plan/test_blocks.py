@@ -11,8 +11,7 @@ from made_plans import batches_of, columns, epochs, index_of, laid_out, plans, s
 from latentcache.errors import PlanError
 from latentcache.plan.batching import BatchPlan
 from latentcache.plan.mixing import mixture, occurrences
-from latentcache.plan.resume import Epochs, Position
-from latentcache.plan.samples import plan_epoch
+from latentcache.plan.samples import Epochs, Position, plan_epoch
 
 BATCHES = BatchPlan(batch_size=2, world_size=2, remainder="partial")
 

@@ -13,8 +13,7 @@ from made_plans import POLICIES, batches_of, columns, epochs, seeds
 from latentcache.errors import PlanError, UsageError
 from latentcache.plan.batching import BatchPlan, Bucket
 from latentcache.plan.mixing import Mixture, mixture, occurrences
-from latentcache.plan.resume import Epochs, Position, rest_of_epoch
-from latentcache.plan.samples import SampleIndex, plan_epoch, plan_report
+from latentcache.plan.samples import Epochs, Position, SampleIndex, plan_epoch, plan_report, rest_of_epoch
 
 #: Frames, height and width of each bucket: up to 98,304 pixels, 7 to 24 tokens.
 SIZES = [(1, 64, 64), (1, 64, 128), (1, 128, 192), (3, 128, 256), (1, 256, 256)]

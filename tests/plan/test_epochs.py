@@ -11,8 +11,7 @@ from made_plans import batches_of, columns, epochs, index_of, laid_out, plans, s
 
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.plan.batching import BatchPlan, require_steps
-from latentcache.plan.resume import Epochs, Position
-from latentcache.plan.samples import plan_epoch, plan_report
+from latentcache.plan.samples import Epochs, Position, plan_epoch, plan_report
 
 #: 10, 5 and 3 samples of three buckets, steps of 4. The order is pinned.
 GOLDEN = {

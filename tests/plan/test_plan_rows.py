@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from made_plans import corpus_of, documents, learned_columns, rows_of, with_loss
 
 from latentcache.errors import PlanError, UsageError
-from latentcache.plan.documents import loss_spans
-from latentcache.plan.rows import best_fit, plan_rows
+from latentcache.plan.documents import best_fit, loss_spans, plan_rows
 from latentcache.plan.shuffle import in_validation
 
 THREE = [(5, [(0, 5)]), (9, [(0, 9)]), (12, [(7, 1)])]

@@ -12,8 +12,7 @@ from made_plans import POLICIES, batches_of, index_of, plans
 from latentcache.errors import EmptyPlanError, PlanError
 from latentcache.plan.batching import BatchPlan
 from latentcache.plan.mixing import mixture, occurrences
-from latentcache.plan.resume import Epochs, Position, rest_of_epoch
-from latentcache.plan.samples import plan_epoch
+from latentcache.plan.samples import Epochs, Position, plan_epoch, rest_of_epoch
 
 SEED, EPOCH = 3, 2
 columns = st.lists(st.integers(0, 4), min_size=1, max_size=90).map(lambda some: np.array(some, np.int32))

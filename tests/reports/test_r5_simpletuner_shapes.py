@@ -14,10 +14,8 @@ from small_cache import build, draw
 from trained_steps import train
 
 from latentcache import open_cache
-from latentcache.geometry.buckets import explicit_table
 from latentcache.geometry.like.simpletuner import SimpleTunerTable
-from latentcache.geometry.placement import place_in
-from latentcache.geometry.sizes import Size, latent_size
+from latentcache.geometry.sizes import Size, explicit_table, latent_size, place_in
 from latentcache.verify.verify import verify_cache
 
 NARROW, WIDE = Size(704, 1088), Size(704, 1152)
@@ -76,7 +74,7 @@ def test_a_cache_of_another_rounding_is_named_before_training(built, monkeypatch
     def nearest_64(_, size):
         return WIDE if size.width >= 1088 + 1 else NARROW
 
-    monkeypatch.setattr("latentcache.geometry.buckets.BucketTable.nearest", nearest_64)
+    monkeypatch.setattr("latentcache.geometry.sizes.BucketTable.nearest", nearest_64)
     report = verify_cache(built / "cache")
     monkeypatch.undo()
     moved = {f"w{w}.png" for w in WIDTHS if table.nearest(Size(704, w)) != nearest_64(None, Size(704, w))}

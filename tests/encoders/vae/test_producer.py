@@ -16,8 +16,7 @@ from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
 from latentcache.fields.dtypes import is_finite
 from latentcache.fields.latents import LatentsSettings
 from latentcache.fields.protocol import DescribeContext, Failure, Job, Output, ProducerContext
-from latentcache.geometry.placement import flipped, place_in
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Size, flipped, place_in
 from latentcache.images import decode as decode_module
 from latentcache.images.decode import decode
 from latentcache.images.resize import pixel_hash, resize_crop
