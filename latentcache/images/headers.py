@@ -108,20 +108,15 @@ def header(stream: BinaryIO, *, max_pixels: int = MAX_PIXELS) -> tuple[Image.Ima
         UnusableSampleError: The image cannot be used; ``slug`` is the reason.
     """
     with translated_errors(stream):
-        image = _opened(stream, max_pixels=max_pixels)
-        orientation, (width, height) = _stored_orientation(image, stream), image.size
+        # ``warnings.catch_warnings`` is not safe in threads; a filter that is inserted once and stays is.
+        if list(warnings.filters[:1]) != [_QUIET]:
+            warnings.filterwarnings("ignore", module=_INSIDE_PILLOW)
+        image = Image.open(stream, formats=FORMATS)
+        width, height = image.size
+        if width * height > max_pixels:
+            raise too_many_pixels(height, width, max_pixels)
+        orientation = _stored_orientation(image, stream)
     return image, orientation, Size(width, height) if orientation in _SIDEWAYS else Size(height, width)
-
-
-def _opened(stream: BinaryIO, *, max_pixels: int) -> Image.Image:
-    # ``warnings.catch_warnings`` is not safe in threads; a filter that is inserted once and stays is.
-    if list(warnings.filters[:1]) != [_QUIET]:
-        warnings.filterwarnings("ignore", module=_INSIDE_PILLOW)
-    image = Image.open(stream, formats=FORMATS)
-    width, height = image.size
-    if width * height > max_pixels:
-        raise too_many_pixels(height, width, max_pixels)
-    return image
 
 
 def _stored_orientation(image: Image.Image, stream: BinaryIO) -> int:

@@ -79,19 +79,20 @@ def racy(memos: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 class KnownFiles:
-    """The files of a snapshot against the files of now.
+    """The snapshot's values for the files of now, except files to read again or that were read with other options.
 
     Args:
-        table: The snapshot's samples; None: nothing is known.
+        request: The scan, with the snapshot's samples and rejections.
         names: (F,) files of now.
         memos: (F, 6) their stats, not trusted; kept and filled in.
-        rejected: Rejections of the same snapshot. Those with stat and content save reading their files again.
+        reading: (F, 16) hashes of the options that files are read with now; None: files have none.
     """
 
     def __init__(
-        self, table: SampleTable | None, names: Strings, memos: NDArray[np.uint64], rejected: Sequence[Rejected] = ()
+        self, request: Scan, names: Strings, memos: NDArray[np.uint64], reading: NDArray[np.uint8] | None
     ) -> None:
-        self.table, self.names, count = table, names, len(names)
+        table, count = request.known, len(names)
+        self.table, self.names = table, names
         self.position = np.full(count, -1, dtype=np.int32)
         """(F,) position in the snapshot's files; -1 for a file that is new or may have changed."""
         self.stat = memos
@@ -102,7 +103,14 @@ class KnownFiles:
             self.position = match_names(names, table.files.names)
             for start in range(0, count, _SLICE):
                 self._trust(table, slice(start, min(start + _SLICE, count)))
-        self._rejected(names, rejected)
+        self._rejected(names, () if request.full else request.rejected)
+        if request.full and table is not None:
+            self.distrust(take_rows(files_of(table, request.chosen), self.position))
+        old = table.files.reading if table is not None else None
+        if old is not None or reading is not None:
+            before = np.zeros((count, HASH_BYTES), np.uint8) if old is None else take_rows(old, self.position)
+            now = np.zeros_like(before) if reading is None else reading
+            self.distrust((before != now).any(axis=1) & (self.position >= 0))
 
     def distrust(self, files: NDArray[Any]) -> None:
         """Forget files: their positions, or (F,) True for each."""
@@ -265,18 +273,6 @@ class Scan:
     stopping: Callable[[], bool] = bool
     findings: Findings = field(default_factory=Findings)
     """Rejections and notes of this scan."""
-
-    def held(self, names: Strings, memos: NDArray[np.uint64], reading: NDArray[np.uint8] | None) -> KnownFiles:
-        """The snapshot's values for these files, except files to read again and files read with other options."""
-        held = KnownFiles(self.known, names, memos, () if self.full else self.rejected)
-        if self.full and self.known is not None:
-            held.distrust(take_rows(files_of(self.known, self.chosen), held.position))
-        old = held.table.files.reading if held.table is not None else None
-        if old is not None or reading is not None:  # files that the snapshot read in another way
-            before = np.zeros((len(names), HASH_BYTES), np.uint8) if old is None else take_rows(old, held.position)
-            now = np.zeros_like(before) if reading is None else reading
-            held.distrust((before != now).any(axis=1) & (held.position >= 0))
-        return held
 
     def contained(self, held: KnownFiles, count: int, name: str, read: Callable[[int], None]) -> NDArray[np.intp]:
         """Unchanged ones of the first ``count`` files, which hold several values of the input ``name`` each.

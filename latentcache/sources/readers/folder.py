@@ -284,7 +284,7 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
     names, memos = _used_files(files.names, files.memos, units, len(first))
     sets = [image_set for image_set, _ in archives.values()]
     reading = _readings(len(names), units, rules, sets)
-    held = request.held(names, memos, reading)
+    held = KnownFiles(request, names, memos, reading)
     for number, (content, memo) in read.items():
         held.remember(number, content, memo)
     if archives:

@@ -113,7 +113,7 @@ def scan_records(request: Scan, inventory: Inventory) -> ScanResult:
     names, rows = find_records(request, inventory), bytearray()
     reading = hash_rows(reading_of(name, str(part or ""), text_lines=text_lines) for name in names)
     stats = np.array([_state(inventory.root / name) for name in names], dtype=np.uint64).reshape(-1, STAT_WIDTH)
-    held = request.held(Strings.of(names), stats, reading)
+    held = KnownFiles(request, Strings.of(names), stats, reading)
 
     def read(file: int) -> None:
         held.distrust(np.array([file]))
@@ -197,9 +197,9 @@ def _table(held: KnownFiles, reading: NDArray[np.uint8], rows: NDArray[Any]) -> 
 
     def labels() -> Iterator[list[str]]:
         for start in range(0, len(rows), _BLOCK):
-            numbers, inverse = np.unique(column["file"][start : start + _BLOCK], return_inverse=True)
-            names, lines = held.names.take(numbers), column["line"][start : start + _BLOCK].tolist()
-            yield [f"{names[number]}:{line}" for number, line in zip(inverse.tolist(), lines, strict=True)]
+            block = slice(start, start + _BLOCK)
+            names, lines = held.names.take(column["file"][block]), column["line"][block].tolist()
+            yield [f"{name}:{line}" for name, line in zip(names, lines, strict=True)]
 
     content = column["content"].view(np.uint8).reshape(-1, HASH_BYTES)
     return SampleTable(
