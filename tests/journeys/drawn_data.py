@@ -207,7 +207,7 @@ def _odd(draw, nodes, endings, folders):
     regular = [name for name, node in nodes.items() if node.what in ("image", "records", "tar", "rows")]
     for what in draw(st.lists(st.sampled_from(ODD), max_size=2)):
         name = _below(draw(st.sampled_from(folders)), draw(st.sampled_from(["odd", "é"])) + draw(endings))
-        alike = [one for one in regular if one.rpartition(".")[2] == name.rpartition(".")[2]]
+        alike = [other for other in regular if other.rpartition(".")[2] == name.rpartition(".")[2]]
         if what != "inside" or alike:
             _put(nodes, name, Node(what, target=draw(st.sampled_from(alike)) if what == "inside" else ""))
 
@@ -379,10 +379,10 @@ _ENDINGS = {
 # writing
 
 
-def write(data, place):
-    """Write a data set below ``place``; the result is DATA."""
+def write(data, folder):
+    """Write a data set below ``folder``; the result is DATA."""
     kind = ("datasets", "models")[len(data.nodes) % 2]
-    root, outside = place / f"{kind}--who--what/snapshots/0123456789abcdef", place / "elsewhere"
+    root, outside = folder / f"{kind}--who--what/snapshots/0123456789abcdef", folder / "elsewhere"
     for folder in (root, outside / "folder", root.parents[1] / "blobs"):
         folder.mkdir(parents=True)
     (outside / "file").write_bytes(image_bytes(1, "PNG"))

@@ -56,7 +56,7 @@ def _listed(data, truth):
     caches |= {name.rpartition("/")[0] for name in data.nodes if name.endswith(("k/CURRENT", "k/builder.lock"))}
 
     def add(name, node, real):
-        if cache := next((one for one in caches if real.startswith(one + "/")), ""):
+        if cache := next((candidate for candidate in caches if real.startswith(candidate + "/")), ""):
             truth.caches.add(name[: len(name) - len(real) + len(cache)] + "/")
         elif any(part.startswith(".") for part in name.split("/")):
             truth.noted[name] = HIDDEN
@@ -125,7 +125,7 @@ def _folder(data, files, is_chosen, truth):
         if not name.lower().endswith(IMAGES):
             continue
         stem = name[: name.rindex(".")]
-        beside = [one for start in (stem, name) for end in CAPTIONS if (one := start + end) in files]
+        beside = [candidate for start in (stem, name) for end in CAPTIONS if (candidate := start + end) in files]
         used.update(beside[:1])
         if not is_chosen(name):
             truth.noted[name] = SPLIT

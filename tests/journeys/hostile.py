@@ -69,8 +69,8 @@ def bmp(height, width):
 
 
 def gif(height, width):
-    head, place = struct.pack("<HHBBB", width, height, 0x80, 0, 0), struct.pack("<HH", width, height)
-    return b"GIF89a" + head + bytes(6) + b",\0\0\0\0" + place + b"\0\x02\0;"
+    head, frame = struct.pack("<HHBBB", width, height, 0x80, 0, 0), struct.pack("<HH", width, height)
+    return b"GIF89a" + head + bytes(6) + b",\0\0\0\0" + frame + b"\0\x02\0;"
 
 
 def not_pictures():
@@ -134,8 +134,8 @@ def damaged():
 
 def unusable_images():
     """Images, or headers of images, that a build rejects."""
-    one = pixels(channels=1)
-    floats, wide = Image.fromarray(one.astype(np.float32) / 255), Image.fromarray(one.astype(np.int32) * 10_000_000)
+    gray = pixels(channels=1)
+    floats, wide = Image.fromarray(gray.astype(np.float32) / 255), Image.fromarray(gray.astype(np.int32) * 10_000_000)
     small = {"1x1.png": ("RGB", 1, 1), "2x2.jpg": ("RGB", 2, 2), "15x64.png": ("RGB", 15, 64)}
     long = {"1x65500.jpg": ("L", 65500, 1), "65500x1.jpg": ("L", 1, 65500)}
     long |= {"16x4000.png": ("RGB", 4000, 16), "4000x16.png": ("RGB", 16, 4000)}
@@ -215,20 +215,20 @@ def captions():
 @cache
 def contents():
     """Map the name of every regular file to (bytes, cause)."""
-    found = {**not_pictures(), **dict(cut_short()), **damaged(), **unusable_images()}
-    found |= {name: (data, None) for name, data in odd().items()}
-    return found | {f"caption-{name}.png": (saved("PNG"), cause) for name, (_, cause) in captions().items()}
+    files = {**not_pictures(), **dict(cut_short()), **damaged(), **unusable_images()}
+    files |= {name: (data, None) for name, data in odd().items()}
+    return files | {f"caption-{name}.png": (saved("PNG"), cause) for name, (_, cause) in captions().items()}
 
 
 def make(folder):
     """Create the folder; return name -> cause, None for valid files."""
-    made = contents()
+    files = contents()
     (folder / "sub").mkdir(parents=True)
-    for name, (data, _) in made.items():
+    for name, (data, _) in files.items():
         (folder / name).write_bytes(data)
     for name, (text, _) in captions().items():
         (folder / f"caption-{name}.txt").write_bytes(text)
-    return {name: cause for name, (_, cause) in made.items()} | _special(folder)
+    return {name: cause for name, (_, cause) in files.items()} | _special(folder)
 
 
 def _special(folder):
@@ -262,7 +262,7 @@ def read_all(folder):
     (table,), profile = GeometrySettings(resolutions=(64,), multiple=8).tables(), PixelProfile(resample="lanczos-pil")
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + ROOM, now + ROOM))
-    found = {}
+    causes = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink() or path.is_dir() or path.suffix == ".txt":
@@ -272,13 +272,13 @@ def read_all(folder):
         try:
             data, _ = read_source(path)
             size = encoded_file(data).size
-            found[name] = unusable(size, table.nearest(size)) or None
-            if found[name] is None:
+            causes[name] = unusable(size, table.nearest(size)) or None
+            if causes[name] is None:
                 decode(data, profile)
         except UnusableSampleError as error:
-            found[name] = error.slug
+            causes[name] = error.slug
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    return {"found": found, "peak_bytes": _peak_bytes()}
+    return {"causes": causes, "peak_bytes": _peak_bytes()}
 
 
 def _peak_bytes():

@@ -38,8 +38,8 @@ def age(data: Path) -> None:
 
 
 def counts(done) -> dict[str, int]:
-    found = done.json["counts"]
-    return {name: number for name, number in found.items() if number}
+    numbers = done.json["counts"]
+    return {name: number for name, number in numbers.items() if number}
 
 
 def payloads(cache: Path) -> dict[str, str]:
@@ -48,11 +48,11 @@ def payloads(cache: Path) -> dict[str, str]:
 
 def read_samples(cache: Path) -> list[tuple[str, bytes, list[int]]]:
     """Read captions, latents and original sizes as a training process does."""
-    found = []
+    samples = []
     for batch in open_cache(cache).loader(batch_size=1, seed=0, remainder="partial"):
         latents = np.asarray(batch["latents"])
-        found.append((batch["captions"][0], latents.tobytes(), np.asarray(batch["original_size"]).tolist()))
-    return sorted(found)
+        samples.append((batch["captions"][0], latents.tobytes(), np.asarray(batch["original_size"]).tolist()))
+    return sorted(samples)
 
 
 def test_every_form_gives_the_same_cache(form: str, data: Path, tmp_path: Path) -> None:
@@ -80,14 +80,14 @@ def test_one_more_image_encodes_one(form: str, data: Path, tmp_path: Path) -> No
     images["0003"] = (images["0003"][0], "another caption")
     shutil.rmtree(data)
     FORMS[form](data, images)
-    found = look("verify", cache, "--json")
-    assert found.status == 1
+    checked = look("verify", cache, "--json")
+    assert checked.status == 1
     left = COUNT - 2
-    assert {name: n for name, n in counts(found).items() if name != "ok"} in (
+    assert {name: n for name, n in counts(checked).items() if name != "ok"} in (
         {"stale": 2},
         {"stale": 2, "touched": left},
     )
-    reasons = {item["reason"] for item in found.json["items"] if item["category"] == "stale"}
+    reasons = {item["reason"] for item in checked.json["items"] if item["category"] == "stale"}
     assert reasons == {"source-changed", "caption-changed"}
     assert counts(build_here(data, cache)) == {"samples": COUNT, "encoded": 1, "cached": COUNT - 1, "no_caption": 1}
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT}
@@ -117,8 +117,8 @@ def test_faults_of_tars_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
     bad_tar(data)
     done = build_here(data, cache)
     assert done.status == 1
-    found = {(item["category"], item["path"]): item["reason"] for item in done.json["items"]}
-    assert found == {
+    reasons = {(item["category"], item["path"]): item["reason"] for item in done.json["items"]}
+    assert reasons == {
         ("quarantined", "shard-001.tar/a.png"): "two-images",
         ("quarantined", "shard-001.tar/b.png"): "unknown",
         ("quarantined", "shard-001.tar/c.png"): "caption-encoding",
@@ -133,7 +133,7 @@ def test_faults_of_tars_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
     assert "from json" in {text for text, *_ in read_samples(cache)}
     again = build_here(data, cache)
     assert (again.status, again.json["counts"]["encoded"]) == (1, 0)
-    assert {(item["category"], item["path"]): item["reason"] for item in again.json["items"]} == found
+    assert {(item["category"], item["path"]): item["reason"] for item in again.json["items"]} == reasons
     checked = look("verify", cache, "--full", "--json")
     assert checked.json["counts"]["quarantined"] == 6
     assert checked.json["counts"]["stale"] == checked.json["counts"]["missing"] == 0
@@ -181,21 +181,21 @@ def test_images_beside_tars_are_an_ambiguity(tmp_path: Path) -> None:
 def test_one_archive_as_data(name: str, tmp_path: Path) -> None:
     images = some_images(COUNT)
     (tmp_path / "archives").mkdir()
-    one = tmp_path / "archives" / name
+    archive = tmp_path / "archives" / name
     if name.endswith("tar"):
         as_tars(tmp_path / "made", images, each=COUNT)
-        shutil.move(next((tmp_path / "made").rglob("*.tar")), one)
+        shutil.move(next((tmp_path / "made").rglob("*.tar")), archive)
     else:
-        pq.write_table(rows_of(images), one)
+        pq.write_table(rows_of(images), archive)
     (tmp_path / "archives/beside.txt").write_text("not of the archive")
-    done = build_here(one, tmp_path / "alone")
+    done = build_here(archive, tmp_path / "alone")
     assert counts(done) == {"samples": COUNT, "encoded": COUNT, "no_caption": 1}
     assert [item["reason"] for item in done.json["items"]] == ["no-caption"]
     age(tmp_path)
-    assert counts(build_here(one, tmp_path / "alone")) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
+    assert counts(build_here(archive, tmp_path / "alone")) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
     assert counts(look("verify", tmp_path / "alone", "--full", "--json")) == {"ok": COUNT}
     for number in range(2):
-        build_here(one, tmp_path / f"part{number}", "--part", f"{number}/2")
+        build_here(archive, tmp_path / f"part{number}", "--part", f"{number}/2")
     assert look("merge", tmp_path / "part0", tmp_path / "part1", "--out", tmp_path / "both").status == 0
     assert payloads(tmp_path / "both") == payloads(tmp_path / "alone")
     assert read_samples(tmp_path / "both") == read_samples(tmp_path / "alone")

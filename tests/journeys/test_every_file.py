@@ -39,11 +39,11 @@ def check_report(report, truth):
     assert rejected_by(report) == truth.rejected
     total = truth.rejected.total()
     assert (report["counts"]["samples"], report["counts"]["quarantined"]) == (len(truth.samples) + total, total)
-    found = notes_of(report, truth.samples)
-    assert found.total() == len(truth.noted), (found, truth.noted)
+    noted = notes_of(report, truth.samples)
+    assert noted.total() == len(truth.noted), (noted, truth.noted)
     read = sum(item.get("count", 1) for item in report["items"] if item["reason"] == "split-read")
     assert read == truth.splits_read
-    for reason, count in found.items():
+    for reason, count in noted.items():
         sure = sum(reasons == (reason,) for reasons in truth.noted.values())
         possible = sum(reason in reasons for reasons in truth.noted.values())
         assert sure <= count <= possible, (reason, count, truth.noted)
@@ -61,9 +61,9 @@ def check_files(root, cache, truth):
     below = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_symlink() or not path.is_dir()}
     reached = {path for path in below if path.startswith(tuple(truth.caches))}
     reached |= {
-        path for path in below if any(one.startswith(path + "/") for one in (*used, *truth.noted, *truth.rejected))
+        path for path in below if any(name.startswith(path + "/") for name in (*used, *truth.noted, *truth.rejected))
     }
-    captions = {path for path in below for one in truth.rejected if _is_caption_of(path, one)}
+    captions = {path for path in below for name in truth.rejected if _is_caption_of(path, name)}
     assert below - reached - captions <= {*used, *truth.rejected, *truth.noted}
 
 
@@ -71,9 +71,9 @@ def _is_caption_of(path, image):
     return path.rpartition(".")[0] in (image, image.rpartition(".")[0])
 
 
-def check_each_command(data, place):
-    root = write(data, place)
-    truth, cache, before = truth_of(data), place / "cache", state_of(root)
+def check_each_command(data, folder):
+    root = write(data, folder)
+    truth, cache, before = truth_of(data), folder / "cache", state_of(root)
     words = (root, "--out", cache, *data.options, "--json")
     if truth.error:
         for command in ("inspect", "build"):
@@ -107,8 +107,8 @@ def check_each_command(data, place):
 
 
 def each_command(data):
-    with tempfile.TemporaryDirectory() as place:
-        check_each_command(data, Path(place))
+    with tempfile.TemporaryDirectory() as folder:
+        check_each_command(data, Path(folder))
 
 
 @settings(max_examples=60, derandomize=True, report_multiple_bugs=False)

@@ -40,14 +40,14 @@ def examined(folder, box):
     report = json.loads(done.stdout)
     assert report["peak_bytes"] < MOST_BYTES
     assert list((box / "tmp").iterdir()) == []
-    return report["found"]
+    return report["causes"]
 
 
 def test_decoding_hostile_files_needs_little_memory(corpus, tmp_path):
     folder, expected = corpus
-    found = examined(folder, tmp_path / "box")
-    assert found == {name: None if name.startswith("caption-") else expected[name] for name in found}
-    assert len(found) >= 120
+    causes = examined(folder, tmp_path / "box")
+    assert causes == {name: None if name.startswith("caption-") else expected[name] for name in causes}
+    assert len(causes) >= 120
 
 
 def test_a_build_rejects_hostile_files_by_name(corpus, tmp_path, monkeypatch):
@@ -71,10 +71,10 @@ def test_a_build_rejects_hostile_files_by_name(corpus, tmp_path, monkeypatch):
     }
     assert built == {name for name, cause in expected.items() if cause is None}
     assert state_of(folder) == before
-    found = look("verify", tmp_path / "cache", "--full", "--json").json
-    assert found["counts"]["ok"] == len(built)
-    assert {item["path"]: item["hint"] for item in found["items"] if item["category"] == "quarantined"} == hints
-    assert found["counts"]["quarantined"] == len(rejected)
+    checked = look("verify", tmp_path / "cache", "--full", "--json").json
+    assert checked["counts"]["ok"] == len(built)
+    assert {item["path"]: item["hint"] for item in checked["items"] if item["category"] == "quarantined"} == hints
+    assert checked["counts"]["quarantined"] == len(rejected)
     again = look("build", folder, "--out", tmp_path / "cache", "--json").json
     assert again["counts"]["encoded"] == 0
     assert {item["path"] for item in again["items"] if item["category"] == "quarantined"} == set(rejected)

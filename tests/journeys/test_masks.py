@@ -73,7 +73,7 @@ def encoded(done):
 
 
 def notes(done):
-    return {one["reason"]: one.get("count", 1) for one in done["items"] if one["category"] == "note"}
+    return {item["reason"]: item.get("count", 1) for item in done["items"] if item["category"] == "note"}
 
 
 def batch_of(data, *, size=6, **more):
@@ -91,21 +91,23 @@ def test_image_mask_and_control_are_encoded_separately(data, monkeypatch):
     save(data / "1-masklabel.png", noise(91, 81, channels=1))
     save(data / "2-condlabel.png", noise(92, 82))
     (data / "3-masklabel.png").unlink()
-    found = look("verify", data.parent / "cache", "--json").json
-    stale = {(one["path"], one["reason"], one["field"]) for one in found["items"] if one["category"] == "stale"}
+    checked = look("verify", data.parent / "cache", "--json").json
+    stale = {
+        (item["path"], item["reason"], item["field"]) for item in checked["items"] if item["category"] == "stale"
+    }
     masks = {(name, "mask-changed", "mask") for name in ("1.png", "3.png")}
     assert stale == {("2.png", "control-changed", "control"), *masks}
-    assert "1-masklabel.png: " in next(one["found"] for one in found["items"] if one["path"] == "1.png")
+    assert "1-masklabel.png: " in next(item["found"] for item in checked["items"] if item["path"] == "1.png")
     done = build(data)
     assert (encoded(done), notes(done)["no-mask"]) == ({"latents": 0, "mask": 2, "control": 1}, 1)
     assert look("verify", data.parent / "cache", "--full", "--json").json["counts"]["ok"] == 6
     save(data / "4.png", noise(93, 84))
     assert encoded(build(data)) == {"latents": 1, "mask": 0, "control": 0}, "equal pixels are copied to the new keys"
     assert look("verify", data.parent / "cache", "--model", "stub").status == 0
-    found = look("verify", data.parent / "cache", "--resolution", 32, "--json").json
-    assert {one["field"] for one in found["recipe_diff"]} == {"latents", "mask", "control"}
+    checked = look("verify", data.parent / "cache", "--resolution", 32, "--json").json
+    assert {item["field"] for item in checked["recipe_diff"]} == {"latents", "mask", "control"}
     build(data, "--resolution", 32)
-    labels = {name: {one.label for one in field.groups} for name, field in fields_of(data).items()}
+    labels = {name: {item.label for item in field.groups} for name, field in fields_of(data).items()}
     assert labels == {"latents": {"32x32"}, "mask": {"32x32"}, "control": {"32x32"}}, "they follow latents"
 
 
@@ -147,8 +149,8 @@ def test_flips_and_crops_of_all_images_of_a_sample_agree(tmp_path, crop):
         loader.set_epoch(epoch)
         for batch in loader:
             assert torch.equal(batch["latents"], batch["control"])
-            for name, mask, place in zip(batch["names"], batch["mask"], batch["crop_top_left"], strict=True):
-                top, left = place.tolist()
+            for name, mask, corner in zip(batch["names"], batch["mask"], batch["crop_top_left"], strict=True):
+                top, left = corner.tolist()
                 right = covering_width(data / name) - 64 - left
                 upright, flipped = (placed(data / name, data / name, top, side) for side in (left, right))
                 ways = upright, np.flip(flipped, axis=1)
@@ -167,13 +169,13 @@ def test_control_latents_equal_a_plain_loop_of_diffusers(data, tmp_path):
     assert notes(done)["control-scaled"] == 1
     vae = diffusers.AutoencoderKL.from_pretrained(model)
     batch = batch_of(data, fields=["control", "crop_top_left"])
-    places = batch["crop_top_left"].tolist()
-    for name, made, (top, left) in zip(batch["names"], batch["control"], places, strict=True):
+    corners = batch["crop_top_left"].tolist()
+    for name, latents, (top, left) in zip(batch["names"], batch["control"], corners, strict=True):
         cut = placed(data / name.replace(".png", "-condlabel.png"), data / name, top, left)
         pixels = torch.from_numpy(cut.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
         with torch.no_grad():
             wanted = vae.encode(pixels).latent_dist.mode()[0] * vae.config.scaling_factor
-        assert torch.allclose(made, wanted, atol=1e-5)
+        assert torch.allclose(latents, wanted, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.* for lack of")
@@ -183,15 +185,15 @@ def test_bad_masks_and_control_images_cost_only_their_own_field(data, monkeypatc
     (data / "2-masklabel.png").write_text("<html>")
     monkeypatch.setattr("latentcache.sources.known.RACY_NS", 0)
     done = build(data, *STUB, code=1)
-    bad = {one["path"]: one for one in done["items"] if one["category"] == "quarantined"}
-    assert {path: (one["field"], one["reason"]) for path, one in bad.items()} == {
+    bad = {item["path"]: item for item in done["items"] if item["category"] == "quarantined"}
+    assert {path: (item["field"], item["reason"]) for path, item in bad.items()} == {
         "0.png": ("control", "no-control"),
         "1.png": ("control", "truncated"),
         "2.png": ("mask", "html"),
     }
     assert "1-condlabel.png: " in bad["1.png"]["found"]
     assert "2-masklabel.png: " in bad["2.png"]["found"]
-    assert all(one["hint"] for one in bad.values())
+    assert all(item["hint"] for item in bad.values())
     cache = open_cache(data.parent / "cache")
     counts = [len(cache.loader(batch_size=1, fields=[name])) for name in ("latents", "control", "mask")]
     assert (counts, len(cache.loader(batch_size=1))) == ([6, 4, 5], 3)
@@ -212,8 +214,8 @@ def test_a_damaged_image_with_a_control_image_is_rejected_until_its_bytes_change
     build(data, *STUB, code=1)
 
     def states():
-        found = look("verify", data.parent / "cache", "--json").json["counts"]
-        return {state: number for state, number in found.items() if number}
+        checked = look("verify", data.parent / "cache", "--json").json["counts"]
+        return {state: number for state, number in checked.items() if number}
 
     assert states() == {"ok": 5, "quarantined": 1}
     (data / "1.png").write_bytes(whole)

@@ -29,7 +29,7 @@ def build(data, *words):
 
 
 def reasons(report):
-    return {one["path"]: one["reason"] for one in report["items"] if one["category"] == "quarantined"}
+    return {item["path"]: item["reason"] for item in report["items"] if item["category"] == "quarantined"}
 
 
 def block_means(frames):
@@ -55,8 +55,8 @@ def test_batches_of_clips_have_an_axis_of_frames(data, tmp_path):
                 assert np.abs(latents.float().numpy() - block_means(frames)).max() < 2e-3
                 assert caption == f"video {name[0]}"
     plan = look("plan", tmp_path / "cache", "--batch-size", "2", "--json").json["buckets"]
-    found = [(one.get("frames"), one["height"], one["width"], one["samples"]) for one in plan]
-    assert found == [(9, 160, 48, 1), (9, 64, 96, 4), (None, 64, 96, 1)]
+    buckets = [(bucket.get("frames"), bucket["height"], bucket["width"], bucket["samples"]) for bucket in plan]
+    assert buckets == [(9, 160, 48, 1), (9, 64, 96, 4), (None, 64, 96, 1)]
     same = look("plan", data, *words, "--batch-size", "2", "--json").json["buckets"]
     assert same == plan
 
@@ -65,13 +65,13 @@ def test_flips_of_a_video(tmp_path):
     write_video(tmp_path / "data" / "a.mkv", 13)
     build(tmp_path / "data", "--model", "stub", "--bucket", "64x96", "--frames", "5", "--flip")
     loader = open_cache(tmp_path / "cache").loader(batch_size=1)
-    frames, found = plain_frames(tmp_path / "data" / "a.mkv")[0][:5], []
+    frames, served = plain_frames(tmp_path / "data" / "a.mkv")[0][:5], []
     for epoch in range(8):
         loader.set_epoch(epoch)
-        found += [batch["latents"][0].float().numpy() for batch in loader]
+        served += [batch["latents"][0].float().numpy() for batch in loader]
     expected = [block_means(frames), block_means(frames[:, :, ::-1])]
-    for one in expected:
-        assert min(np.abs(one - latents).max() for latents in found) < 2e-3
+    for clip in expected:
+        assert min(np.abs(clip - latents).max() for latents in served) < 2e-3
 
 
 def test_bad_videos_are_rejected(data):
@@ -106,7 +106,7 @@ def test_without_pyav_images_are_built(data, monkeypatch):
     assert report["counts"]["encoded"] == 1
     assert set(reasons(report).values()) == {"needs-pyav"}
     assert len(reasons(report)) == 5
-    (hint,) = {one["hint"] for one in report["items"] if one["category"] == "quarantined"}
+    (hint,) = {item["hint"] for item in report["items"] if item["category"] == "quarantined"}
     assert "pip install 'latentcache[video]'" in hint
     report = build(data)
     assert (report["counts"]["encoded"], report["exit_code"], reasons(report)) == (5, 0, {})
@@ -119,10 +119,10 @@ def test_without_frames_videos_are_a_note(data, monkeypatch):
             without.setitem(sys.modules, "av", None)
             report = build(data, *SMALL)
         assert (report["exit_code"], reasons(report), report["counts"]["samples"]) == (0, {}, 1), word
-        notes = [one for one in report["items"] if one["reason"] == "no-frame-count"]
-        assert {one["category"] for one in notes} == {"note"}
-        assert sum(one.get("count", 1) for one in notes) == 6
-        assert all("--frames" in one["hint"] for one in notes)
+        notes = [item for item in report["items"] if item["reason"] == "no-frame-count"]
+        assert {item["category"] for item in notes} == {"note"}
+        assert sum(item.get("count", 1) for item in notes) == 6
+        assert all("--frames" in item["hint"] for item in notes)
     checked = look("verify", data.parent / "cache", "--full", "--json").json
     assert (checked["exit_code"], checked["counts"]["ok"]) == (0, 1)
     (data / "image.png").unlink()
@@ -142,7 +142,7 @@ def test_a_cache_of_images_gets_videos_when_frames_are_requested(data):
     write_video(data / "0.mp4", 9, seed=77)
     (data / "1.txt").write_text("another caption")
     checked = look("verify", data.parent / "cache", "--json").json["items"]
-    assert {(one["path"], one["reason"]) for one in checked} == {
+    assert {(item["path"], item["reason"]) for item in checked} == {
         ("0.mp4", "source-changed"),
         ("1.mov", "caption-changed"),
     }
@@ -157,14 +157,14 @@ def test_a_video_has_one_mask_for_all_frames_and_no_control_image(tmp_path):
     words = ("--model", "stub", "--bucket", "64x96", "--frames", "5", "--fields")
     report = build(tmp_path / "data", *words, "latents,mask")
     assert (report["exit_code"], reasons(report)) == (0, {})
-    assert [one["path"] for one in report["items"] if one["reason"] == "no-mask"] == ["c.mp4"]
+    assert [item["path"] for item in report["items"] if item["reason"] == "no-mask"] == ["c.mp4"]
     batches = open_cache(tmp_path / "cache").loader(batch_size=1, fields=["latents", "mask"])
-    found = {batch["names"][0]: batch for batch in batches}
-    assert {name: tuple(batch["latents"].shape[2:]) for name, batch in found.items()} == {
+    served = {batch["names"][0]: batch for batch in batches}
+    assert {name: tuple(batch["latents"].shape[2:]) for name, batch in served.items()} == {
         "a.mp4": (2, 8, 12), "b.png": (1, 8, 12), "c.mp4": (2, 8, 12)
     }  # fmt: skip
-    assert {tuple(batch["mask"].shape) for batch in found.values()} == {(1, 1, 1, 8, 12)}
-    assert torch.equal(found["a.mp4"]["mask"], found["b.png"]["mask"]), "one mask image"
-    assert bool((found["c.mp4"]["mask"] == 1).all())
+    assert {tuple(batch["mask"].shape) for batch in served.values()} == {(1, 1, 1, 8, 12)}
+    assert torch.equal(served["a.mp4"]["mask"], served["b.png"]["mask"]), "one mask image"
+    assert bool((served["c.mp4"]["mask"] == 1).all())
     report = build(tmp_path / "data", *words, "latents,mask,control")
     assert reasons(report) == {"a.mp4": "no-frame-count", "c.mp4": "no-control"}
