@@ -28,6 +28,7 @@ from latentcache.errors import UsageError, count_of
 from latentcache.export import format as base
 from latentcache.export.format import Text
 from latentcache.geometry.like.onetrainer import PIXELS, TrainingConfig, read_config
+from latentcache.geometry.like.trainer import read_file
 from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
@@ -113,7 +114,9 @@ class OneTrainer(base.Format):
 
     def __init__(self, request: base.Request) -> None:
         config = request.trainer_config
-        self._config = TrainingConfig(values={}, concepts=()) if config is None else read_config(config)
+        self._config = (
+            TrainingConfig(values={}, concepts=()) if config is None else read_config(config, read_file(config))
+        )
         super().__init__(request)
         self._is_masked = bool(self._config.values.get("masked_training"))
         self._dtype = _DTYPES.get(self._config.values.get("train_dtype", ""), torch.float32)

@@ -35,11 +35,6 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
 IMAGE_FORMATS = ("kohya", "onetrainer", "simpletuner", "musubi", "ai-toolkit")
 #: Layouts of rows, as ``cache.rows()`` names them.
 LAYOUTS = ("pad", "pack", "chunk")
-#: Settings that a format takes -> what its files hold.
-_HELD: Mapping[tuple[str, ...], str] = {
-    ("validation",): "it holds whole documents; ",
-    _OF_SAMPLES: "it holds whole samples; ",
-}
 #: Absolute paths, on any machine.
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
 
@@ -98,7 +93,7 @@ class ExportSettings(Value):
         layouts = [name for name in LAYOUTS if getattr(self, name) is not None]
         for flag in self._flags_set():
             if flag not in takes:
-                why = f"{_HELD.get(takes, '')}its flags: --{', --'.join(takes)}"
+                why = f"its flags: --{', --'.join(takes)}"
                 rows = ", or ask for rows with --pad N or --chunk N" if flag in FORMATS[self.format] else ""
                 problem = f"--{flag}: not available with --to {self.format}"
                 raise UsageError(problem, why=why, fix=f"leave --{flag} out{rows}")

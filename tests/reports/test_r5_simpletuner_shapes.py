@@ -136,15 +136,6 @@ def test_from_the_images_to_batches_of_one_shape(run, tmp_path):
     assert SimpleTunerTable(resolution=Size(512, 512), step=8).nearest(PAIR["a.png"]) == Size(bucket[1], bucket[0])
 
 
-def test_a_cache_of_other_sizes_is_refused_with_the_build_that_fits(run, tmp_path):
-    draw(tmp_path / "data/a.png", (280, 500))
-    build(tmp_path / "data", tmp_path / "cache", resolutions=(512,), bucket_step=8)
-    error = run("export", tmp_path / "cache", tmp_path / "out", "--to", "simpletuner", "--json").error
-    assert "chooses other sizes" in error["what"]
-    assert error["fix"].endswith("--resolution 512 --like simpletuner")
-    assert not (tmp_path / "out").exists()
-
-
 def test_explicit_buckets_are_refused_with_the_build_that_fits(run, built):
     error = run("export", built / "cache", built / "out", "--to", "simpletuner", "--json").error
     assert "the trainer has no such sizes" in error["what"]

@@ -25,10 +25,9 @@ _NEXT = {
     "datatrove": "DatatroveFolderDataset({train}, seq_len=N, token_size={width})",
     "mds": "train_loader.dataset: {{local: {out}, split: train, max_seq_len: {length}}}",
 }
-#: Layout -> arguments of TRL's ``SFTConfig``. Without ``padding_free`` the documents of a row see each other, and
-#: TRL rejects it beside its default ``max_length`` (``sft_trainer.py`` of TRL 1.16).
-_PREPARED = "dataset_kwargs={'skip_prepare_dataset': True}, max_length=None"
-_TRL = {"pad": _PREPARED, "chunk": _PREPARED, "pack": f"{_PREPARED}, padding_free=True"}
+#: Arguments of TRL's ``SFTConfig``. Without ``padding_free`` the documents of a packed row see each other, and TRL
+#: rejects it beside its default ``max_length`` (``sft_trainer.py`` of TRL 1.16).
+_TRL = "dataset_kwargs={'skip_prepare_dataset': True}, max_length=None"
 
 
 def export(
@@ -104,13 +103,17 @@ def _undone(out: Path) -> Result:
 
 
 def _lines(payload: dict[str, Any]) -> Iterator[str]:
+    layout, dtype = payload.get("layout"), payload.get("dtype")
+    at_most = "up to " if (payload["format"], layout) == ("mds", "pad") else ""
     for split, number in payload.get("rows", {}).items():
-        yield f"{split}: {count_of(number, 'rows')} of {_row(payload)} ({_about(payload, split)})"
+        kind = f" as {dtype}" if dtype else f", {payload['packing_efficiency'][split]:.1%} full"
+        length = f"{at_most}{payload['length']} tokens"
+        yield f"{split}: {count_of(number, 'rows')} of {length} ({payload['tokens'][split]} tokens{kind})"
         for reason, tokens in payload["tokens_dropped"][split].items():
             if tokens:
                 yield f"  dropped: {tokens} tokens ({reason.replace('_', ' ')})"
     for split, number in payload.get("splits", {}).items():
-        yield f"{split}: {count_of(number, 'documents')}, {payload['tokens'][split]} tokens as {payload['dtype']}"
+        yield f"{split}: {count_of(number, 'documents')}, {payload['tokens'][split]} tokens as {dtype}"
     yield from _part(payload)
     if "last_id" in payload:
         last = payload["last_id"]
@@ -118,8 +121,8 @@ def _lines(payload: dict[str, Any]) -> Iterator[str]:
         yield differ if last is None else f"every document ends with id {last}"
     values = {"out": shlex.quote(payload["out"]), "length": payload.get("length")}
     values |= {"python": repr(payload["out"]), "train": repr(f"{payload['out']}/train")}
-    values["trl"] = _TRL.get(payload.get("layout", ""), "")
-    values["width"] = 2 if payload.get("dtype") == "uint16" else 4
+    values["trl"] = f"{_TRL}, padding_free=True" if layout == "pack" else _TRL
+    values["width"] = 2 if dtype == "uint16" else 4
     after = _NEXT[payload.get("for", payload["format"])].format(**values)
     yield f"{payload['out']} is complete. Next: {after}"
 
@@ -128,15 +131,3 @@ def _part(payload: Mapping[str, Any]) -> Iterator[str]:
     if payload.get("part"):
         part = f"this is part {payload['part']} of DATA"
         yield f"{part}: join all parts with `latentcache merge`, and export the result"
-
-
-def _row(payload: dict[str, Any]) -> str:
-    most = "up to " if payload["format"] == "mds" and payload["layout"] == "pad" else ""
-    return f"{most}{payload['length']} tokens"
-
-
-def _about(payload: dict[str, Any], split: str) -> str:
-    tokens = f"{payload['tokens'][split]} tokens"
-    if "dtype" in payload:
-        return f"{tokens} as {payload['dtype']}"
-    return f"{tokens}, {payload['packing_efficiency'][split]:.1%} full"

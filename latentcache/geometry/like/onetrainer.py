@@ -92,7 +92,7 @@ class OneTrainer(trainer.Trainer):
 
     def read(self, path: Path, value: Any) -> trainer.TrainerSettings:
         """See ``Trainer``."""
-        config = _config(path, value)
+        config = read_config(path, value)
         values, step = config.values, config.step
         text, has_buckets = str(values.get("resolution", "512")), bool(values.get("aspect_ratio_bucketing", True))
         options: dict[str, Any] = {"bucket_step": step}
@@ -160,12 +160,8 @@ class TrainingConfig(Value):
         return next((step for start, step in _STEPS.items() if self.model.startswith(start)), 64)
 
 
-def read_config(path: Path) -> TrainingConfig:
-    """The settings of a file, and its concepts; raises UsageError."""
-    return _config(path, trainer.read_file(path))
-
-
-def _config(path: Path, values: Any) -> TrainingConfig:
+def read_config(path: Path, values: Any) -> TrainingConfig:
+    """The settings in the contents of a file, and its concepts; raises UsageError and ValueError."""
     if not isinstance(values, dict) or not values.keys() & _KNOWN:
         problem, fix = f"{path}: OneTrainer saves no such file", "give the JSON file that OneTrainer saves"
         raise UsageError(problem, where=str(path), fix=fix)
