@@ -232,7 +232,7 @@ def check_out(cache: Path) -> None:
             "a URL is no folder",
             argument="out",
             value=url,
-            fix=f"latentcache build DATA --out {url}",
+            fix=f"latentcache build DATA --out {url}; in Python latentcache.store.remote.view.local_view makes a folder",
         )
     if cache.exists() and not cache.is_dir():
         raise UsageError("a file is there", argument="out", value=cache, where=str(cache), fix="give a folder")
