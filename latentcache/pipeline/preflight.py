@@ -232,7 +232,7 @@ def check_out(cache: Path) -> None:
             "a URL is no folder",
             argument="out",
             value=url,
-            fix=f"latentcache build DATA --out {url}; in Python latentcache.store.remote.view.local_view makes a folder",
+            fix=f"latentcache build DATA --out {url}, or a folder by latentcache.store.remote.view.local_view",
         )
     if cache.exists() and not cache.is_dir():
         raise UsageError("a file is there", argument="out", value=cache, where=str(cache), fix="give a folder")

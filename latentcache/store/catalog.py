@@ -179,14 +179,12 @@ class Catalog:
         for name, (dtype, shape) in kind.ragged_columns.items():
             ends = np.cumsum(counts[name], out=counts[name])
             ragged[name] = ends, np.zeros((int(ends[-1]) if len(ends) else 0, *shape), dtype)
-            for at, _, index, rows in self._parts(items):
+            last, stored_ends = -1, ends
+            for at, number, index, rows in self._parts(items):
                 if (stored := index.columns.get(f"ragged/{kind.kind}/{name}.counts")) is not None:
-                    stored_ends = np.cumsum(stored, dtype=np.int64)
-                    values = index.columns[f"ragged/{kind.kind}/{name}.values"]
-                    to = np.arange(len(items), dtype=np.int32)[at]
-                    for start in range(0, len(rows), _TOGETHER):
-                        some = slice(start, start + _TOGETHER)
-                        ragged[name][1][_spans(ends, to[some])] = values[_spans(stored_ends, rows[some])]
+                    stored_ends = stored_ends if number == last else np.cumsum(stored, dtype=np.int64)
+                    last, values = number, index.columns[f"ragged/{kind.kind}/{name}.values"]
+                    ragged[name][1][_spans(ends, at)] = values[_spans(stored_ends, rows)]
         return plain, ragged
 
     def stored(self, number: int) -> tuple[EntryHeader, int, memoryview] | None:
@@ -248,12 +246,16 @@ class Catalog:
             with contextlib.suppress(OSError):
                 paths.scratch.rmdir()
 
-    def _parts(self, items: NDArray[np.integer]) -> Iterator[tuple[Any, int, ShardIndex, NDArray[np.int64]]]:
-        """For each shard of some items: their positions, its number, its index, and their rows in it."""
+    def _parts(
+        self, items: NDArray[np.integer]
+    ) -> Iterator[tuple[NDArray[np.int32], int, ShardIndex, NDArray[np.int64]]]:
+        """For each shard of some items, in slices: their positions, its number, its index, and their rows in it."""
         shard = (np.searchsorted(self._bases, items, "right") - 1).astype(np.int32)
         for number in np.unique(shard).tolist():
-            at: Any = slice(None) if (shard == number).all() else np.flatnonzero(shard == number)
-            yield at, number, self._indexes[number], items[at].astype(np.int64) - self._bases[number]
+            in_shard = np.flatnonzero(shard == number).astype(np.int32)
+            for start in range(0, len(in_shard), _TOGETHER):
+                at = in_shard[start : start + _TOGETHER]
+                yield at, number, self._indexes[number], items[at].astype(np.int64) - self._bases[number]
 
     def _candidates(self, table: str, wanted: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Positions of wanted numbers (n,) that a table has, and their items, whose keys are still to be compared."""
