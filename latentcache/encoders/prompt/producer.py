@@ -50,11 +50,6 @@ def _texts(batch: Sequence[Prepared], recipe: PromptRecipe) -> list[str]:
     return [recipe.text(caption, variant) for caption, variant in captions]
 
 
-def _arguments(recipe: PromptRecipe) -> dict[str, Any]:
-    """What ``encode_prompt`` gets beside the text."""
-    return {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
-
-
 class PromptProducer(Producer):
     """Embeddings of captions; opened with the folder of a ``pipeline``, or the ``stub`` and its delay."""
 
@@ -82,9 +77,9 @@ class PromptProducer(Producer):
 
     def close(self) -> None:
         """Free the memory of the device."""
-        if self._encoder is not None:
+        if isinstance(self._encoder, _PipelineEncoder):
             self._encoder.close()
-            self._encoder = None
+        self._encoder = None
 
 
 class _Stub:
@@ -107,9 +102,6 @@ class _Stub:
             array = stored(rows if recipe.is_sequence else rows[0], recipe.storage_dtype)
             embeddings.append((array, {"cut": len(words) - len(kept)}))
         return embeddings
-
-    def close(self) -> None:
-        """Do nothing: the stub holds no memory."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error
@@ -138,22 +130,64 @@ class _Call(NamedTuple):
     lengths: list[_Length]
 
 
-class _PipelineEncoder:
-    """The text encoders of a pipeline, and its class without everything else."""
+class _Assembled:
+    """A pipeline's class with its text encoders and tokenizers, and None for every other part."""
+
+    def __init__(self, pipeline: Pipeline, recipe: PromptRecipe) -> None:
+        self._output, self._recipe = pipeline.output, recipe
+        self._arguments = {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
+        self._pipe: Any = None
+
+    def _open(self, pipeline: Pipeline) -> Any:
+        import diffusers
+        import transformers
+
+        # Both warn of each caption that is too long, with its text; the column "cut" counts them.
+        diffusers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        parts: dict[str, Any] = {}
+        for part in pipeline.parts:
+            tokenizer = getattr(transformers, part.tokenizer_cls).from_pretrained(
+                part.tokenizer, local_files_only=True
+            )
+            model = self._model(part, getattr(transformers, part.cls))
+            parts[part.name] = model.eval().requires_grad_(False)
+            parts[tokenizer_of(part.name)] = _watched(tokenizer, partial(self._note, part.name))
+        cls = getattr(diffusers, pipeline.cls)
+        parameters = inspect.signature(cls.__init__).parameters
+        needed = [name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
+        parts = {name: None for name in needed if name != "self"} | parts
+        if "requires_safety_checker" in parameters:
+            parts["requires_safety_checker"] = False
+        return cls(**parts)
+
+    def _model(self, part: Part, cls: Any) -> Any:
+        """Make the text encoder of a part."""
+        raise NotImplementedError
+
+    def _note(
+        self, part: str, texts: Sequence[str], result: Any, tokenize: Callable[..., Any], is_padded: bool
+    ) -> None:
+        """Look at the result of a tokenizer that truncates; ``is_padded``: to the full length."""
+        raise NotImplementedError
+
+
+class _PipelineEncoder(_Assembled):
+    """The text encoders of one output."""
 
     def __init__(self, pipeline: Pipeline, recipe: PromptRecipe, device: str) -> None:
         import torch
 
-        self._torch, self._recipe = torch, recipe
-        self._output = pipeline.output
+        super().__init__(pipeline, recipe)
+        self._torch = torch
         self._device = choose_device(device)
         tokens = _SORTED_TOKENS if pipeline.output.masked else _TOKENS
         self._budget = _CPU_TOKENS if self._device.type == "cpu" else tokens
         self.device = device_name(self._device)
         self._errors = Translator(device=self._device, name=recipe.pipeline, label=str(pipeline.folder))
         self._seen: list[_Length] = []
-        self._arguments = _arguments(recipe)
-        self._pipe = self._errors.run(lambda: self._opened(pipeline), "its text encoders")
+        self._pipe = self._errors.run(lambda: self._open(pipeline), "its text encoders")
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
         """Embed each caption."""
@@ -224,26 +258,19 @@ class _PipelineEncoder:
         bits = kept.view(self._torch.uint16) if kept.dtype == self._torch.bfloat16 else kept
         return list(bits.numpy())
 
-    def _opened(self, pipeline: Pipeline) -> Any:
-        """The pipeline with the text encoders of this output, and None for every other part."""
-        import transformers
-
-        transformers.utils.logging.disable_progress_bar()
-
-        def model_of(part: Part) -> Any:
-            model, loading = getattr(transformers, part.cls).from_pretrained(
-                part.folder,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                dtype=getattr(self._torch, self._recipe.compute_dtype),
-                device_map=str(self._device),
-            )
-            if missing := sorted(loading["missing_keys"]):
-                raise ValueError(f"{part.name} lacks {len(missing)} tensors; the first is {missing[0]}")
-            return model
-
-        return _assembled(pipeline, model_of, self._note)
+    def _model(self, part: Part, cls: Any) -> Any:
+        """Load the text encoder of a part."""
+        model, loading = cls.from_pretrained(
+            part.folder,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            dtype=getattr(self._torch, self._recipe.compute_dtype),
+            device_map=str(self._device),
+        )
+        if missing := sorted(loading["missing_keys"]):
+            raise ValueError(f"{part.name} lacks {len(missing)} tensors; the first is {missing[0]}")
+        return model
 
     def _note(
         self, part: str, texts: Sequence[str], result: Any, tokenize: Callable[..., Any], is_padded: bool
@@ -253,31 +280,6 @@ class _PipelineEncoder:
             used = int(sum(mask))
             whole = len(tokenize(text)["input_ids"]) if used == len(ids) else used
             self._seen.append(_Length(used, len(ids), max(whole - used, 0)))
-
-
-def _assembled(pipeline: Pipeline, model_of: Callable[[Part], Any], note: Callable[..., None]) -> Any:
-    """Make a pipeline with the models that ``model_of`` gives for its parts, and None for every other part.
-
-    Every call of a tokenizer that truncates is told to ``note(part, texts, result, tokenize, is_padded)``.
-    """
-    import diffusers
-    import transformers
-
-    # Both warn of each caption that is too long, with its text; the column "cut" counts them.
-    diffusers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.set_verbosity_error()
-    parts: dict[str, Any] = {}
-    for part in pipeline.parts:
-        tokenizer = getattr(transformers, part.tokenizer_cls).from_pretrained(part.tokenizer, local_files_only=True)
-        parts[part.name] = model_of(part).eval().requires_grad_(False)
-        parts[tokenizer_of(part.name)] = _watched(tokenizer, partial(note, part.name))
-    cls = getattr(diffusers, pipeline.cls)
-    parameters = inspect.signature(cls.__init__).parameters
-    needed = [name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
-    parts = {name: None for name in needed if name != "self"} | parts
-    if "requires_safety_checker" in parameters:
-        parts["requires_safety_checker"] = False
-    return cls(**parts)
 
 
 def _watched(tokenizer: Any, note: Callable[..., None]) -> Any:
@@ -334,16 +336,15 @@ class IdsProducer(Producer):
         return list(ids)
 
 
-class _Tokenizers:
-    """The tokenizers of a pipeline, and its class with text encoders without weights."""
+class _Tokenizers(_Assembled):
+    """The tokenizers of a pipeline, with text encoders without weights."""
 
     def __init__(self, producer: Mapping[str, Any], recipe: PromptIdsRecipe) -> None:
         pipeline = locate_pipeline(producer["pipeline"], "prompt_ids")
+        super().__init__(pipeline, recipe)
         self._runs, self._parts = tokenizing_runs(pipeline.cls), [part.name for part in pipeline.parts]
-        self._length, self._full = recipe.length, recipe.length + pipeline.output.drop
-        self._arguments = _arguments(recipe)
         self._seen = dict[str, list[NDArray[np.int32]]]()
-        self._pipe = self._opened(pipeline)
+        self._pipe = self._open(pipeline)
 
     def ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """(2, tokens) of each text: ids and mask of all tokenizers."""
@@ -355,7 +356,7 @@ class _Tokenizers:
             with ExitStack() as hooks, torch.inference_mode(), suppress(_Stop):
                 last = getattr(self._pipe, run.parts[-1])
                 hooks.enter_context(last.register_forward_pre_hook(_stop))
-                run.run(self._pipe, list(texts), device, self._length, self._arguments)
+                run.run(self._pipe, list(texts), device, self._recipe.length, self._arguments)
         by_text = zip(*self._seen.values(), strict=True)
         return [np.concatenate(ids, axis=1) for ids in by_text]
 
@@ -364,23 +365,20 @@ class _Tokenizers:
         self.ids([""])
         return [ids[0].shape[1] for ids in self._seen.values()]
 
-    def _opened(self, pipeline: Pipeline) -> Any:
+    def _model(self, part: Part, cls: Any) -> Any:
+        """Make the text encoder of a part without weights."""
         import torch
-        import transformers
 
-        def model_of(part: Part) -> Any:
-            cls = getattr(transformers, part.cls)
-            with torch.device("meta"):
-                return cls(cls.config_class.from_pretrained(part.folder, local_files_only=True))
-
-        return _assembled(pipeline, model_of, self._note)
+        with torch.device("meta"):
+            return cls(cls.config_class.from_pretrained(part.folder, local_files_only=True))
 
     def _note(
         self, part: str, texts: Sequence[str], result: Any, tokenize: Callable[..., Any], is_padded: bool
     ) -> None:
         """Keep ids and mask of each text."""
         if not is_padded:
-            result = tokenize(list(texts), padding="max_length", truncation=True, max_length=self._full)
+            full = self._recipe.length + self._output.drop
+            result = tokenize(list(texts), padding="max_length", truncation=True, max_length=full)
         both = np.stack([np.asarray(result[name]) for name in ("input_ids", "attention_mask")], axis=1)
         self._seen[part] += list(both.astype(np.int32))
 
