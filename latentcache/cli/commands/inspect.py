@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from latentcache.pipeline.publish import BuildPlan
     from latentcache.pipeline.settings import BuildSettings
     from latentcache.pipeline.workers.local import LocalEngine
-    from latentcache.report.machine import Check
+    from latentcache.report.inspection import Check
     from latentcache.sources.scan import Listing
     from latentcache.verify.findings import Finding
 
@@ -44,7 +44,7 @@ def inspect(
     """
     from latentcache.pipeline.settings import BuildSettings
     from latentcache.pipeline.workers.local import LocalEngine
-    from latentcache.report.machine import machine_checks
+    from latentcache.report.inspection import machine_checks
 
     device, strict = run.get("device", "auto"), run.pop("strict", False)
     if (data is None) != machine:
@@ -81,7 +81,7 @@ class _Planned(NamedTuple):
 def _plan(settings: BuildSettings, engine: LocalEngine) -> _Planned:
     """List DATA and plan a build; raises the error if DATA cannot be listed."""
     from latentcache.pipeline.build import plan_build
-    from latentcache.report.machine import checked, space
+    from latentcache.report.inspection import checked, space
 
     listings: list[Listing] = []
     warnings: list[str] = []
@@ -100,7 +100,7 @@ def _plan(settings: BuildSettings, engine: LocalEngine) -> _Planned:
 def _result(data: Path, planned: _Planned, checks: Sequence[Check], rebuild: Any, *, strict: bool) -> Result:
     from latentcache.pipeline.publish import quarantined
     from latentcache.plan.numbers import tolerated
-    from latentcache.report.data import describe_data, shown_samples
+    from latentcache.report.inspection import describe_data, shown_samples
 
     plan, source = planned.plan, planned.plan or planned.listing
     items, rejected = findings(source.rejected, source.notes), quarantined(source.rejected)

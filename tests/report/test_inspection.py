@@ -12,7 +12,7 @@ from small_cache import SMALL, data, run
 
 from latentcache.encoders import devices
 from latentcache.encoders.devices import cuda_count
-from latentcache.report import machine
+from latentcache.report import inspection
 
 __all__ = ["data", "run"]
 BIN = Path(sys.executable).parent
@@ -46,7 +46,7 @@ def test_data_or_machine(run, data):
 
 
 def test_a_network_file_system(run, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "file_system", lambda path: "nfs4")
+    monkeypatch.setattr(inspection, "file_system", lambda path: "nfs4")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     done = run("inspect", data, *SMALL, "--json")
@@ -75,10 +75,10 @@ def test_a_missing_device(run, data):
 
 
 def test_a_device_is_not_called_by_its_model(monkeypatch):
-    monkeypatch.setattr(machine, "cuda_count", lambda: 1)
-    monkeypatch.setattr(machine, "devices_for", lambda device, needs_torch: ["cuda:0"])
+    monkeypatch.setattr(inspection, "cuda_count", lambda: 1)
+    monkeypatch.setattr(inspection, "devices_for", lambda device, needs_torch: ["cuda:0"])
     report = {"torch": "2.9", "cuda": "12.8", "usable": True, "name": "H100", "free_bytes": 1, "total_bytes": 2}
-    check = machine.device_check("auto", lambda question: report, lambda more: "")
+    check = inspection.device_check("auto", lambda question: report, lambda more: "")
     assert (check["name"], check["state"], check["text"].partition(",")[0]) == ("device", "ok", "H100")
 
 
@@ -93,4 +93,4 @@ def test_a_device_is_not_called_by_its_model(monkeypatch):
 )
 def test_the_file_system_of_a_path(mounts, kind, tmp_path):
     (tmp_path / "mounts").write_text(mounts)
-    assert machine.file_system(Path("/data/set"), tmp_path / "mounts") == kind
+    assert inspection.file_system(Path("/data/set"), tmp_path / "mounts") == kind
