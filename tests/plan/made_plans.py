@@ -1,14 +1,24 @@
 """Samples in a few buckets, and documents with loss spans, for property tests."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
 from latentcache.plan.batching import BatchPlan, Bucket
 from latentcache.plan.documents import Corpus, begins
+from latentcache.plan.mixing import mixture, occurrences
 from latentcache.plan.samples import Blocks, SampleIndex, plan_epoch, plan_report
 
 POLICIES = ["repeat", "drop", "partial", "pad"]
-columns = st.lists(st.integers(0, 4), max_size=120).map(lambda some: np.array(some, dtype=np.int32))
+#: Frames, height and width of each bucket, and its tokens.
+SIZES = [(1, 64, 64), (1, 64, 128), (1, 128, 192), (3, 128, 256), (1, 256, 256)]
+TOKENS = [7, 10, 24, 16, 9]
+BUCKETS = tuple(
+    Bucket(label=f"64x{64 + 8 * number}", size=size, tokens=tokens)
+    for number, (size, tokens) in enumerate(zip(SIZES, TOKENS, strict=True))
+)
+columns = st.lists(st.integers(0, 4), max_size=90).map(lambda numbers: np.array(numbers, dtype=np.int32))
 seeds = st.integers(-(2**63), 2**64)
 epochs = st.integers(0, 10**9)
 
@@ -22,12 +32,58 @@ def plans(*policies, most=6):
     )
 
 
-def index_of(bucket, *, mixture=None, shard=None, shuffle_block=4):
-    widths = [64 + 8 * number for number in range(max(int(bucket.max(initial=-1)) + 1, 5))]
-    buckets = tuple(Bucket(label=f"64x{width}") for width in widths)
-    bucket = np.asarray(bucket, np.int32)
+@st.composite
+def budgets(draw, *policies):
+    ranks, rounded = draw(st.sampled_from([(1, None), (2, None), (3, None), (1, 4), (2, 4), (4, 4), (2, 6)]))
+    unit, least = draw(st.sampled_from([("pixels", 98_304), ("tokens", 24)]))
+    budget = draw(st.integers(least * (rounded or ranks), least * 30))
+    policy = draw(st.sampled_from(policies or POLICIES))
+    return BatchPlan(**{f"batch_{unit}": budget}, multiple_of=rounded, world_size=ranks, remainder=policy)
+
+
+def index_of(bucket, *, mixture=None, parts=(), shard=None, shuffle_block=4):
     blocks = None if shard is None else Blocks(shard=np.asarray(shard, np.int32), samples=shuffle_block)
-    return SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "these", mixture=mixture, blocks=blocks)
+    return SampleIndex(
+        bucket=np.asarray(bucket, np.int32),
+        buckets=BUCKETS,
+        identify=lambda: "these",
+        mixture=mixture,
+        parts=parts,
+        blocks=blocks,
+    )
+
+
+@st.composite
+def loaders(draw, *policies):
+    """Samples and batches: of a size, a budget or a size for each source; with weights or windows, or without."""
+    bucket = draw(columns)
+    first = draw(st.integers(0, len(bucket)))
+    entries = [first, len(bucket) - first]
+    has_sources = min(entries) > 0
+    batches = draw(plans(*policies) | budgets(*policies))
+    if has_sources and batches.batch_size is not None and draw(st.booleans()):
+        batches = replace(batches, batch_size=(batches.batch_size, draw(st.integers(1, 4))))
+    mix = None
+    if has_sources and batches.remainder != "pad" and draw(st.booleans()):
+        mix = mixture(["a", "b"], entries, [2, draw(st.integers(1, 4))])
+    shard = np.arange(len(bucket)) // 5 if draw(st.booleans()) else None
+    block = draw(st.integers(1, 40))
+    parts = (("a", entries[0]), ("b", entries[1])) if has_sources else ()
+    return index_of(bucket, mixture=mix, parts=parts, shard=shard, shuffle_block=block), batches
+
+
+def part_of(index, report, rows):
+    """The part of the report that counts some samples of one bucket and source."""
+    numbers = index.apart(report.batches).bucket[rows]
+    (number,) = set(numbers.tolist())
+    return next(part for part in report.buckets if part.number == number)
+
+
+def due(index, seed, epoch):
+    """(N,) how often each sample is due in an epoch."""
+    if index.mixture is None:
+        return np.ones(len(index.bucket), dtype=np.int64)
+    return occurrences(index.bucket, index.mixture, seed=seed, epoch=epoch)
 
 
 def laid_out(index, batches, seed=0, epoch=0):
@@ -46,11 +102,11 @@ def documents(draw, most=9, longest=14):
     for length in draw(st.lists(st.integers(0, longest), max_size=most)):
         loss = draw(st.one_of(st.just([True] * length), st.lists(st.booleans(), min_size=length, max_size=length)))
         spans, start = [], None
-        for place, flag in enumerate([*loss, False]):
+        for token, flag in enumerate([*loss, False]):
             if flag and start is None:
-                start = place
+                start = token
             elif not flag and start is not None:
-                spans.append((start, place - start))
+                spans.append((start, token - start))
                 start = None
         made.append((length, spans))
     return made

@@ -1,17 +1,19 @@
-"""Steps, ranks and policies of one epoch: equal on all ranks, one bucket per step."""
+"""Steps, ranks and policies of one epoch, for every way to size batches: equal on all ranks, one bucket per step."""
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_plans import batches_of, columns, epochs, index_of, laid_out, plans, seeds
+from made_plans import BUCKETS, batches_of, columns, due, epochs, index_of, laid_out, loaders, part_of, plans, seeds
 
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
-from latentcache.plan.batching import BatchPlan, require_steps
-from latentcache.plan.samples import Epochs, Position, plan_epoch, plan_report
+from latentcache.plan.batching import BatchPlan, Bucket, require_steps
+from latentcache.plan.mixing import Mixture, mixture
+from latentcache.plan.samples import Epochs, Position, SampleIndex, plan_epoch, plan_report
 
 #: 10, 5 and 3 samples of three buckets, steps of 4. The order is pinned.
 GOLDEN = {
@@ -23,35 +25,44 @@ GOLDEN = {
 }
 
 
-@given(columns, plans(), seeds, epochs)
-def test_all_ranks_have_equal_steps_of_equal_size_from_one_bucket(bucket, batches, seed, epoch):
-    report, plan = laid_out(index_of(bucket), batches, seed, epoch)
+@given(loaders(), seeds, epochs)
+def test_a_step_is_full_on_every_rank_and_has_one_bucket(loader, seed, epoch):
+    index, batches = loader
+    report, plan = laid_out(index, batches, seed, epoch)
     assert len(plan) == report.steps
     short = Counter()
     for step in batches_of(plan):
-        (length,) = {len(one.rows) for one in step}
-        assert {int(number) for one in step for number in bucket[one.rows]} == {step[0].bucket}
-        assert length == batches.batch_size or batches.remainder == "partial"
-        short[step[0].bucket] += length < batches.batch_size
-    assert all(count <= 1 for count in short.values())
+        (length,) = {len(batch.rows) for batch in step}
+        part = part_of(index, report, np.concatenate([batch.rows for batch in step]))
+        assert {batch.bucket for batch in step} == {part.number % len(BUCKETS)}
+        short[part.number] += length * batches.world_size < part.size
+        assert length * batches.world_size in (part.size, part.last)
+        if batches.batch_size is None:
+            unit, budget = batches.budget
+            cost = getattr(part.bucket, unit)
+            assert part.size * cost <= budget < (part.size + batches.multiple) * cost
+    assert all(count <= (batches.remainder == "partial") for count in short.values())
+    assert index.blocks is None or (np.diff(plan.window) >= 0).all()
 
 
-@given(columns, plans(), seeds, epochs)
-def test_every_sample_is_served_as_often_as_the_report_says(bucket, batches, seed, epoch):
-    report, plan = laid_out(index_of(bucket), batches, seed, epoch)
-    served = Counter(plan.real().tolist())
-    assert served.total() == report.samples_used + report.samples_repeated
-    assert len(plan.rows) == served.total() + report.rows_padded
-    assert report.samples_used + report.samples_dropped == len(bucket)
-    present = [number for number in range(5) if (bucket == number).any()]
-    for part, number in zip(report.buckets, present, strict=True):
-        times = [served[row] for row in np.flatnonzero(bucket == number).tolist()]
-        assert sum(times) == part.samples - part.dropped + part.repeated
-        assert times.count(0) == part.dropped
-        if not part.dropped:  # repeats are spread
-            assert max(times) - min(times) <= 1
-    if batches.remainder == "pad":
-        assert set(served.values()) <= {1}
+@given(loaders(), seeds, st.just(0) | epochs)
+def test_every_sample_is_served_as_often_as_the_report_says(loader, seed, epoch):
+    index, batches = loader
+    report, plan = laid_out(index, batches, seed, epoch)
+    served, times = np.bincount(plan.real(), minlength=len(index.bucket)), due(index, seed, epoch)
+    more, fewer = np.maximum(served - times, 0), np.maximum(times - served, 0)
+    assert len(plan.rows) == served.sum() + report.rows_padded
+    assert report.samples_used + report.samples_dropped == (index.mixture.samples if index.mixture else len(times))
+    assert batches.remainder == "drop" or not fewer.any()
+    assert batches.remainder in ("repeat", "partial") or not more.any()
+    if epoch and index.mixture:
+        return
+    assert report.samples_per_batch * len(plan) * batches.world_size == pytest.approx(served.sum())
+    for part in report.buckets:
+        rows = np.flatnonzero(index.apart(batches).bucket == part.number)
+        assert (more[rows].sum(), fewer[rows].sum()) == (part.repeated, part.dropped)
+        if not part.dropped and not index.mixture:  # repeats are spread
+            assert np.ptp(served[rows]) <= 1
 
 
 @given(columns, plans("pad"), st.integers(0, 9))
@@ -143,15 +154,86 @@ def test_the_error_lists_buckets_and_counts():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({}, "the size of a batch is missing"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 2.0}, "batch_size=2.0"),
         ({"batch_size": True}, "batch_size=True"),
         ({"batch_size": 1, "world_size": 0}, "world_size=0"),
         ({"batch_size": 1 << 25}, "in one step"),
         ({"batch_size": 1, "remainder": "skip"}, "remainder='skip': must be"),
+        ({"batch_size": 2, "batch_pixels": 10}, "batch_size and batch_pixels exclude each other"),
+        ({"batch_pixels": 0}, "batch_pixels=0"),
+        ({"batch_tokens": True}, "batch_tokens=True"),
+        ({"batch_size": []}, r"batch_size=\[\]"),
+        ({"batch_size": [2, 0]}, "batch_size=0"),
+        ({"batch_size": [1]}, "1 values for 2 sources"),
+        ({"batch_size": 2, "multiple_of": 2}, "only with a budget"),
+        ({"batch_pixels": 10**9, "multiple_of": 3, "world_size": 2}, "does not divide among 2 ranks"),
+        ({"batch_pixels": 10**12}, "samples in one step"),
     ],
 )
 def test_settings_that_are_not_allowed(settings, message):
     with pytest.raises(UsageError, match=message) as caught:
-        BatchPlan(**settings)
+        plan_report(index_of([0, 4], parts=(("a", 1), ("b", 1))), BatchPlan(**settings))
     assert caught.value.fix
+
+
+def test_the_fix_of_a_budget_that_is_too_small_mends_it():
+    index = index_of([0, 1, 3])
+    with pytest.raises(UsageError, match="too small for a batch of bucket") as caught:
+        plan_report(index, BatchPlan(batch_pixels=100_000, world_size=2))
+    assert str(caught.value).endswith("fix: batch_pixels=196608, or smaller samples")
+    assert plan_report(index, BatchPlan(batch_pixels=196_608, world_size=2)).steps == 3
+
+
+def test_a_budget_of_what_the_samples_lack_is_named():
+    index = SampleIndex(bucket=np.zeros(3, np.int32), buckets=(Bucket(label="all"),), identify=str)
+    for unit in ("pixels", "tokens"):
+        with pytest.raises(UsageError, match=f"the samples have no {unit}"):
+            plan_report(index, BatchPlan(**{f"batch_{unit}": 10}))
+
+
+def test_sources_of_a_mixture_may_be_several_parts():
+    mix = mixture(["a", "b"], [4, 2], [1, 1])
+    mix = Mixture(sources=(replace(mix.sources[0], parts=2), mix.sources[1]))
+    index = index_of([0] * 6, mixture=mix, parts=(("x", 1), ("y", 3), ("b", 2)))
+    report = plan_report(index, BatchPlan(batch_size=(2, 1)))
+    assert [(str(bucket.bucket), bucket.steps) for bucket in report.buckets] == [
+        ("64x64 of a", 2),
+        ("64x64 of b", 4),
+    ]
+    state = Epochs(index, BatchPlan(batch_size=(2, 1))).state(Position(0, delivered=1))
+    assert state["legs"] == [[[2, 1], 1, 1]]
+    assert Epochs(index, BatchPlan(batch_size=(2, 1))).load(json.loads(json.dumps(state))).delivered == 1
+
+
+# Windows: shards are shuffled, then the samples inside a window.
+
+WINDOWED = BatchPlan(batch_size=2, world_size=2, remainder="partial")
+
+
+def in_shards(bucket, shuffle_block, per_shard=5):
+    return index_of(bucket, shard=np.arange(len(bucket)) // per_shard, shuffle_block=shuffle_block)
+
+
+@pytest.mark.parametrize("size", [5, 10, 35])
+def test_a_window_reads_few_shards_and_epochs_differ(size):
+    index = in_shards(np.zeros(1000, np.int32), size)
+    first, second = (plan_epoch(index, WINDOWED, seed=0, epoch=epoch) for epoch in (0, 1))
+    for window in range(1000 // size):
+        rows = np.concatenate([first.rows[first.starts[step] : first.starts[step + 1]]
+                               for step in np.flatnonzero(first.window == window)])  # fmt: skip
+        assert len(set((rows // 5).tolist())) <= size // 5 + 2 + 3  # a step may end in the next window
+    assert sorted(first.rows.tolist()) == list(range(1000))
+    assert first.rows.tolist() != second.rows.tolist()
+    assert (np.diff(first.rows // 5) != 0).mean() > (0.5 if size > 5 else 0.1)
+
+
+def test_buckets_take_turns_within_a_window():
+    plan = plan_epoch(in_shards(np.arange(1000, dtype=np.int32) % 2, 100), WINDOWED, seed=0, epoch=0)
+    assert set(plan.bucket[plan.window == 3].tolist()) == {0, 1}
+
+
+def test_without_a_seed_shards_are_read_in_their_order():
+    plan = plan_epoch(in_shards(np.zeros(40, np.int32), 7), WINDOWED, seed=None, epoch=3)
+    assert plan.rows.tolist() == list(range(40))

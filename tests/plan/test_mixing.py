@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_plans import batches_of, index_of, laid_out, plans
+from made_plans import index_of
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.plan.batching import BatchPlan
@@ -12,7 +12,6 @@ from latentcache.plan.mixing import bucket_counts, largest_remainder, occurrence
 from latentcache.plan.mixing import mixture as named_mixture
 from latentcache.plan.samples import plan_epoch, plan_report
 
-fewer = settings(max_examples=40)
 weights_made = st.fractions(min_value=Fraction(1, 50), max_value=20, max_denominator=60)
 
 
@@ -112,27 +111,7 @@ def test_the_choice_is_pinned():
     assert plan.rows.tolist() == [11, 9, 12, 7, 8, 2, 0, 2, 3, 12, 6, 4, 8, 2, 1, 10, 4, 5]
 
 
-@fewer
-@given(mixed(), plans("repeat", "drop", "partial"), st.integers(0, 99), st.integers(0, 99))
-def test_an_epoch_with_weights_has_the_steps_of_its_report_in_every_epoch(made, batches, seed, epoch):
-    bucket, mix = made
-    index = index_of(bucket, mixture=mix)
-    report, plan = laid_out(index, batches, seed, epoch)
-    assert len(plan) == report.steps
-    assert report.samples_used + report.samples_dropped == mix.samples
-    for step in batches_of(plan):
-        assert len({len(part.rows) for part in step}) == 1
-        assert len(set(bucket[np.concatenate([part.rows for part in step])].tolist())) == 1
-    first = plan_epoch(index, batches, seed=seed, epoch=0)
-    expected = occurrences(bucket, mix, seed=seed, epoch=0)
-    served = np.bincount(first.rows, minlength=len(bucket))
-    for number, part in zip(np.unique(bucket).tolist(), report.buckets, strict=True):
-        own = bucket == number
-        assert int(np.maximum(served - expected, 0)[own].sum()) == part.repeated
-        assert int(np.maximum(expected - served, 0)[own].sum()) == part.dropped
-
-
-@fewer
+@settings(max_examples=40)
 @given(mixed(), st.integers(0, 30))
 def test_a_step_is_filled_first_with_samples_that_the_epoch_would_not_serve(made, epoch):
     bucket, mix = made

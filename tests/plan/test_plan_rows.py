@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_plans import corpus_of, documents, learned_columns, rows_of, with_loss
 
-from latentcache.errors import PlanError, UsageError
+from latentcache.errors import PlanError
 from latentcache.plan.documents import best_fit, loss_spans, plan_rows
-from latentcache.plan.shuffle import in_validation
 
 THREE = [(5, [(0, 5)]), (9, [(0, 9)]), (12, [(7, 1)])]
 
@@ -104,18 +103,6 @@ def test_chunks_are_cut_from_the_concatenation():
         4,
         [1, 2],
     )
-
-
-def test_a_split_never_moves_a_sample_when_data_is_added():
-    content = np.random.default_rng(0).integers(0, 256, (2000, 16), dtype=np.uint8)
-    held = in_validation(content, 0.2)
-    assert 330 < held.sum() < 470
-    assert (in_validation(content[::-1], 0.2)[::-1] == held).all()
-    assert (in_validation(content, 0.4) >= held).all()
-    assert in_validation(content, 1).all()
-    assert not in_validation(content, 0).any()
-    with pytest.raises(UsageError, match="validation=2"):
-        in_validation(content, 2)
 
 
 def best_fit_one_by_one(lengths, capacity):

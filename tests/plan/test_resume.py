@@ -2,20 +2,21 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
-from made_plans import POLICIES, batches_of, index_of, plans
+from made_plans import BUCKETS, POLICIES, batches_of, budgets, columns, due, index_of, loaders, plans
 
 from latentcache.errors import EmptyPlanError, PlanError
 from latentcache.plan.batching import BatchPlan
-from latentcache.plan.mixing import mixture, occurrences
+from latentcache.plan.mixing import mixture
 from latentcache.plan.samples import Epochs, Position, plan_epoch, rest_of_epoch
 
 SEED, EPOCH = 3, 2
-columns = st.lists(st.integers(0, 4), min_size=1, max_size=90).map(lambda some: np.array(some, np.int32))
 
 
 def rest(index, *legs, seed=SEED, epoch=EPOCH):
@@ -23,27 +24,48 @@ def rest(index, *legs, seed=SEED, epoch=EPOCH):
     return rest_of_epoch(index, legs, seed=seed, epoch=epoch)
 
 
-def batch_plan(batches, policy):
-    return BatchPlan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=policy)
-
-
 def begun(index, batches):
     return plan_epoch(index, batches, seed=SEED, epoch=EPOCH)
 
 
-def sample_counts(plan, steps):
-    head = slice(0, int(plan.starts[steps]))
-    return plan.rows[head] if plan.is_pad is None else plan.rows[head][~plan.is_pad[head]]
+def resumed(index, batches, whole, steps, others=None):
+    """The rest of an epoch after a checkpoint, through the API of the loader."""
+    state = Epochs(index, batches).state(Position(SEED, EPOCH, delivered=steps))
+    epochs = Epochs(index, others or batches)
+    position, rest_of_it = epochs.begin(epochs.load(json.loads(json.dumps(state))))
+    assert len(rest_of_it) == epochs.remaining(position)
+    assert rest_of_it.rows.tolist() == whole.rows[whole.starts[steps] :].tolist()
+    assert rest_of_it.bucket.tolist() == whole.bucket[steps:].tolist()
+    assert np.diff(rest_of_it.starts).tolist() == np.diff(whole.starts)[steps:].tolist()
+    return rest_of_it
 
 
-@given(columns, plans(), st.data())
-def test_resume_with_the_same_sizes_continues_the_plan(column, batches, data):
-    index = index_of(column)
+@given(loaders(), st.data())
+def test_a_resume_with_the_same_sizes_is_the_rest_of_the_epoch(loader, data):
+    index, batches = loader
     whole = begun(index, batches)
-    steps = data.draw(st.integers(0, len(whole)))
-    left = rest(index, (batches, steps))
-    assert left.rows.tolist() == whole.rows[whole.starts[steps] :].tolist()
-    assert left.bucket.tolist() == whole.bucket[steps:].tolist()
+    assume(len(whole))
+    steps = data.draw(st.integers(0, len(whole) - 1))
+    left = resumed(index, batches, whole, steps)
+    if index.blocks is not None:
+        assert left.window.tolist() == whole.window[steps:].tolist()
+
+
+@given(columns, budgets(), st.sampled_from([1, 2, 3, 4, 6, 12]), st.data())
+def test_another_number_of_ranks_goes_on_with_the_same_batches(bucket, batches, ranks, data):
+    batches = replace(batches, multiple_of=12, **{f"batch_{batches.budget[0]}": batches.budget[1] * 12})
+    whole = begun(index_of(bucket), batches)
+    assume(len(whole))
+    steps = data.draw(st.integers(0, len(whole) - 1))
+    resumed(index_of(bucket), batches, whole, steps, replace(batches, world_size=ranks))
+
+
+def test_a_resume_with_other_windows_is_rejected():
+    bucket, batches = np.zeros(40, np.int32), BatchPlan(batch_size=2)
+    indexes = [index_of(bucket), *(index_of(bucket, shard=bucket, shuffle_block=size) for size in (10, 11))]
+    for first, second in permutations(indexes, 2):
+        with pytest.raises(PlanError, match="another cache"):
+            Epochs(second, batches).load(Epochs(first, batches).state(Position(0)))
 
 
 @given(columns, st.sampled_from(["repeat", "pad", "drop"]), st.data())
@@ -63,13 +85,15 @@ def test_resume_from_2x3_to_3x2_keeps_the_global_batches(column, policy, data):
     assert again.rows.tolist() == whole.rows[whole.starts[steps + more] :].tolist()
 
 
-@given(columns, plans(), plans(), plans(), st.sampled_from(POLICIES), st.data())
-def test_resume_with_other_sizes_serves_every_sample(column, first, second, third, policy, data):
-    first, second, third = (batch_plan(one, policy) for one in (first, second, third))
-    index = index_of(column)
+SIZES = plans() | budgets()
+
+
+@given(columns, st.tuples(SIZES, SIZES, SIZES), st.sampled_from(POLICIES), st.booleans(), st.data())
+def test_a_resume_with_other_sizes_serves_every_sample(column, sizes, policy, windows, data):
+    first, second, third = (replace(batches, remainder=policy) for batches in sizes)
+    index = index_of(column, shard=np.arange(len(column)) // 5 if windows else None)
     whole = begun(index, first)
-    if not len(whole):
-        return
+    assume(len(whole))
     steps = data.draw(st.integers(0, len(whole) - 1))
     try:
         middle = rest(index, (first, steps), (second, 0))
@@ -78,8 +102,8 @@ def test_resume_with_other_sizes_serves_every_sample(column, first, second, thir
     except EmptyPlanError:
         assert policy == "drop"
         return
-    head = sample_counts(whole, steps).tolist()
-    both = Counter(head + sample_counts(middle, more).tolist() + last.real().tolist())
+    head = whole.part(0, steps).real().tolist()
+    both = Counter(head + middle.part(0, more).real().tolist() + last.real().tolist())
     if policy != "drop":
         assert set(both) == set(range(len(column)))
     if policy == "pad":
@@ -89,42 +113,36 @@ def test_resume_with_other_sizes_serves_every_sample(column, first, second, thir
             assert len({len(part.rows) for part in step}) == 1
             assert {int(bucket) for part in step for bucket in column[part.rows]} == {step[0].bucket}
     if second.layout != first.layout:
-        due = np.bincount(column[np.setdiff1d(np.arange(len(column)), head)], minlength=5)
-        found, step = np.bincount(column[middle.real()], minlength=5), second.batch_size * second.world_size
-        if policy == "repeat":
-            assert found.tolist() == (-(-due // step) * step).tolist()
-        elif policy == "drop":
-            assert found.tolist() == (due // step * step).tolist()
-        elif policy == "pad":
-            assert found.tolist() == due.tolist()
+        left = np.bincount(column[np.setdiff1d(np.arange(len(column)), head)], minlength=5)
+        served, step = np.bincount(column[middle.real()], minlength=5), np.array(second.sizes(BUCKETS))
+        full = {"repeat": -(-left // step) * step, "drop": left // step * step, "pad": left}
+        if policy in full:
+            assert served.tolist() == full[policy].tolist()
         else:
-            assert ((found >= due) & (found < due + second.world_size)).all()
+            assert ((served >= left) & (served < left + second.multiple)).all()
 
 
-@given(plans("repeat", "drop", "partial"), st.integers(0, 20), st.data())
-def test_a_resumed_epoch_with_weights_is_the_rest_of_it(batches, epoch, data):
+def with_weights():
     bucket = np.array([0, 1, 0, 1, 1, 0, 0, 2, 2, 0, 1], np.int32)
-    index = index_of(bucket, mixture=mixture(["a", "b"], [7, 4], [2, 1], samples=20))
+    return index_of(bucket, mixture=mixture(["a", "b"], [7, 4], [2, 1], samples=20))
+
+
+@given(plans("repeat"), st.integers(0, 20), st.data())
+def test_a_resume_of_weights_with_other_sizes_numbers_occurrences(batches, epoch, data):
+    index, other = with_weights(), BatchPlan(batch_size=3)
+    assume(batches.layout != other.layout)
     whole = plan_epoch(index, batches, seed=2, epoch=epoch)
-    done = data.draw(st.integers(0, len(whole)))
-    left = rest(index, (batches, done), seed=2, epoch=epoch)
-    assert left.rows.tolist() == whole.rows[whole.starts[done] :].tolist()
-    if batches.remainder != "repeat":
-        return
-    other = rest(index, (batches, done), (BatchPlan(batch_size=3), 0), seed=2, epoch=epoch)
-    if batches.layout != (3,):
-        both = Counter(sample_counts(whole, done).tolist()) + Counter(other.real().tolist())
-        parts = whole.part(0, done), other
-        numbered = [pair for part in parts for pair in zip(part.rows, part.again, strict=True)]
-        assert sorted(numbered) == [(row, time) for row in sorted(both) for time in range(both[row])]
-        for row, times in enumerate(occurrences(bucket, index.mixture, seed=2, epoch=epoch).tolist()):
-            assert both[row] >= times
+    steps = data.draw(st.integers(0, len(whole)))
+    parts = whole.part(0, steps), rest(index, (batches, steps), (other, 0), seed=2, epoch=epoch)
+    times = Counter(row for part in parts for row in part.real().tolist())
+    numbered = [pair for part in parts for pair in zip(part.rows, part.again, strict=True)]
+    assert sorted(numbered) == [(row, time) for row in sorted(times) for time in range(times[row])]
+    for row, count in enumerate(due(index, 2, epoch).tolist()):
+        assert times[row] >= count
 
 
 def test_a_rest_of_repeats_is_empty_with_other_sizes():
-    bucket = np.array([0, 1, 0, 1, 1, 0, 0, 2, 2, 0, 1], np.int32)
-    index = index_of(bucket, mixture=mixture(["a", "b"], [7, 4], [2, 1], samples=20))
-    sizes = BatchPlan(batch_size=3, world_size=3)
+    index, sizes = with_weights(), BatchPlan(batch_size=3, world_size=3)
     assert len(rest(index, (sizes, 3), seed=2, epoch=6)) == 1
     assert len(rest(index, (sizes, 3), (BatchPlan(batch_size=3), 0), seed=2, epoch=6)) == 0
 

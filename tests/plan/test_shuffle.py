@@ -1,11 +1,12 @@
-from __future__ import annotations
+"""Orders, splits and draws: the same inputs give the same result for ever."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.plan.shuffle import grouped, pick, shuffled
+from latentcache.errors import UsageError
+from latentcache.plan.shuffle import drawn_of_samples, grouped, in_validation, pick, shuffled
 
 whole = st.integers(-(2**70), 2**70)
 
@@ -54,3 +55,37 @@ def test_picks_are_spread_and_pinned():
     assert [pick(1000, seed, 7) for seed in range(3)] == [319, 666, 198]
     firsts = [pick(10, 0, row) for row in range(2000)]
     assert min(np.bincount(firsts, minlength=10)) > 140
+
+
+def test_a_split_never_moves_a_sample_when_data_is_added():
+    content = np.random.default_rng(0).integers(0, 256, (2000, 16), dtype=np.uint8)
+    held = in_validation(content, 0.2)
+    assert 330 < held.sum() < 470
+    assert (in_validation(content[::-1], 0.2)[::-1] == held).all()
+    assert (in_validation(content, 0.4) >= held).all()
+    assert in_validation(content, 1).all()
+    assert not in_validation(content, 0).any()
+    with pytest.raises(UsageError, match="validation=2"):
+        in_validation(content, 2)
+
+
+SAMPLES = np.arange(600)
+
+
+def test_name_seed_epoch_and_occurrence_change_the_draw():
+    first, ones = drawn_of_samples("image", SAMPLES, (0, 0)), np.ones(len(SAMPLES), dtype=np.uint32)
+    assert len(set(first.tolist())) == len(SAMPLES)
+    for name, turn, occurrence in (
+        ("image", (1, 0), None),
+        ("image", (0, 1), None),
+        ("image", (0, 0), ones),
+        ("caption", (0, 0), None),
+    ):
+        assert not (drawn_of_samples(name, SAMPLES, turn, occurrence) == first).any()
+    assert (drawn_of_samples("image", SAMPLES, (0, 0), 0 * ones) == first).all()
+
+
+def test_draws_never_change():
+    """xxh3-64 of name, seed, epoch and sample (8 bytes each), and the occurrence from 1 on."""
+    many = drawn_of_samples("image", np.arange(12), (3, -5), np.arange(12) % 3)
+    assert (many % np.uint64(8)).tolist() == [4, 5, 6, 7, 6, 0, 6, 4, 5, 3, 3, 7]
