@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -29,9 +29,6 @@ from latentcache.cli.help import OF_BUILD
 from latentcache.errors import UsageError
 from latentcache.store.paths import url_of
 from latentcache.value import Value
-
-if TYPE_CHECKING:
-    from latentcache.fields.protocol import FieldKind
 
 
 def option(default: Any, flag: str, text: str, **more: Any) -> Any:
@@ -297,7 +294,8 @@ def _requested(
         targets = {name: f"{type(kind).__module__}:{type(kind).__qualname__}" for name, kind in known.items()}
         settings = {name: {} for name, target in targets.items() if target in kinds}
         targeted = ((name, field) for option in passed.values() for name, field in option.targets.items())
-        asked = {name for name, field in targeted if _asks(known[name], field)}
+        # A field that follows another one, and some options, are not enough to ask for a field.
+        asked = {name for name, field in targeted if not known[name].follows and field.metadata.get("asks", True)}
         settings |= {name: {} for name in asked - set(settings)}
     for name, option in passed.items():
         takers = [field for field in option.targets if field in settings]
@@ -312,11 +310,6 @@ def _requested(
             settings[field][attribute.name] = value
     fields = {name: registry.settings_of(name, field_values) for name, field_values in settings.items()}
     return Requested(fields=fields, kinds=kinds, exact=wanted is not None, words=_words(options, values))
-
-
-def _asks(kind: FieldKind, setting: dataclasses.Field[Any]) -> bool:
-    """True if an option alone asks for the field that it belongs to."""
-    return not kind.follows and bool(setting.metadata.get("asks", True))
 
 
 def _words(options: Mapping[str, _Option], values: Mapping[str, Any]) -> str:

@@ -123,7 +123,15 @@ def read_existing(settings: BuildSettings) -> Existing:
     """Read what the cache holds. Damage is reported, not raised: entries are found by key without a snapshot."""
     paths = CachePaths(settings.cache)
     begun, state, snapshot = read_state(paths), dict[str, Any](), None
-    current, damage = _current(paths)
+    current, damage = 0, ""
+    try:
+        current = paths.current_snapshot()
+    except CacheDamagedError as error:
+        damage = f"{error.what}: {error.why}"
+    except CacheNotFoundError:
+        pass
+    if not (current or damage) and paths.snapshots():
+        damage = f"{paths.current.name} is missing"
     for number in dict.fromkeys(filter(None, [current, *reversed(paths.snapshots())])):
         try:
             opened = open_snapshot(paths.root, number)
@@ -151,17 +159,6 @@ def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     source = manifest["source"]
     kept = {name: manifest[name] for name in ("fields", "allow_failed")}
     return {"source": source.get("options") or {}, "part": source.get("part") or "", **kept}
-
-
-def _current(paths: CachePaths) -> tuple[int, str]:
-    """Number of the current snapshot, 0 if none is named, and the problem with its name."""
-    try:
-        current = paths.current_snapshot()
-    except CacheDamagedError as error:
-        return 0, f"{error.what}: {error.why}"
-    except CacheNotFoundError:
-        current = 0
-    return current, f"{paths.current.name} is missing" if not current and paths.snapshots() else ""
 
 
 def write_state(paths: CachePaths, described: Mapping[str, Described], options: SourceOptions, **more: Any) -> None:

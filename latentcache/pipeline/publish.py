@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from latentcache._version import __version__
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.protocol import Failure, FieldPlan, Group
-from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, join_tables
+from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable, join_tables
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.pipeline.diff import FieldWork, find_items, usable_items
 from latentcache.pipeline.workers.engine import RunResult
@@ -416,27 +416,10 @@ def samples_in_use(
     for work, chosen in zip(works, items, strict=True):
         used[work.plan.sample[chosen]] = True
     numbers = np.where(used, np.cumsum(used, dtype=np.int32) - 1, -1).astype(np.int32)
-    return (samples if used.all() else select_samples(samples, np.flatnonzero(used))), numbers
-
-
-def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:
-    """The table of some samples. Whole files of the others go; files of records and tables stay."""
-    gone = np.zeros(len(samples.files), dtype=np.bool_)
-    for column in samples.inputs.values():
-        of_records = column.line is not None and np.asarray(column.line) > 0
-        whole = np.where(of_records, -1, column.file)
-        gone[whole[whole >= 0]] = True
-    for column in samples.inputs.values():
-        kept = np.asarray(column.file)[rows]
-        gone[kept[kept >= 0]] = False
-    rest, files = np.flatnonzero(~gone), samples.files
-    chosen = Files(
-        names=files.names.select(rest),
-        stat=np.asarray(files.stat)[rest],
-        content=np.asarray(files.content)[rest],
-        reading=None if files.reading is None else np.asarray(files.reading)[rest],
-    )
-    return join_tables([samples], [np.cumsum(~gone, dtype=np.int64) - 1], chosen, rows)
+    if used.all():
+        return samples, numbers
+    same_files = [np.arange(len(samples.files))]
+    return join_tables([samples], same_files, samples.files, np.flatnonzero(used)), numbers
 
 
 def _without_young_stats(stat: Any) -> Any:

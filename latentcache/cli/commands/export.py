@@ -45,13 +45,20 @@ def export(
         latentcache export chats.latentcache rows --pad 4096 --for trl
         latentcache export images.latentcache shards/ --to webdataset
     """
+    from latentcache.export.folder import Folder, is_export
     from latentcache.export.images import ImageExport
     from latentcache.export.settings import IMAGE_FORMATS, ExportSettings
     from latentcache.export.shards import SampleExport
     from latentcache.export.tokens import TokenExport
 
     if undo:
-        return _undone(target or cache)
+        folder = target or cache
+        if not is_export(folder):
+            raise UsageError(f"{folder}: no export is here", where=str(folder), fix="give the folder of an export")
+        deleted, changed = Folder(folder).undo()
+        lines = [f"{count_of(deleted, 'files')} deleted from {folder}"]
+        lines += [f"{name} was changed since the export, and stays" for name in changed]
+        return Result({"out": str(folder), "deleted": deleted, "kept": changed}, lines)
     if target is None:
         raise UsageError("OUT: is missing", fix=f"latentcache export {shlex.quote(str(cache))} OUT")
     settings = ExportSettings(cache=cache, out=target, **run)
@@ -89,17 +96,6 @@ def _lines_of_images(payload: Mapping[str, Any]) -> Iterator[str]:
     yield f"{payload['out']} is complete: {files} ({counts})"
     yield "next:"
     yield from (f"  {line}" for line in payload["advice"])
-
-
-def _undone(out: Path) -> Result:
-    from latentcache.export.folder import Folder, is_export
-
-    if not is_export(out):
-        raise UsageError(f"{out}: no export is here", where=str(out), fix="give the folder of an export")
-    deleted, changed = Folder(out).undo()
-    lines = [f"{count_of(deleted, 'files')} deleted from {out}"]
-    lines += [f"{name} was changed since the export, and stays" for name in changed]
-    return Result({"out": str(out), "deleted": deleted, "kept": changed}, lines)
 
 
 def _lines(payload: dict[str, Any]) -> Iterator[str]:

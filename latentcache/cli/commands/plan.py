@@ -68,6 +68,7 @@ def plan(
         latentcache plan texts.latentcache --batch-size 8 --pack 4096
     """
     from latentcache.plan.batching import BatchPlan, require_steps
+    from latentcache.store.paths import CachePaths
 
     if epochs is not None and not compare:
         raise UsageError("only with --compare", argument="epochs", value=epochs, fix="add --compare, or leave it out")
@@ -89,7 +90,7 @@ def plan(
         world_size=world_size,
         remainder=remainder,  # type: ignore[arg-type]  # checked there
     )
-    if _is_cache(path):
+    if CachePaths(path).is_ours():
         planned = _of_cache(path, batches, layout, requested, (source or {}).get("repeats") is not False)
     else:
         planned = _of_data(path, batches, requested, source, compare=compare)
@@ -134,16 +135,6 @@ def _batch_of(path: Path, requested: flags.Requested) -> int:
             return size
     why, fix = "it is not in a --trainer-config either", f"latentcache plan {shlex.quote(str(path))} --batch-size 8"
     raise UsageError("Missing option '--batch-size'", why=why, fix=fix)
-
-
-def _is_cache(path: Path) -> bool:
-    """True if a build was started here."""
-    from latentcache.store.paths import CachePaths
-
-    try:
-        return CachePaths(path).is_ours()
-    except OSError:
-        return False
 
 
 def _of_cache(
@@ -196,11 +187,22 @@ def _of_data(
 
     build = dict(requested.build)
     if compare:
-        build["fields"] = {name: _without_limits(settings) for name, settings in requested.fields.items()}
+        build["fields"] = {
+            name: replace(settings, max_crop=None, max_buckets=None)
+            if getattr(settings, "plan_buckets", 0) is None
+            else settings
+            for name, settings in requested.fields.items()
+        }
     planned = plan_build(BuildSettings(data=path, source=source, **build))
     field = next(iter(planned.fields.values()))
     if field.recipe.spec.collate == "pack":
-        raise _no_lengths(path, requested)
+        command = flags.build_command(path, None, requested, "auto", "")
+        cache, common = shlex.quote(f"{path}.latentcache"), f" {requested.common}" if requested.common else ""
+        raise UsageError(
+            f"{path}: the rows of documents are known after tokenization",
+            where=str(path),
+            fix=f"{command}; latentcache plan {cache}{common} --batch-size 8 --pack 4096",
+        )
     assert planned.listing is not None  # of every build
     items, samples = field.plan, planned.listing.samples
     first = np.flatnonzero(np.asarray(items.variant) == 0)
@@ -225,23 +227,6 @@ def _of_data(
     layout = planned.listing.layout
     sets = [image_set.as_json() for image_set in layout.sets] if layout else []
     return Planned(plan_report(index, batches), rejected, repeats, samples, field.recipe, sets, settings)
-
-
-def _without_limits(settings: Any) -> Any:
-    """Settings without the limits of planned buckets, unless these are planned."""
-    if getattr(settings, "plan_buckets", 0) is not None:
-        return settings
-    return replace(settings, max_crop=None, max_buckets=None)
-
-
-def _no_lengths(path: Path, requested: flags.Requested) -> UsageError:
-    build = flags.build_command(path, None, requested, "auto", "")
-    cache, common = shlex.quote(f"{path}.latentcache"), f" {requested.common}" if requested.common else ""
-    return UsageError(
-        f"{path}: the rows of documents are known after tokenization",
-        where=str(path),
-        fix=f"{build}; latentcache plan {cache}{common} --batch-size 8 --pack 4096",
-    )
 
 
 # output

@@ -12,6 +12,7 @@ import pytest
 
 from latentcache.errors import WorkerError
 from latentcache.fields.protocol import Job, Output, WorkSize
+from latentcache.identity.content import content_hash
 from latentcache.pipeline.workers import scheduler
 from latentcache.pipeline.workers.engine import ENCODING, Committed, Encoded, Ended, Opened, Task, Work
 
@@ -88,7 +89,7 @@ class VirtualWorker:
         if fate is not None:
             self._end(fate._replace(is_new=self._is_new))
             return
-        keys = b"".join(job.content * 2 for job in work.jobs.values())
+        keys = b"".join(content_hash(job.content) + job.content for job in work.jobs.values())
         self._keys.append(keys)
         self.post(Encoded(work.unit))
         if not work.probe:
