@@ -109,9 +109,12 @@ def planned_table(
     if not len(images) or not buckets:
         raise RecipeError("buckets cannot be planned without images", argument="buckets", value="planned")
     ratios = _ratios(images, times, buckets)
-    runs = _runs(ratios, target, _least_limit(ratios, target))
+    fits = _fits(ratios, _least_limit(ratios, target))
+    runs = _cheapest(ratios, fits, target.batch, 0)
+    if target.max_buckets and len(runs) > target.max_buckets:
+        runs = _cheapest(ratios, fits, target.batch, target.max_buckets)
     planned = []
-    for _, end, bucket in runs:
+    for end, bucket in runs:
         # The mediant lies between the last ratio of this run and the first of the next.
         above = ratios.lowest[end] if end < len(ratios.lowest) else np.zeros(2, np.int64)
         width, height = (ratios.highest[end - 1] + above).tolist()
@@ -156,9 +159,9 @@ def _loss(aspects: NDArray[np.int64], sizes: Sequence[Size]) -> NDArray[np.int64
     return loss
 
 
-def _allowed(ratios: _Ratios, limit: int) -> NDArray[np.int64]:
-    """(n,) what may be cut off each ratio: the limit, or what its best bucket cuts off."""
-    return np.asarray(np.maximum(ratios.loss.min(axis=1), limit))
+def _fits(ratios: _Ratios, limit: int) -> NDArray[np.bool_]:
+    """(n, buckets) what each bucket may take: it cuts off no more than the limit, or than the best bucket."""
+    return np.asarray(ratios.loss <= np.maximum(ratios.loss.min(axis=1, keepdims=True), limit))
 
 
 def _least_limit(ratios: _Ratios, target: Target) -> int:
@@ -178,7 +181,7 @@ def _least_limit(ratios: _Ratios, target: Target) -> int:
 
 def _fewest(ratios: _Ratios, limit: int) -> int:
     """Buckets that are needed so that nothing is cut off more: each takes as many ratios as it can."""
-    fits = ratios.loss <= _allowed(ratios, limit)[:, None]
+    fits = _fits(ratios, limit)
     first, runs = 0, 0
     while first < len(fits):
         ends = np.where(fits[first:].all(axis=0), len(fits) - first, np.argmin(fits[first:], axis=0))
@@ -187,20 +190,11 @@ def _fewest(ratios: _Ratios, limit: int) -> int:
     return runs
 
 
-def _runs(ratios: _Ratios, target: Target, limit: int) -> list[tuple[int, int, int]]:
-    """(first, end, bucket) of each run of the best plan."""
-    fits = ratios.loss <= _allowed(ratios, limit)[:, None]
-    plan = _cheapest(ratios, fits, target.batch, 0)
-    if target.max_buckets and len(plan) > target.max_buckets:
-        plan = _cheapest(ratios, fits, target.batch, target.max_buckets)
-    return plan
+def _cheapest(ratios: _Ratios, fits: NDArray[np.bool_], batch: int, most: int) -> list[tuple[int, int]]:
+    """Ends and buckets of the runs with the fewest repeats, then the fewest buckets, then the least cut.
 
-
-def _cheapest(ratios: _Ratios, fits: NDArray[np.bool_], batch: int, most: int) -> list[tuple[int, int, int]]:
-    """The runs with the fewest repeats, then the fewest buckets, then the least cut; 0: any number of buckets.
-
-    ``fits`` (n, buckets): what each bucket may take. Row k of the tables has the best plans of k buckets, if their
-    number is limited; else one row has all plans.
+    ``most``: buckets, 0 for any number. Row k of the tables has the best plans of k buckets, if their number is
+    limited; else one row has all plans.
     """
     count = len(fits)
     samples = np.append(0, np.cumsum(ratios.counts))
@@ -229,14 +223,8 @@ def _cheapest(ratios: _Ratios, fits: NDArray[np.bool_], batch: int, most: int) -
         every_row = np.arange(rows)
         cost[into, end], cut[into, end] = costs[every_row, first][row], cuts[every_row, first][row]
         start[into, end], choice[into, end] = firsts[first][row], (columns.start + best[first])[row]
-    return _traced(start, choice, int(cost[:, count].argmin()), step=1 if most else 0)
-
-
-def _traced(start: NDArray[np.int64], choice: NDArray[np.int64], row: int, step: int) -> list[tuple[int, int, int]]:
-    """The runs of a plan, from the table of where the last one begins."""
-    runs, end = list[tuple[int, int, int]](), start.shape[1] - 1
+    runs, end, number = list[tuple[int, int]](), count, int(cost[:, count].argmin())
     while end:
-        first = int(start[row, end])
-        runs.append((first, end, int(choice[row, end])))
-        end, row = first, row - step
+        runs.append((end, int(choice[number, end])))
+        end, number = int(start[number, end]), number - (most > 0)
     return runs[::-1]

@@ -142,20 +142,24 @@ def bucket_table(
     ``resolution ** 2``, in both orientations; and the largest square, which that rule misses where the
     resolution is off the grid. All values in pixels. Raises RecipeError if no bucket fits.
     """
-    low, high = _side_limits(resolution, multiple, min_side, max_side)
+    least = resolution // 2 if min_side is None else min_side
+    low = max(ceil_div(least, multiple), 1) * multiple
+    high = floor_to(2 * resolution if max_side is None else max_side, multiple)
     area, square = resolution * resolution, floor_to(resolution, multiple)
     sizes = {Size(square, square)} if low <= square <= high else set()
-    for side in range(low, high + 1, multiple):
+    for side in range(low, min(high, MAX_SIDE) + 1, multiple):
         other = min(high, floor_to(area // side, multiple))
         if other >= low:
             sizes.update((Size(side, other), Size(other, side)))
-    if not sizes:
+    if not sizes or high > MAX_SIDE:
+        limits = {"min_side": min_side, "max_side": max_side, "resolutions": resolution}
+        argument, value = next((name, side) for name, side in limits.items() if side is not None)
         raise RecipeError(
-            f"no bucket has sides of {low} to {high} pixels, multiples of {multiple}",
-            argument="resolutions",
-            value=resolution,
-            why=f"{low}x{low} already has more than {resolution}x{resolution} pixels",
-            fix="raise --resolution or lower --min-side",
+            f"no bucket of {resolution}x{resolution} pixels has sides of {low} to {high}, multiples of {multiple}",
+            argument=argument,
+            value=value,
+            why=f"sides have half to twice the resolution by default, and at most {MAX_SIDE} pixels",
+            fix="change --resolution, --min-side, --max-side or --bucket-step",
         )
     return BucketTable(tuple(sizes), grid=multiple, area=area, longest=high)
 
@@ -193,31 +197,6 @@ def _better(image: Size, first: Size, second: Size) -> Size:
     if a * d != c * b:
         return first if a * d > c * b else second
     return max(first, second, key=lambda size: (size.area, size.width))
-
-
-def _side_limits(resolution: int, multiple: int, min_side: int | None, max_side: int | None) -> tuple[int, int]:
-    """The first and last side on the grid."""
-    if resolution < multiple or multiple < 1:
-        raise RecipeError(
-            f"must be {multiple} or more, of which every side is a multiple",
-            argument="resolutions",
-            value=resolution,
-            fix=f"use --resolution={multiple} or more, or a smaller --bucket-step",
-        )
-    low = floor_to((min_side if min_side is not None else resolution // 2) + multiple - 1, multiple)
-    high = floor_to(max_side if max_side is not None else 2 * resolution, multiple)
-    low = max(low, multiple)
-    if low > high or high > MAX_SIDE:
-        limits = {"min_side": min_side, "max_side": max_side, "resolutions": resolution}
-        argument, value = next((name, side) for name, side in limits.items() if side is not None)
-        raise RecipeError(
-            f"no bucket has sides of {low} to {high} pixels",
-            argument=argument,
-            value=value,
-            why=f"sides are multiples of {multiple} and at most {MAX_SIDE}, by default half to twice the resolution",
-            fix="widen --min-side and --max-side, or change --resolution",
-        )
-    return low, high
 
 
 class Placement(Value):

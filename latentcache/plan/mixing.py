@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.plan.numbers import several, whole
-from latentcache.plan.shuffle import grouped, shuffled
+from latentcache.plan.shuffle import by_bucket, shuffled
 from latentcache.value import Value
 
 #: Occurrences are counted in 32 bits.
@@ -47,11 +47,6 @@ class Mixture(Value):
     """Several sources in one epoch. The entries of each are together, in this order."""
 
     sources: tuple[MixedSource, ...]
-
-    @property
-    def samples(self) -> int:
-        """Occurrences of all sources in an epoch."""
-        return sum(source.samples for source in self.sources)
 
     def starts(self) -> list[int]:
         """Return the start of the entries of each source, and the end of the last ones."""
@@ -122,9 +117,9 @@ def occurrences(bucket: NDArray[np.integer], mix: Mixture, *, seed: int | None, 
         entries = slice(start, start + source.entries)
         times[entries] = quotient
         if extra:
-            order = grouped(
-                shuffled(source.entries, seed or 0, number, stream=2), bucket[entries], int(bucket[entries].max()) + 1
-            )
+            order = shuffled(source.entries, seed or 0, number, stream=2)
+            held = bucket[entries][order]
+            order = order[by_bucket(held, int(held.max()) + 1)]
             # the places in this order where floor(extra * (place + epoch) / entries) rises
             risen = -(-np.arange(1, extra + 1, dtype=np.int64) * source.entries // extra) - 1
             times[entries][order[(risen - epoch % source.entries) % source.entries]] += 1

@@ -36,11 +36,6 @@ def shuffled(count: int, seed: int | None, epoch: int, *, stream: int) -> NDArra
     return np.argsort(values).astype(np.int32)
 
 
-def grouped(order: NDArray[np.int32], bucket: NDArray[np.integer], num_buckets: int) -> NDArray[np.int32]:
-    """The entries of ``order`` bucket by bucket, in the order they had inside each."""
-    return order[by_bucket(bucket[order], num_buckets)] if num_buckets > 1 else order
-
-
 def by_bucket(bucket: NDArray[np.integer], num_buckets: int) -> NDArray[np.int64]:
     """Positions bucket by bucket, in their order inside each; no bucket is ``num_buckets`` or above."""
     return np.argsort(bucket.astype(np.uint16) if num_buckets <= _SHORT else bucket, kind="stable")

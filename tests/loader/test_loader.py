@@ -76,7 +76,7 @@ def test_lengths_are_exact_and_shapes_equal_on_all_ranks(source, policy, batch_s
     for step in zip(*epochs, strict=True):
         assert len({batch[first].shape for batch in step}) == 1
     served = sum(len(batch[first]) for epoch in epochs for batch in epoch)
-    assert served == report.samples_used + report.samples_repeated + report.rows_padded
+    assert served == report.samples_used + report.samples_repeated + sum(part.padded for part in report.buckets)
 
 
 def test_padding_of_samples_is_marked_and_never_given_to_a_trainer_format(many):

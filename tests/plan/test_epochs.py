@@ -51,8 +51,9 @@ def test_every_sample_is_served_as_often_as_the_report_says(loader, seed, epoch)
     report, plan = laid_out(index, batches, seed, epoch)
     served, times = np.bincount(plan.real(), minlength=len(index.bucket)), due(index, seed, epoch)
     more, fewer = np.maximum(served - times, 0), np.maximum(times - served, 0)
-    assert len(plan.rows) == served.sum() + report.rows_padded
-    assert report.samples_used + report.samples_dropped == (index.mixture.samples if index.mixture else len(times))
+    assert len(plan.rows) == served.sum() + sum(part.padded for part in report.buckets)
+    sources = index.mixture.sources if index.mixture else ()
+    assert report.samples_used + report.samples_dropped == (sum(source.samples for source in sources) or len(times))
     assert batches.remainder == "drop" or not fewer.any()
     assert batches.remainder in ("repeat", "partial") or not more.any()
     if epoch and index.mixture:
