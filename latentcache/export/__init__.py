@@ -1,1 +1,1 @@
-"""Export documents and rows as files that trainers read without this package, and check them."""
+"""Export caches as files that trainers and other programs read without this package, and check them."""

@@ -39,7 +39,7 @@ def _sequence(text: Tensors) -> Tensors:
 
 
 def _masked(text: Tensors) -> Tensors:
-    """A sequence without padding, all of which counts."""
+    """A sequence without padding, with a mask of ones."""
     return {
         "text_embed": text[base.TEXT][None],
         "attention_mask": torch.ones(1, len(text[base.TEXT]), dtype=torch.int64),
@@ -112,7 +112,7 @@ class AiToolkit(base.Format):
         return f"{role}-{self.readable(f'{sample.stem}{extension.lower()}')}"
 
     def begin(self, samples: Sequence[base.Sample]) -> None:
-        """Check that the trainer makes the texts that were encoded of the files of captions."""
+        """See ``Format``: check that the trainer reads the encoded texts from the caption files."""
         super().begin(samples)
         wrong = [sample for sample in samples if self._trigger(sample).caption(sample.caption) != sample.caption]
         if self.text is not None and wrong:
@@ -137,7 +137,7 @@ class AiToolkit(base.Format):
             )
 
     def caption_text(self, text: str) -> str:
-        """See ``Format``: the trainer puts a blank behind each comma, also where there is one."""
+        """See ``Format``: the trainer adds a blank behind each comma, even if there is one."""
         return text.replace(", ", ",")
 
     def latent_files(self, sample: base.Sample) -> dict[str, base.Make]:
@@ -149,7 +149,7 @@ class AiToolkit(base.Format):
         return files
 
     def text_files(self, sample: base.Sample, text: Text) -> dict[str, base.Make]:
-        """See ``Format``: its caption, and the prompt that it has where captions are dropped."""
+        """See ``Format``: its caption, and the prompt that replaces a dropped caption."""
         prompts, dropped = self.request.prompts, self._trigger(sample).caption("")
         texts = {dropped: prompts[dropped]} if dropped in prompts else {}
         files = dict[str, base.Make]()
@@ -200,7 +200,7 @@ class AiToolkit(base.Format):
         return Trigger(word=self._word, is_added=not sample.is_reg)
 
     def _key(self, sample: base.Sample, bucket: Size, *, is_flipped: bool) -> dict[str, Any]:
-        """What the name of a file of latents is a hash of: ``get_latent_info_dict``."""
+        """The key whose hash names a file of latents: ``get_latent_info_dict``."""
         placement = self.request.latents.geometry.place(sample.size, bucket)
         return {
             "filename": sample.target.rpartition("/")[2],
@@ -226,7 +226,7 @@ class AiToolkit(base.Format):
 
 
 def _file(sample: base.Sample, folder: str, key: Mapping[str, Any]) -> str:
-    """The name of a file of an image: with the MD5 of its key, which protects nothing."""
+    """Name a file of an image. The MD5 of the key is only a name: it protects nothing."""
     digest = hashlib.md5(json.dumps(key, sort_keys=True).encode(), usedforsecurity=False).digest()
     stem = sample.stem.rpartition("/")[2]
     return f"{sample.folder}/{folder}/{stem}_{base64.urlsafe_b64encode(digest).decode().rstrip('=')}.safetensors"

@@ -1,8 +1,9 @@
 """An exported folder and its sidecar, the record of every file in it.
 
-``latentcache.json`` says what was exported of which cache. ``latentcache.files`` has a line for each file: its name,
-what it was made of, its size and its hash. It is written as the files are, so an interrupted export goes on where it
-stopped. A file is written beside its name and renamed. Files that the sidecar does not list are never touched.
+``latentcache.json`` names the cache and the settings of the export. ``latentcache.files`` has a line for each file:
+its name, its origin, its size and its hash. Each line is written right after its file, so an interrupted export goes
+on where it stopped. A file is written beside its name and renamed. An export never touches files that the sidecar
+does not list.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class File(Value):
     name: str
     """In the folder, with ``/``."""
     origin: str = ""
-    """Hex digits: what it was made of. Equal ones mean equal bytes."""
+    """Hex hash of its inputs; equal origins mean equal bytes."""
     size: int = 0
     """Bytes."""
     hash: str = ""
@@ -78,7 +79,7 @@ class Folder:
             self.files = {file.name: file for file in _listed(root / FILES)}
 
     def put(self, file: File, make: Callable[[Path], str]) -> None:
-        """Have ``make`` write a file, unless it is there; it returns the hash of the file if it knows it.
+        """Let ``make`` write a file, unless it is up to date. ``make`` returns the hash, or an empty string.
 
         Raises:
             UsageError: There is a file of this name that no export wrote.
@@ -108,7 +109,7 @@ class Folder:
             raise as_store_error(error, path) from error
 
     def add_all(self) -> None:
-        """List all files of the folder, which were written into it, and make them durable."""
+        """List all files that were written into the folder, and make them durable."""
         for path in sorted(path for path in self.root.rglob("*") if path.is_file() and path.name != FILES):
             sync_file(path)
             sync_folder(path.parent)
@@ -127,7 +128,7 @@ class Folder:
         return len(stale)
 
     def undo(self) -> tuple[int, list[str]]:
-        """Delete exactly what the sidecar lists, and folders that are empty then; returns how many, and what stays.
+        """Delete exactly the listed files, and folders left empty; returns their number, and the names that stay.
 
         A file that was changed since stays and is named.
         """
@@ -143,7 +144,7 @@ class Folder:
         return len(names), changed
 
     def findings(self) -> Iterator[dict[str, str]]:
-        """Compare every file with the sidecar: those that are missing or changed, if not by the trainer."""
+        """Yield the files that are missing, or that somebody other than the trainer changed."""
         for file in self.files.values():
             path = self.root / file.name
             state = _state(path)
@@ -167,7 +168,7 @@ class Folder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the folder, so that no other export writes into it. Raises UsageError if another one does."""
+        """Lock the folder for this export. Raises UsageError if another export has it."""
         with writing(self.root):
             make_folder(self.root)
             self._listing = (self.root / FILES).open("a+b")
@@ -205,7 +206,7 @@ def is_export(folder: Path) -> bool:
 
 
 def verify_export(out: Path, data: Path | None = None) -> Iterator[dict[str, str]]:
-    """Compare an exported folder with its sidecar, and with ``data`` also the images; yields what differs.
+    """Compare an exported folder with its sidecar and, if given, the images in ``data``; yields differences.
 
     Bytes are hashed, never loaded. Each finding has ``path``, ``sample`` and ``problem``: ``missing`` or ``changed``;
     of an image of the data set ``source-changed``, ``source-removed`` or ``source-added``.
@@ -229,7 +230,7 @@ def verify_export(out: Path, data: Path | None = None) -> Iterator[dict[str, str
 
 
 def of_bytes(name: str, data: bytes, **more: Any) -> tuple[File, Callable[[Path], str]]:
-    """A file with these bytes, and what writes it."""
+    """A file with these bytes, and its writer."""
     return File(name=name, origin=content_hash(data).hex(), **more), lambda path: written(path, data)
 
 
@@ -273,7 +274,7 @@ def _hash(path: Path) -> str:
 
 
 def _state(path: Path) -> tuple[int, int] | None:
-    """Bytes and time of the last change of a file, also behind a link; None: there is none."""
+    """Bytes and time of the last change of a file, links followed; None: there is no file."""
     try:
         state = path.stat()
     except OSError:
@@ -282,7 +283,7 @@ def _state(path: Path) -> tuple[int, int] | None:
 
 
 def _listed(path: Path) -> Iterator[File]:
-    """Lines of the list; a later line of one name takes the place of an earlier one."""
+    """Lines of the list; the last line of a name counts."""
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], 1):  # the last one is empty, or was cut by a crash
         try:

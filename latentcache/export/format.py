@@ -1,4 +1,4 @@
-"""Format of a trainer: what it needs of a cache, how a sample becomes files, what goes into its configuration."""
+"""Formats of trainers: the fields that they need, the files of a sample, and the files of their settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.value import Value
 
 Array = NDArray[Any]
-#: What makes the bytes of a file.
+#: Makes the bytes of a file.
 Make = Callable[[], bytes]
 #: Fields of a cache.
 LATENTS, MASK, CONTROL = "latents", "mask", "control"
@@ -50,7 +50,7 @@ class Latent(Value, eq=False):
 
 
 class Sample(Value, eq=False):
-    """One image with everything that a format may write of it."""
+    """One image with everything that a format can write."""
 
     name: str
     """In the data set, with ``/``: ``10_cats/a.png``, ``images.tar/a.png``."""
@@ -62,9 +62,9 @@ class Sample(Value, eq=False):
     frames: int = 0
     """Frames of the clip of a video; 0: an image."""
     has_caption: bool = True
-    """False: the data set has none for it, and no text is exported; the trainer's rule for such images decides."""
+    """False: the data set has no caption for it, so the trainer's own rule applies."""
     repeats: int = 1
-    """Occurrences in an epoch, as the configuration of its data set says."""
+    """Occurrences in an epoch, from the configuration of its data set."""
     class_words: str = ""
     is_reg: bool = False
     """True for a regularization image."""
@@ -108,7 +108,7 @@ class Dataset(Value):
 
 
 class Request(Value):
-    """What an export asks of a format."""
+    """Everything that a format is made from."""
 
     recipes: Mapping[str, FieldRecipe]
     """By field, of all fields of the cache."""
@@ -119,10 +119,10 @@ class Request(Value):
     root: Path
     """Folder of the data set."""
     folder: str
-    """The export as the trainer sees it; empty: the files are beside the images."""
+    """Path at which the trainer sees the export; empty: the files are beside the images."""
     trainer_config: Path | None = None
     prompts: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
-    """The empty and the negative prompt, if they are held: text -> field of text -> its item."""
+    """The empty and the negative prompt, if the cache has them: text -> field -> item."""
     architecture: str | None = None
     release: str | None = None
 
@@ -141,7 +141,7 @@ class Text(NamedTuple):
     values: Callable[[Any], Mapping[str, Any]] = dict
     """Makes the named values of a file."""
     name: str = ""
-    """In names of its files."""
+    """Its name in file names."""
     advice: str = ""
     """Line for the user."""
 
@@ -151,14 +151,14 @@ class Architecture(NamedTuple):
 
     name: str
     channels: int
-    """Of its latents, which with the next three tell models apart."""
+    """Channels of its latents; these and the next three attributes tell models apart."""
     scale: float = 1.0
     """``scaling_factor`` of the VAE."""
     shift: float = 0.0
     family: str = ""
     """Class of the VAE; empty: any."""
     code: str = ""
-    """Its name in the names of files."""
+    """Its name in file names."""
     texts: Sequence[Text] = ()
     no_text: str = ""
     """Reason why its text is not exported."""
@@ -175,16 +175,16 @@ class Architecture(NamedTuple):
 
 
 class Format:
-    """One trainer. A format is made of a request, and raises UsageError for what it cannot have."""
+    """One trainer. Making a format raises UsageError for a request that it cannot fulfil."""
 
     name: str
     """As ``--to``, ``build --like`` and ``plan --for`` name it."""
     is_scaled: bool = False
     """True: latents are written as the model trains on them; False: as the encoder makes them."""
     fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, MASK), "text": (TEXT, POOLED, IDS)}
-    """``latents`` and ``text`` of ``--fields`` -> fields of the cache, as far as it has them."""
+    """``latents`` and ``text`` of ``--fields`` -> fields of the cache that it writes, if they are there."""
     optional: Sequence[str] = ()
-    """Fields that not every sample needs."""
+    """Fields that a sample may lack."""
     architectures: Sequence[Architecture] = ()
     """Models whose files differ; empty: files are equal for all."""
     texts: Sequence[Text] = ()
@@ -202,7 +202,7 @@ class Format:
     empty_caption: str = ""
     """Caption file of an empty caption."""
     several_lines: str = "the first one"
-    """What the trainer reads of a caption of several lines where it encodes text itself."""
+    """Lines of a caption that the trainer reads if it encodes text itself."""
 
     def __init__(self, request: Request) -> None:
         if self.architectures:
@@ -225,7 +225,7 @@ class Format:
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the sidecar and the JSON output say of the form of the files."""
+        """The form of the files, for the sidecar and the JSON output."""
         return {"architecture": self.architecture.name} if self.architectures else {}
 
     @property
@@ -234,7 +234,7 @@ class Format:
         return CONTROL in self.fields["latents"] and (not self.architectures or self.architecture.has_control)
 
     def target(self, sample: Sample) -> str:
-        """Name of an image in the exported folder; the sample has the name of the data set as its target."""
+        """Name of an image in the exported folder; the given sample still has its name in the data set as target."""
         raise NotImplementedError
 
     def partner(self, sample: Sample, role: str, extension: str) -> str:
@@ -246,7 +246,7 @@ class Format:
         return sample.folder
 
     def begin(self, samples: Sequence[Sample]) -> None:
-        """Take all samples, without values, before the files of any are asked for."""
+        """Take all samples, without values. Called once, before ``files``."""
         self.samples = samples
         groups = dict[str, list[Sample]]()
         for sample in samples:
@@ -264,11 +264,11 @@ class Format:
         return files | (self.text_files(sample, self.text) if self.text is not None else {})
 
     def latent_files(self, sample: Sample) -> dict[str, Make]:
-        """Those of the latents."""
+        """Files of the latents of a sample."""
         raise NotImplementedError
 
     def text_files(self, sample: Sample, text: Text) -> dict[str, Make]:
-        """Those of its captions."""
+        """Files of the text of a sample."""
         raise NotImplementedError
 
     def settings(self) -> Mapping[str, bytes]:
@@ -277,7 +277,7 @@ class Format:
 
     @property
     def changing(self) -> Sequence[str]:
-        """Those of the settings that the trainer changes while it trains."""
+        """Names of the settings files that the trainer changes while it trains."""
         return ()
 
     def advice(self) -> Sequence[str]:
@@ -290,12 +290,12 @@ class Format:
         return name if extension.lower() in self.extensions else f"{stem or name}.png"
 
     def flat(self, name: str) -> str:
-        """The name of an image without folders: those in its path become a part of it."""
+        """The name of an image with its folders joined into it, because the trainer reads no folders."""
         stem, _, extension = self.readable(name.replace("/", "_")).rpartition(".")
         return f"{stem}.{extension.lower()}"
 
     def caption_text(self, text: str) -> str:
-        """What the file of a caption has to hold, so that the trainer reads this text."""
+        """Contents of a caption file from which the trainer reads this text."""
         return text
 
     def path(self, name: str) -> str:
@@ -310,7 +310,7 @@ class Format:
         return {name: torch.from_numpy(values).to(dtypes[name]) for name, values in text.items()}
 
     def _text(self) -> Text:
-        """That of the pipeline that made the text of the cache; raises UsageError."""
+        """The text of the pipeline that made the embeddings; raises UsageError."""
         request = self.request
         pipeline = getattr(request.recipes[TEXT], "pipeline", "plug-in")
         text = next((text for text in self.texts if text.pipeline == pipeline), None)
@@ -391,7 +391,7 @@ def text_parts(request: Request, sample: Sample) -> dict[str, Array]:
 
 
 def tensor_of(latents: Sequence[Latent], bucket: Size, *, is_flipped: bool = False) -> torch.Tensor:
-    """Values in one size; the flip only differs if its pixels do."""
+    """Values in one size. Without a flip of its own, an image is symmetric."""
     latent = next(latent for latent in latents if latent.bucket == bucket)
     values = latent.flipped if is_flipped and latent.flipped is not None else latent.values
     return torch.from_numpy(values)
@@ -432,5 +432,5 @@ def safetensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
 
 
 def toml(values: Mapping[str, Any]) -> list[str]:
-    """Lines of TOML; strings, numbers, truth values and lists of them are as in JSON."""
+    """Lines of TOML; strings, numbers, truth values and lists look as in JSON."""
     return [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]

@@ -5,8 +5,8 @@ it up (``modules/dataLoader``). A concept is a folder of images. Its cache has t
 folder for each variation, and in it a file for each image by its number in the sorted folder, and ``aggregate.pt``
 with the sizes of all. Files are made by ``torch.save`` of dicts, lists, tuples, strings, numbers and tensors.
 
-Latents are the mean as the encoder makes it. OneTrainer draws flips and resolutions before it caches, for each
-variation and image, from generators that depend on the position of a step in its pipeline. So do we.
+Latents are the mean as the encoder makes it. OneTrainer draws flips and resolutions before it caches. It draws them
+for each variation and image, from generators that depend on the position of a step in its pipeline. So do we.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class OneTrainer(base.Format):
         return [f"{folder}/{number - concept.first}.pt" for folder in concept.folders(kind)]
 
     def _shift(self, *, with_images: bool = True) -> int:
-        """Positions by which masks and conditioning images move a step: one after images, or only after paths."""
+        """Positions by which masks and conditioning images move a step; False: the step is before images are read."""
         custom = int(bool(self._config.values.get("custom_conditioning_image")))
         loaded = 2 if self._is_masked else int(self._config.is_inpainting)
         changed = 2 if loaded else 0
@@ -271,7 +271,7 @@ class OneTrainer(base.Format):
         return ",".join(map(str, self.geometry.resolutions))
 
     def _settings(self, path: str, users: Mapping[str, Any], samples: Sequence[base.Sample]) -> dict[str, Any]:
-        """A concept of its defaults, and of what the user's concept of this folder says."""
+        """Settings of a concept: the defaults, changed by the user's concept of this folder."""
         image, text = {**_IMAGE, **users.get("image", {})}, {**_TEXT}
         text_variations = int(users.get("text_variations", 1))
         if self.text is not None:
@@ -304,7 +304,7 @@ class OneTrainer(base.Format):
         }
 
     def _users_concept(self, sample: base.Sample) -> tuple[str, Mapping[str, Any]]:
-        """The folder of the export that is the concept of an image, and the concept of the user's file, if any."""
+        """The exported folder of the concept of an image, and its concept in the user's file, if there is one."""
         root, matches = self.request.root, list[tuple[str, Mapping[str, Any]]]()
         parents = (root / sample.name).parents
         for concept in self._config.concepts:
@@ -351,7 +351,7 @@ class OneTrainer(base.Format):
         return base.saved(item)
 
     def _texts(self, sample: base.Sample, variation: int) -> bytes:
-        """Parts of the caption that it draws; those of the only text encoder of a model have no number."""
+        """Parts of the caption that it draws. If a model has one text encoder, their names have no number."""
         draw = self._draw(_TEXT_STEP + self._shift(with_images=False), sample, variation)
         item, parts = dict[str, torch.Tensor](), base.text_parts(self.request, draw.choice(sample.captioned))
         for name, values in parts.items():

@@ -54,12 +54,12 @@ class Export:
 
     @property
     def plan(self) -> str:
-        """What will be written, as a sentence."""
+        """A sentence on the files that will be written."""
         return f"{count_of(len(self), self.noun)}, about {self.bytes / 1e6:.1f} MB of {', '.join(self.fields)}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the sidecar says of every export."""
+        """Metadata that the sidecar of every export has."""
         snapshot = self.snapshot
         return {
             "format": self.settings.format,

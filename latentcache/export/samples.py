@@ -1,4 +1,4 @@
-"""Samples of a cache as exports take them: values of items, and whole samples with all that describes them.
+"""Values and descriptions of samples, for exports.
 
 A sample has tensors, one for each field, and ``about``: its name, caption, sizes, columns of its table, and the keys
 of its items. Values are those of a loader that draws nothing: the mean of a posterior, the first crop without a flip,
@@ -36,7 +36,7 @@ class WholeSample(NamedTuple):
 
 
 class WholeSamples:
-    """The samples of a snapshot that have all of its fields. One in two sizes is two."""
+    """The samples of a snapshot that have all of its fields. An image in two sizes is two samples."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot, self._entries = snapshot, EntryReader(snapshot.paths, snapshot)
@@ -64,7 +64,7 @@ class WholeSamples:
 
     @property
     def unused(self) -> int:
-        """Items that no sample has here: flips, further crops and captions, prompts."""
+        """Number of items that no sample has: flips, further crops and captions, prompts."""
         return sum(int((np.asarray(self._snapshot.fields[name].variant) > 0).sum()) for name in self._rows)
 
     def __getitem__(self, number: int) -> WholeSample:
@@ -77,7 +77,7 @@ class WholeSamples:
         return WholeSample(number, tensors, self.about(number))
 
     def about(self, number: int) -> dict[str, Any]:
-        """What describes a sample, as values of JSON."""
+        """The description of a sample, as JSON values."""
         snapshot, row = self._snapshot, int(self._sample[number])
         about: dict[str, Any] = {"name": snapshot.samples.names[row]}
         if CAPTION in snapshot.samples.inputs:
@@ -149,7 +149,7 @@ def item_values(
 
 
 def captions_of(snapshot: Snapshot, sample: int, fields: Iterable[str]) -> list[str]:
-    """The captions of a sample, as these fields encode them; one that is empty: it has none."""
+    """The captions of a sample, as these fields encode them; one empty caption if it has none."""
     caption = snapshot.samples.inputs.get(CAPTION)
     if caption is None or caption.text is None:
         return [""]
@@ -163,7 +163,7 @@ def captions_of(snapshot: Snapshot, sample: int, fields: Iterable[str]) -> list[
 
 
 def set_of(snapshot: Snapshot, sample: int) -> Mapping[str, Any]:
-    """What the data set says of all images in the folder or table of a sample: see ``ImageSet``."""
+    """The ``ImageSet`` of the folder or table of a sample."""
     sets, column = snapshot.source.get("sets") or [{}], snapshot.samples.columns.get("image_set")
     image_set: Mapping[str, Any] = sets[0 if column is None else int(column[sample])]
     return image_set

@@ -1,4 +1,4 @@
-"""Settings of an export: each format takes its own; a setting that a format does not take is rejected."""
+"""Settings of an export. A setting that the format does not take is rejected."""
 
 from __future__ import annotations
 

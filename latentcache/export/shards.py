@@ -271,7 +271,7 @@ class SampleExport(Export):
         yield range(first, len(self._sizes))
 
     def _origin(self, samples: Iterable[int]) -> str:
-        """Hex digits of everything that decides the bytes of a file."""
+        """Hex hash of everything that decides the bytes of a file."""
         facts = [self._types, self._scalings(), *map(self._samples.about, samples)]
         return content_hash(json.dumps(facts).encode()).hex()
 

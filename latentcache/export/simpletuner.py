@@ -2,13 +2,13 @@
 
 Source: bghira/SimpleTuner bc8e6ab, ``caching/vae.py``, ``caching/text_embeds.py``, ``metadata/backends/discovery.py``
 and ``data_backend/factory.py`` of ``simpletuner/helpers``. A backend is a folder of images in one resolution. Latents
-lie in its cache folder, named by the SHA-256 of the image's name without extension; a text lies in the folder of all
-texts, named by its MD5. Files are made by ``torch.save`` of tensors and dicts of them, latents in float32 and scaled.
+are in its cache folder, named by the SHA-256 of the image's name without extension. A text is in the folder of all
+texts, named by its MD5. ``torch.save`` writes tensors and dicts of tensors; latents are float32 and scaled.
 
-Two JSON files in the folder of images, keyed by absolute path, say which bucket and which crop an image has. Where
-they are, SimpleTuner takes its sizes from them and opens no image. A third one goes into its output folder: the size
-for each ratio, so that images that are added later get the sizes of the others. It adds its settings and its ratios
-to the first and the third.
+Two JSON files in the folder of images, keyed by absolute path, have the bucket and the crop of each image. If they
+are there, SimpleTuner takes its sizes from them and opens no image. A third one goes into its output folder: the size
+for each ratio, so that images that you add later get the sizes of the others. SimpleTuner adds its settings to the
+first file, and ratios to the third.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from latentcache.export import format as base
 from latentcache.export.format import Text
 from latentcache.geometry.like.simpletuner import SimpleTunerTable
 
-#: Role of a further image -> start of its folder, and ``conditioning_type``.
+#: Role of a mask or control image -> start of its folder, and ``conditioning_type``.
 _ROLES = {"mask": ("masks", "mask"), base.CONTROL: ("controls", "reference_strict")}
 #: Values of a token of SD 2, which has the pipeline of SD 1.
 _SD2_WIDTH = 1024
@@ -80,7 +80,7 @@ class SimpleTuner(base.Format):
         return f"{'reg' if sample.is_reg else 'images'}-{sample.repeats}x/{self.readable(sample.target)}"
 
     def partner(self, sample: base.Sample, role: str, extension: str) -> str:
-        """See ``Format``: masks and control images have folders, and there the name of their image."""
+        """See ``Format``: a folder for each role, in which files have the name of their image."""
         start, is_read = _ROLES.get(role, ("", ""))[0], role != base.CONTROL or base.CONTROL in self.request.wanted
         name = f"{start}-{sample.repeats}x/{sample.target.partition('/')[2]}"
         return name if start and is_read and not sample.is_reg else ""
@@ -125,7 +125,7 @@ class SimpleTuner(base.Format):
         return files
 
     def text_files(self, sample: base.Sample, text: Text) -> dict[str, base.Make]:
-        """See ``Format``: one for the first image with a caption."""
+        """See ``Format``: equal captions share a file, which the first image has."""
         files = dict[str, base.Make]()
         for captioned in sample.captioned:
             if self._text_of[captioned.caption] == sample.target:
@@ -178,7 +178,7 @@ class SimpleTuner(base.Format):
         return lines
 
     def _maps(self) -> dict[str, SimpleTunerTable]:
-        """Files with the size of each ratio, of tables that have buckets of one area."""
+        """Files with the size of each ratio, for resolutions that are areas."""
         tables = cast("Sequence[SimpleTunerTable]", self.tables)
         tables = [table for table in tables if table.buckets and not table.by_edge]
         return {f"output/aspect_resolution_map-{table.megapixels}.json": table for table in tables}

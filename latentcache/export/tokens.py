@@ -155,7 +155,7 @@ def write_splits(
     write: Callable[[str, Iterator[Any]], Any],
     on_progress: Advanced = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Write each split by ``write``, which gets its name and batches of its rows or documents; results by split."""
+    """Call ``write`` with the name and the batches of each split; returns its results by split."""
     done, total = 0, sum(map(len, splits.values()))
 
     def advancing(name: str) -> Iterator[Any]:
@@ -232,18 +232,18 @@ FILES = {"megatron": write_megatron, "datatrove": write_datatrove}
 
 
 def counts(written: Mapping[str, Ids]) -> dict[str, Any]:
-    """Numbers of the export: by split, and the type and last id of all splits."""
-    last = {some.last_id for some in written.values()}
+    """Documents and tokens by split, and the type and last id of all splits."""
+    last = {ids.last_id for ids in written.values()}
     return {
-        "splits": {name: len(some.ends) for name, some in written.items()},
-        "tokens": {name: int(some.ends[-1]) for name, some in written.items()},
-        "dtype": next(some.dtype.name for some in written.values()),
+        "splits": {name: len(ids.ends) for name, ids in written.items()},
+        "tokens": {name: int(ids.ends[-1]) for name, ids in written.items()},
+        "dtype": next(ids.dtype.name for ids in written.values()),
         "last_id": last.pop() if len(last) == 1 else None,
     }
 
 
 def reject_masked(documents: Documents, name: str) -> None:
-    """Reject documents with tokens without loss, for the format of this name, which has no labels."""
+    """Reject documents with tokens without loss, because the format ``name`` has no labels."""
     ends = np.concatenate(([0], documents.span_ends)).astype(np.int64)
     sums = np.concatenate(([0], np.cumsum(documents.spans[:, 1], dtype=np.int64)))
     masked = np.flatnonzero(np.diff(sums[ends]) != documents.lengths)

@@ -2,7 +2,7 @@
 
 Rules (ostris/ai-toolkit 27a03a9): ``get_bucket_for_image_size`` of ``toolkit/buckets.py`` and ``setup_buckets`` of
 ``toolkit/dataloader_mixins.py``. Settings are read from the file of a job, YAML or JSON; names and defaults are those
-of ``toolkit/config_modules.py``. Only sizes are theirs: pixels are resized by our one kernel.
+of ``toolkit/config_modules.py``.
 
 There is no list of buckets. The size of each image is rounded to the step of the model, so images of many sizes have
 many buckets.
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 from latentcache.geometry.like import trainer
 from latentcache.geometry.sizes import Size, square
 
-#: ``arch`` of a model -> the step of its sides (``get_bucket_divisibility``), where it is not 16.
+#: ``arch`` of a model -> step of its sides (``get_bucket_divisibility``), if it is not 16.
 _STEPS = {"sd3": 32, "flux": 32, "flex1": 32, "flex2": 32, "chroma": 32, "qwen_image": 32, "wan22_5b": 32}
 #: Models by the flags of older settings.
 _FLAGS = {"is_v2": "sd2", "is_v3": "sd3", "is_xl": "sdxl", "is_pixart_sigma": "pixart_sigma", "is_pixart": "pixart",
@@ -31,7 +31,7 @@ _NO_TEXT = ("shuffle_tokens", "token_dropout_rate", "random_triggers", "diff_out
 
 
 class Job(NamedTuple):
-    """A job of training, as far as a cache depends on it."""
+    """The parts of a training job that a cache depends on."""
 
     datasets: Sequence[Mapping[str, Any]]
     """Each with the trigger word of the job, unless it has its own."""
@@ -106,7 +106,7 @@ class AiToolkit(trainer.Trainer):
 
 
 def read_job(value: Mapping[str, Any]) -> Job:
-    """The job of a file; raises TypeError, KeyError or IndexError for another form."""
+    """Read a job; raises TypeError, KeyError or IndexError for another form."""
     process = value["config"]["process"][0]
     model, general = process.get("model", {}), {"trigger_word": process.get("trigger_word")}
     arch = model.get("arch") or next((arch for flag, arch in _FLAGS.items() if model.get(flag)), "sd1")
@@ -127,5 +127,5 @@ def step_of(arch: str) -> int:
 
 
 def trigger_of(dataset: Mapping[str, Any]) -> str:
-    """Its trigger word; empty if it has none."""
+    """The trigger word of a data set, or an empty string."""
     return str(dataset.get("trigger_word") or "")

@@ -2,8 +2,7 @@
 
 Rules (kohya-ss/sd-scripts 48d368f): ``make_bucket_resolutions`` of ``library/model_util.py``, and ``BucketManager``
 and ``adjust_min_max_bucket_reso_by_steps`` of ``library/train_util.py``. The same in lora-scripts fdefba9,
-``scripts/stable``. There sizes are (width, height); here they are ``Size``. Only sizes are theirs: pixels are
-resized by our one kernel.
+``scripts/stable``. There sizes are (width, height); here they are ``Size``.
 
 Settings are read from a data set configuration (``[[datasets]]`` and their subsets), and from a TOML file with the
 options of its command line, as ``--config_file`` takes it and as lora-scripts saves it. Names and defaults are those
@@ -25,7 +24,7 @@ from latentcache.geometry.sizes import Size
 
 #: Defaults of ``min_bucket_reso``, ``max_bucket_reso`` and ``bucket_reso_steps``, in pixels.
 MIN_SIDE, MAX_SIDE, STEP = 256, 1024, 64
-#: Settings with which sd-scripts takes no cached latents, and no cached text.
+#: Settings that forbid cached latents, and settings that forbid cached text.
 _NO_LATENTS = ("random_crop", "color_aug", "face_crop_aug_range")
 _NO_TEXT = ("shuffle_caption", "caption_dropout_rate", "caption_tag_dropout_rate", "caption_dropout_every_n_epochs",
             "token_warmup_step", "enable_wildcard")  # fmt: skip
@@ -38,12 +37,12 @@ _SIZES = {
     "bucket_no_upscale": False,
 }
 _CAPTIONS = {"caption_extension": ".caption", "caption_prefix": "", "caption_suffix": ""}
-#: Options that name images, which DATA names here.
+#: Options that name images; a build reads the images of DATA instead.
 _OF_DATA = ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir")
 
 
 class KohyaTable(trainer.Table):
-    """The buckets of one resolution, whose area is the largest of a bucket; ``buckets`` is ``enable_bucket``."""
+    """The buckets of one resolution, whose area no bucket exceeds; ``buckets`` is ``enable_bucket``."""
 
     title: ClassVar[str] = "kohya"
     without_buckets: ClassVar[str] = "enable_bucket = false"
@@ -110,7 +109,7 @@ class KohyaTable(trainer.Table):
         return self.min_side // self.step * self.step, -(-self.max_side // self.step) * self.step
 
     def _reduced(self, image: Size) -> Size:
-        """An image of at most the area of the resolution, one side on the grid."""
+        """The size of an image after it is shrunk to the area of the resolution, with one side on the grid."""
         area = self.resolution.area
         if image.area <= area:
             return image
@@ -200,7 +199,7 @@ class KohyaTrainer(trainer.Trainer):
 
 
 def _subsets(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The settings of each subset, with those of its data set and the general ones; sections of options are one."""
+    """Each subset with the settings of its data set and the general ones; a file of options is one subset."""
     if "datasets" not in value:
         plain = {name: entry for name, entry in value.items() if not isinstance(entry, dict)}
         for section in value.values():
@@ -213,7 +212,7 @@ def _subsets(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _check(path: Path, subsets: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a UsageError for what one cache cannot hold."""
+    """Raise a UsageError for settings that one cache cannot follow."""
     for subset in subsets:
         if subset.get("dataset_config"):
             problem, fix = (

@@ -2,8 +2,7 @@
 
 Rules (kohya-ss/musubi-tuner 30c658c): ``BucketSelector`` of ``src/musubi_tuner/dataset/bucket.py`` and
 ``resize_image_to_bucket`` of ``media_utils.py``. Settings are read from its data set configuration, a TOML or JSON
-file. Names and defaults are those of ``config_utils.py``. Only sizes are theirs: pixels are resized by our one
-kernel.
+file. Names and defaults are those of ``config_utils.py``.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from latentcache.errors import RecipeError
 from latentcache.geometry.like import trainer
 from latentcache.geometry.sizes import Size, floor_to
 
-#: Every side is a multiple of it, for all models of images and videos but HiDream-O1.
+#: Pixels that every side is a multiple of, for all models but HiDream-O1.
 STEP = 16
-#: Names of settings of a data set that decide sizes, with their defaults.
+#: Size settings of a data set, with their defaults.
 _SIZES = {"resolution": [960, 544], "enable_bucket": False, "bucket_no_upscale": False}
-#: Settings with which a sample is made of several images or frames.
+#: Settings that make a sample of several images or frames.
 _UNUSED = ("control_resolution", "no_resize_control", "multiple_target", "frame_stride", "frame_sample", "source_fps",
            "fp_1f_clean_indices")  # fmt: skip
 
 
 class MusubiTable(trainer.Table):
-    """The buckets of one resolution, whose area is the largest of a bucket; ``buckets`` is ``enable_bucket``."""
+    """The buckets of one resolution, whose area no bucket exceeds; ``buckets`` is ``enable_bucket``."""
 
     title: ClassVar[str] = "musubi-tuner"
     without_buckets: ClassVar[str] = "enable_bucket = false"

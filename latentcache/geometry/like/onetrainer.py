@@ -3,7 +3,6 @@
 Rules (Nerogar/mgds 3a6994a): ``AspectBucketing``, ``SingleAspectCalculation`` and ``AspectBatchSorting`` of
 ``pipelineModules``. Settings are read from the JSON file that OneTrainer (Nerogar/OneTrainer 23df383) saves, and from
 its file of concepts. Names and defaults are those of ``modules/util/config/TrainConfig.py`` and ``ConceptConfig.py``.
-Only sizes are theirs: pixels are resized by our one kernel.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ PIXELS = {
     "enable_random_circular_mask_shrink": False,
     "enable_random_mask_rotate_crop": False,
 }
-#: Settings of which its file has at least one.
+#: Its file has at least one of these settings.
 _KNOWN = {"concept_file_name", "concepts", "aspect_ratio_bucketing", "training_method", "model_type", "resolution"}
 #: Settings of a concept's text that draw another caption each time.
 _DRAWN_TEXT = ("enable_tag_shuffling", "tag_dropout_enable", "caps_randomize_enable")
@@ -50,7 +49,7 @@ class OneTrainerTable(trainer.Table):
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
-        """All buckets. Of two that are as near to an image the first is taken, so their order is the trainer's."""
+        """All buckets, in the trainer's order: of two equally near buckets an image gets the first."""
         if not self.buckets:
             return (self.resolution,)
         tall = [(1.0, aspect) for aspect in _ASPECTS]
@@ -120,12 +119,12 @@ class OneTrainer(trainer.Trainer):
         )
 
     def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
-        """See ``Trainer``: what does not fill a batch on every rank is dropped."""
+        """See ``Trainer``: drops samples that do not fill a batch on every rank."""
         rounds = samples // (batch * ranks)
         return rounds * ranks, 0, samples - rounds * ranks * batch
 
     def steps(self, batches: int, ranks: int, accum: int) -> int:
-        """See ``Trainer``: those of the first epoch, because accumulation goes on into the next."""
+        """See ``Trainer``: steps of the first epoch, because accumulation goes on into the next."""
         return batches // ranks // accum
 
 
@@ -133,11 +132,11 @@ class TrainingConfig(Value):
     """OneTrainer's settings, as far as a cache depends on them."""
 
     values: Mapping[str, Any]
-    """Of the file; what is missing is a default."""
+    """Settings of the file; missing ones have their defaults."""
     concepts: Sequence[Mapping[str, Any]]
-    """Those that are enabled and not for validation."""
+    """Concepts that are enabled and not for validation."""
     missing: str = ""
-    """File of concepts that is not there."""
+    """Name of the concepts file, if it is missing."""
 
     @property
     def model(self) -> str:
@@ -180,7 +179,7 @@ def read_config(path: Path, values: Any) -> TrainingConfig:
 
 
 def _forbids_pixels(config: TrainingConfig) -> tuple[str, ...]:
-    """Settings with which it takes other pixels than ours, or more of them."""
+    """Settings that make it train on other pixels than the cache has."""
     reasons = [] if config.values.get("latent_caching", True) else ["latent_caching = false"]
     if config.is_inpainting and not config.values.get("custom_conditioning_image"):
         reasons.append("custom_conditioning_image = false: it then encodes each image with its mask once more")
@@ -192,7 +191,7 @@ def _forbids_pixels(config: TrainingConfig) -> tuple[str, ...]:
 
 
 def _forbids_text(config: TrainingConfig) -> tuple[str, ...]:
-    """Settings with which it encodes text while it trains, or another text than the first caption."""
+    """Settings that make it encode text while it trains, or another text than the caption."""
     values, reasons = config.values, list[str]()
     for part in ("text_encoder", "text_encoder_2", "text_encoder_3")[: _encoders(config.model)]:
         reasons += trainer.refused(values.get(part, {}), {"train": True}, f"{part}.")
@@ -209,7 +208,7 @@ def _forbids_text(config: TrainingConfig) -> tuple[str, ...]:
 
 
 def _encoders(model: str) -> int:
-    """Text encoders of a type of model that it can train."""
+    """Number of text encoders that a model type can train."""
     if model in ("STABLE_DIFFUSION_3", "STABLE_DIFFUSION_35"):
         return 3
     return 2 if model.startswith(("STABLE_DIFFUSION_XL", "FLUX_DEV", "FLUX_FILL")) else 1

@@ -5,11 +5,10 @@ Rules (bghira/SimpleTuner bc8e6ab): ``calculate_new_size_by_pixel_area`` and ``.
 ``helpers/image_manipulation/training_sample.py``; batches as in ``helpers/metadata/backends``. Settings are read from
 the list of data backends (``multidatabackend.json``), and from the ``config.json`` that names it.
 
-There the size of an image is no function of its size: the first image with a ratio of width to height decides for
-all others whose bucket has this ratio, and its map is kept in the output folder. An order of files, or one more
-image, gives other sizes. Here a ratio always has the same size, one that SimpleTuner could have chosen: of all that
-it computes for this ratio, the one of the nearest image. An export writes the map, so the trainer agrees.
-Only sizes are theirs: pixels are resized by our one kernel.
+SimpleTuner computes the bucket of the first image with a ratio of width to height, and takes it for every later image
+with this ratio. It keeps this map in its output folder. So another order of files, or one more image, changes sizes.
+Here a ratio always has the same size: the size that SimpleTuner computes for the image nearest to the ratio. An
+export writes the map, so the trainer agrees.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ from latentcache.errors import RecipeError, UsageError
 from latentcache.geometry.like import trainer
 from latentcache.geometry.sizes import Size, square
 
-#: Megapixels -> the side of a square image near this number, which differs from that of other images.
+#: Megapixels -> side of a square image near this number; other images have another rule.
 _SQUARES = {0.25: 512, 0.5: 768, 1.0: 1024, 2.0: 1536, 4.0: 2048}
-#: Ratios of images are rounded to hundredths; longer ones than this are no images that a model trains on.
+#: Hundredths of the largest ratio in the map; no model trains on longer images.
 _LONGEST = 2000
-#: Setting of a backend -> values with which it trains on other pixels than those of the cache.
+#: Setting of a backend -> values that make it train on other pixels than the cache has.
 _NO_LATENTS: Mapping[str, tuple[Any, ...]] = {
     "vae_cache_clear_each_epoch": (True,),
     "vae_cache_disable": (True,),
     "crop_aspect": ("random", "closest"),
     "crop_style": ("corner",),
 }
-#: Families whose sides are multiples of a number of their own, whatever ``aspect_bucket_alignment`` says.
+#: Family -> step of its sides, which ``aspect_bucket_alignment`` does not change.
 _ALIGNMENT = {**dict.fromkeys(("sd1x", "sd2x", "sdxl", "sd3", "flux", "sana", "hidream", "auraflow", "kolors"), 64),
               "flux2": 16}  # fmt: skip
 #: Defaults of the command line.
 _DEFAULTS = {"resolution": 1024, "resolution_type": "pixel_area"}
-#: Settings that leave images out or resize them in another way, and that no cache follows.
+#: Settings that leave images out or resize them differently. A build ignores them and says so.
 _UNUSED = ("minimum_image_size", "minimum_aspect_ratio", "maximum_aspect_ratio", "max_num_samples",
            "maximum_image_size", "target_downsample_size")  # fmt: skip
 
 
 class SimpleTunerTable(trainer.Table):
-    """The buckets of one resolution, a square: of its area, or of its side as their shorter one."""
+    """The buckets of one square resolution: they have its area, or its side as their shorter side."""
 
     title: ClassVar[str] = "SimpleTuner"
     without_buckets: ClassVar[str] = "crop = true and crop_aspect = square"
@@ -76,7 +75,7 @@ class SimpleTunerTable(trainer.Table):
 
     @cached_property
     def square(self) -> Size:
-        """Bucket of images that are about as wide as high."""
+        """The bucket of square images."""
         near = [side for megapixels, side in _SQUARES.items() if abs(self.megapixels - megapixels) < 0.05]
         side = self._rounded(near[0] if near else math.sqrt(self.megapixels * 1e6))
         return Size(side, side)
@@ -180,7 +179,7 @@ class SimpleTuner(trainer.Trainer):
         )
 
     def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
-        """See ``Trainer``: a bucket without a full batch for a rank is dropped; else the last batch is smaller."""
+        """See ``Trainer``: drops a bucket without a full batch for each rank; else the last batch is smaller."""
         of_rank = -(-samples // ranks)
         if of_rank < batch:
             return 0, 0, samples
@@ -198,7 +197,7 @@ def _ratio(size: Size) -> float:
 
 
 def _backends(path: Path, value: Any) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], Path]:
-    """General settings, the backends of images, and the file of these."""
+    """General settings, the image backends, and the file that lists them."""
     if isinstance(value, list):
         return {}, value, path
     general = {str(name).removeprefix("--"): entry for name, entry in value.items()}
@@ -213,7 +212,7 @@ def _backends(path: Path, value: Any) -> tuple[Mapping[str, Any], list[Mapping[s
 def _sizes(
     path: Path, backends: Sequence[Mapping[str, Any]], general: Mapping[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
-    """The settings of sizes in words, and the options of ``build`` that say the same."""
+    """Size settings for the user to read, and as options of ``build``."""
     squares = [backend.get("crop") and backend.get("crop_aspect", "square") == "square" for backend in backends]
     edges = [backend["resolution_type"] == "pixel" for backend in backends]
     sides, is_square = tuple(dict.fromkeys(map(_side, backends))), any(squares)

@@ -1,4 +1,4 @@
-"""What each trainer has: its buckets, its settings file, and how it counts batches. One module for each of them."""
+"""Buckets, settings file and batch counts that each trainer has. One module beside this one for each trainer."""
 
 from __future__ import annotations
 
@@ -65,24 +65,24 @@ class Table(Value):
 
 
 class TrainerSettings(Value):
-    """What a trainer's settings file says."""
+    """The contents of a trainer's settings file."""
 
     words: str
     """Its settings by the trainer's names: used ones, those that are defaults, and those that no cache follows."""
     options: Mapping[str, Any]
-    """Options of ``build`` that say the same: ``resolutions``, ``buckets``, ``min_side``, ``flip``, ..."""
+    """The settings as options of ``build``: ``resolutions``, ``buckets``, ``min_side``, ``flip``, ..."""
     source: Mapping[str, Any] = field(default_factory=dict)
-    """Options of DATA that say the same, as JSON: ``config``, ``caption_ext``, ..."""
+    """The settings as options of DATA, as JSON: ``config``, ``caption_ext``, ..."""
     no_latents: tuple[str, ...] = ()
     """Settings, with their values, that forbid cached latents."""
     no_text: tuple[str, ...] = ()
     """Settings, with their values, that forbid cached text."""
     needs_masks: bool = False
-    """True: files without masks do not fit."""
+    """True: the trainer needs a mask for each image."""
     needs_controls: bool = False
-    """True: files without latents of conditioning images do not fit."""
+    """True: the trainer needs latents of a conditioning image for each image."""
     batch: int | None = None
-    """Images of a batch on each rank; None: the file does not say it."""
+    """Images of a batch on each rank; None: the file does not set it."""
 
 
 class Trainer:
@@ -91,24 +91,24 @@ class Trainer:
     name: str
     table: type[Table]
     limits: Sequence[str] = ()
-    """Those of ``min_side`` and ``max_side`` that it has settings for."""
+    """Subset of ``min_side`` and ``max_side``: limits that it has settings for."""
     squares: Sequence[str] = ()
-    """Those of ``resolutions`` and ``buckets`` that have one number in its settings."""
+    """Subset of ``resolutions`` and ``buckets``: sizes that are one number in its settings."""
     step: int | None = None
-    """Default of ``bucket_step`` in pixels; None: that of every build."""
+    """Default of ``bucket_step`` in pixels; None: the default of every build."""
     has_videos: bool = False
     parts_sets: bool = False
-    """True: images of other repeats, and regularization images, are in other batches."""
+    """True: no batch mixes images with different repeats, or regularization images with others."""
     batch_setting: str = "train_batch_size"
     """Name of the setting of its batch size."""
     keeps_batch: bool = False
-    """True: a change to a batch of less than half is no suggestion, because all batches would be small."""
+    """True: ``--suggest`` never halves the batch size, because every batch would be small."""
     adds_flips: bool = False
-    """True: a flip is an image of its own in every epoch; False: one of both is drawn."""
+    """True: an epoch has each image and its flip; False: one of both is drawn."""
     draws_resolution: bool = False
-    """True: of several resolutions an image has one in an epoch, drawn; False: it has all of them."""
+    """True: an epoch draws one of several resolutions for an image; False: it has all of them."""
     repeats: bool = False
-    """True: samples that a batch lacks are samples of its bucket again; False: the batch is smaller."""
+    """True: samples of the bucket fill its last batch again; False: that batch is smaller."""
     carries_accumulation: bool = False
     """True: gradients accumulate over the end of an epoch."""
 
@@ -145,7 +145,7 @@ class Trainer:
         return [self.table(resolution=side, step=step, buckets=not buckets, **options) for side in sides]
 
     def settings(self, path: Path) -> TrainerSettings:
-        """The settings of a file; raises UsageError with the line or the name of what is wrong."""
+        """Read a settings file; raises UsageError with the wrong line or setting."""
         try:
             return self.read(path, read_file(path))
         except UsageError:
@@ -155,7 +155,7 @@ class Trainer:
             raise UsageError(problem, where=str(path), why=str(error), fix=fix) from error
 
     def read(self, path: Path, value: Any) -> TrainerSettings:
-        """The settings of the contents of a file."""
+        """Read the parsed contents of a settings file."""
         raise NotImplementedError
 
     def batches(self, samples: int, batch: int, ranks: int) -> tuple[int, int, int]:
@@ -167,7 +167,7 @@ class Trainer:
         return batches, batches * batch - samples, 0
 
     def fits(self, image: Size, bucket: Size) -> bool:
-        """False for an image that the trainer leaves out, because its bucket cuts off too much."""
+        """False for an image that the trainer leaves out because its bucket cuts off too much."""
         return True
 
     def steps(self, batches: int, ranks: int, accum: int) -> int:
@@ -175,11 +175,11 @@ class Trainer:
         return -(-batches // (ranks * accum))
 
     def least(self, batch: int, ranks: int, accum: int) -> int:
-        """Samples without which a bucket stops the trainer at its start; 0: none does."""
+        """Samples that each bucket needs so that the trainer starts; 0: any number will do."""
         return 0
 
     def changes(self, tables: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
-        """Each one setting of sizes changed: its words, and the tables that follow. By default no buckets."""
+        """Yield each size setting that ``--suggest`` can change, and the tables with this change."""
         yield self.table.without_buckets, [replace(table, buckets=False) for table in tables]
 
 
@@ -202,7 +202,7 @@ def source_of(path: Path) -> dict[str, Any]:
 
 
 def refused(values: Mapping[str, Any], names: Mapping[str, Any], label: str = "") -> tuple[str, ...]:
-    """Settings that have another value than the one that allows a cache, with their values."""
+    """Settings that forbid a cache, with their values; ``names``: setting -> its default."""
     return tuple(
         f"{label}{name} = {str(values.get(name, default)).lower()}"
         for name, default in names.items()
@@ -211,14 +211,14 @@ def refused(values: Mapping[str, Any], names: Mapping[str, Any], label: str = ""
 
 
 def check_alike(path: Path, sets: Sequence[Mapping[str, Any]], names: Mapping[str, Any]) -> None:
-    """Raise a UsageError if sets of images have several values of a setting, which are given with their defaults."""
+    """Raise a UsageError if sets of images differ in one of these settings; ``names``: setting -> its default."""
     for name, default in names.items():
         if len({str(values.get(name, default)) for values in sets}) > 1:
             raise several(path, name)
 
 
 def several(path: Path, setting: str) -> UsageError:
-    """The error on several values of a setting, of which a cache has one."""
+    """The error for a setting with several values, of which a cache follows one."""
     return UsageError(
         f"{path}: data sets have several values of {setting}",
         where=str(path),
@@ -228,7 +228,7 @@ def several(path: Path, setting: str) -> UsageError:
 
 
 def refused_in(sets: Iterable[Mapping[str, Any]], names: Sequence[str]) -> tuple[str, ...]:
-    """Settings of some sets that are on and forbid a cache, each once."""
+    """Settings that forbid a cache and are on in any of the sets, each once."""
     return tuple(dict.fromkeys(word for values in sets for word in refused(values, dict.fromkeys(names, False))))
 
 
@@ -241,7 +241,7 @@ def _yaml(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-#: Ending of a file -> its kind, and what reads it; others are JSON.
+#: Ending of a file -> its kind and its parser; other files are JSON.
 _PARSERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     ".toml": ("TOML", tomllib.loads),
     ".yaml": ("YAML", _yaml),
@@ -264,6 +264,6 @@ def read_file(path: Path) -> Any:
 
 
 def file_near(path: Path, name: Path) -> Path | None:
-    """A file that the settings file ``path`` names: beside it, in a folder above, or where the command runs."""
+    """Find a file that the settings file ``path`` names: beside it, in a folder above, or where the command runs."""
     files = [folder / name for folder in (path.parent, *path.absolute().parents, Path.cwd())]
     return next((file for file in files if file.is_file()), None)
