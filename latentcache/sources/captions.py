@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,81 +36,75 @@ _EMPTY = np.frombuffer(content_hash(b""), dtype=np.uint8)
 _NEVER_IN_CAPTIONS = re.compile("[\0\ud800-\udfff]")
 
 
-class CaptionFiles:
-    """The captions of samples, from the snapshot, their files, their tables or their sets."""
+def read_captions(
+    root: Path, held: KnownFiles, rules: Sequence[CaptionRule], units: Units, findings: Findings
+) -> tuple[Input, NDArray[np.bool_]]:
+    """The captions of samples, from the snapshot, their files, their tables or their sets.
 
-    def __init__(self, root: Path, held: KnownFiles, rules: Sequence[CaptionRule]) -> None:
-        self._root, self._held, self._rules = os.fspath(root), held, rules
+    Returns:
+        The captions of usable samples, and (n,) False for the others: they are rejected for their caption files.
+    """
+    file, owner, lines = units["caption"].astype(np.int32), units["owner"], units["line"]
+    beside = np.where(units["which"] >= 0, file, -1)
+    known, good = np.maximum(held.rows_of("caption", beside), units["known"]), np.ones(len(file), dtype=np.bool_)
+    old = held.table.inputs["caption"] if held.table is not None and (known >= 0).any() else None
+    line = lines if lines.any() else None
+    if old is not None and old.text is not None and held.is_whole(known):
+        return Input(content=np.asarray(old.content), file=file, text=old.text, line=line), good
+    content = _contents_without_text(rules, units)
+    if old is not None:
+        content[known >= 0] = take_rows(old.content, known[known >= 0])
+    with_fallback = [number for number, rule in enumerate(rules) if rule.text or rule.from_name or rule.bare]
 
-    def read(self, units: Units, findings: Findings) -> NDArray[np.bool_]:
-        """Read the caption files that are not known; (n,) False for samples whose caption is rejected.
-
-        Adds what was read to ``text`` of the units, and the rows of captions that are known as ``caption_known``.
-        """
-        good, files = np.ones(len(units), dtype=np.bool_), np.where(units["which"] >= 0, units["caption"], -1)
-        known = np.maximum(self._held.rows_of("caption", files), units["known"])
-        unknown = np.flatnonzero((files >= 0) & (known < 0)).tolist()
-        texts = np.array(units["text"]) if unknown else units["text"]
-        names = chain.from_iterable(
-            self._held.names.take(files[unknown[start : start + _BLOCK]]) for start in range(0, len(unknown), _BLOCK)
-        )
-        for number, name in zip(unknown, names, strict=True):
+    def texts_of(start: int) -> list[str]:
+        block = slice(start, start + _BLOCK)
+        texts, is_new = list[str](units["text"][block].tolist()), known[block] < 0
+        unread = start + np.flatnonzero(is_new & (beside[block] >= 0))
+        for number, name in zip(unread.tolist(), held.names.take(beside[unread]), strict=True):
             try:
-                file = int(files[number])
-                text, content, memo = read_caption(self._root, name)
-                texts[number] = self._rules[units["owner"][number]].formatted(text)
+                text, digest, memo = read_caption(os.fspath(root), name)
+                texts[number - start] = rules[owner[number]].formatted(text)
                 if memo is not None:
-                    self._held.remember(file, content, memo)
+                    held.remember(int(file[number]), digest, memo)
             except UnusableSampleError as error:
                 good[number] = False
-                findings.reject(self._held.names[int(units["image"][number])], error)
-        units.columns |= {"text": texts, "caption_known": known}
-        return good
+                findings.reject(held.names[int(units["image"][number])], error)
+        for at in with_fallback:
+            for number in np.flatnonzero((owner[block] == at) & is_new).tolist():
+                image = held.names[int(units["image"][start + number])]
+                texts[number] = texts[number] or rules[at].fallback(image)
+        new = {start + at: text.encode() for at, text in enumerate(texts) if text}
+        content[list(new)] = hash_rows(map(content_hash, new.values()))
+        if old is not None and old.text is not None and not is_new.all():
+            at_known = np.flatnonzero(~is_new)
+            for number, text in zip(at_known.tolist(), old.text.take(known[block][at_known]), strict=True):
+                texts[number] = text
+        return texts
 
-    def longer_files(self, units: Units, texts: Strings) -> list[str]:
-        """Caption files that are longer than the first line, which alone is used; none of them is read."""
-        added = np.array([len((rule.prefix + rule.suffix).encode()) for rule in self._rules] or [0])
-        first = np.array([rule.lines == "first" for rule in self._rules] or [False])
-        owner = units["owner"]
-        sizes = self._held.stat[units["caption"], 0]
-        longer = sizes > np.diff(texts.ends, prepend=0) - added[owner] + _LINE_END
-        return self._held.names.take(units["caption"][longer & (units["which"] >= 0) & first[owner]])
+    text = Strings.of(chain.from_iterable(map(texts_of, range(0, len(file), _BLOCK))))
+    if not good.all():
+        rows, line = np.flatnonzero(good), None if line is None else line[good]
+        content, file, text = content[rows], file[rows], text.select(rows)
+    return Input(text=text, content=content, file=file, line=line), good
 
-    def column(self, units: Units) -> Input:
-        """The captions of the samples that ``read`` gave."""
-        known, table = units["caption_known"], self._held.table
-        old = table.inputs["caption"] if table is not None and (known >= 0).any() else None
-        file, line = units["caption"].astype(np.int32), units["line"]
-        lines = line if line.any() else None
-        if old is not None and old.text is not None and self._held.is_whole(known):
-            return Input(content=np.asarray(old.content), file=file, text=old.text, line=lines)
-        content = np.zeros((len(file), HASH_BYTES), dtype=np.uint8)
-        by_choice = [number for number, rule in enumerate(self._rules) if rule.is_empty_by_choice]
-        json_at = [(*rule.extensions, ".json").index(".json") for rule in self._rules] or [0]
-        is_json = units["which"] == np.array(json_at)[units["owner"]]  # it may hold other things alone
-        content[((file >= 0) & ~is_json) | np.isin(units["owner"], by_choice)] = _EMPTY
-        if old is not None:
-            content[known >= 0] = take_rows(old.content, known[known >= 0])
-        with_fallback = [at for at, rule in enumerate(self._rules) if rule.text or rule.from_name or rule.bare]
 
-        def texts() -> Iterator[list[str]]:
-            for start in range(0, len(file), _BLOCK):
-                block = slice(start, start + _BLOCK)
-                some, is_known = units["text"][block].tolist(), known[block] >= 0
-                for owner in with_fallback:
-                    for number in np.flatnonzero((units["owner"][block] == owner) & ~is_known).tolist():
-                        name = self._held.names[int(units["image"][start + number])]
-                        some[number] = some[number] or self._rules[owner].fallback(name)
-                new = {start + at: text.encode() for at, text in enumerate(some) if text} if any(some) else {}
-                if new:
-                    content[list(new)] = hash_rows(map(content_hash, new.values()))
-                if old is not None and old.text is not None and is_known.any():
-                    before = old.text.take(known[block][is_known])
-                    for number, text in zip(np.flatnonzero(is_known).tolist(), before, strict=True):
-                        some[number] = text
-                yield some
+def _contents_without_text(rules: Sequence[CaptionRule], units: Units) -> NDArray[np.uint8]:
+    """(n, 16) content of captions if they have no text: the empty caption, or zeros for no caption."""
+    content = np.zeros((len(units), HASH_BYTES), dtype=np.uint8)
+    by_choice = [number for number, rule in enumerate(rules) if rule.is_empty_by_choice]
+    json_at = [(*rule.extensions, ".json").index(".json") for rule in rules] or [0]
+    is_json = units["which"] == np.array(json_at)[units["owner"]]  # it may hold other things alone
+    content[((units["caption"] >= 0) & ~is_json) | np.isin(units["owner"], by_choice)] = _EMPTY
+    return content
 
-        return Input(text=Strings.of(chain.from_iterable(texts())), content=content, file=file, line=lines)
+
+def longer_files(held: KnownFiles, rules: Sequence[CaptionRule], units: Units, texts: Strings) -> list[str]:
+    """Caption files that are longer than the first line, which alone is used; none of them is read."""
+    added = np.array([len((rule.prefix + rule.suffix).encode()) for rule in rules] or [0])
+    first = np.array([rule.lines == "first" for rule in rules] or [False])
+    owner = units["owner"]
+    longer = held.stat[units["caption"], 0] > np.diff(texts.ends, prepend=0) - added[owner] + _LINE_END
+    return held.names.take(units["caption"][longer & (units["which"] >= 0) & first[owner]])
 
 
 def read_caption(root: str, file: str) -> tuple[str, bytes, StatMemo | None]:

@@ -326,7 +326,6 @@ _DEFAULTS: Mapping[str, NDArray[Any]] = {
     "span": np.zeros(2, dtype=np.uint64),
     "more": np.array({}, dtype=object),
     "known": _NONE,
-    "caption_known": _NONE,
 }
 
 

@@ -22,7 +22,7 @@ from latentcache.fields.captions import further_captions
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, STAT_WIDTH, Files, Input, Rejected, SampleTable, table_column
 from latentcache.identity.content import HASH_BYTES, StatMemo
-from latentcache.sources.captions import CaptionFiles
+from latentcache.sources.captions import longer_files, read_captions
 from latentcache.sources.causes import Findings, counted, in_order, rejected
 from latentcache.sources.formats.archives import TAR
 from latentcache.sources.inventory import (
@@ -293,10 +293,8 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
         images, at = np.unique(units["image"], return_inverse=True)
         rank = np.argsort(sorted(range(len(images)), key=list(map(os.fsencode, names.take(images))).__getitem__))
         units = units.take(np.lexsort((units["member"], rank[at])))
-    captions = CaptionFiles(root, held, rules)
-    good = captions.read(units, findings)
+    caption, good = read_captions(root, held, rules, units, findings)
     units = units if good.all() else units.take(good)
-    caption = captions.column(units)
     assert caption.text is not None
     samples = _samples(units, held, caption, layout.sets, reading)
     counts = _counts(layout.sets, units, caption.text, samples.names)
@@ -304,7 +302,7 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
         number = counts.captions[NO_CAPTION]
         findings.notes.add(counted(counts.first_without, "no-caption", number, "images have no caption"))
     if not request.options.caption_lines:
-        longer = captions.longer_files(units, caption.text)
+        longer = longer_files(held, rules, units, caption.text)
         findings.notes.count("caption-lines", "caption files are longer than the first line, which is used", longer)
     notes, rejections = findings.notes.all(), in_order(findings.rejected)
     if not len(samples) and not rejections and part is None:
