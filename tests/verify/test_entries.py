@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from damaged import flip
 from made_cache import DEPTHS, counts, make
 
 from latentcache.errors import UsageError
@@ -96,7 +97,7 @@ def test_errors_of_the_disk_are_unverifiable(case, monkeypatch):
 def test_entries_that_the_system_reads_in_parts(case, monkeypatch):
     """The system reads 2 GiB at most per call."""
     path, offset, _, _ = case.entry(2)
-    case.put(path, offset + 70, b"\xff\xff")
+    flip(path, offset + 70)
     read, read_into = os.pread, os.preadv
     monkeypatch.setattr(gather, "LIBRARY", None)
     monkeypatch.setattr(os, "pread", lambda file, size, at: read(file, min(size, 100), at))
@@ -112,7 +113,7 @@ def test_entries_that_the_system_reads_in_parts(case, monkeypatch):
 def test_a_damaged_head_is_found_by_a_full_check(case):
     path, offset, _, entry = case.entry(2)
     head = int(case.snapshot.fields[case.names[0]].head[entry])
-    case.put(path, offset - head + 70, b"\xff\xff")
+    flip(path, offset - head + 70)
     report = verify_cache(case.cache, full=True)
     assert counts(report)["corrupt"] == case.sharing(2)
     assert {finding.reason for finding in report.findings} == {"header"}
