@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain
@@ -410,19 +410,18 @@ class _Build:
     def run_field(self, plan: BuildPlan, work: FieldWork, jobs: Iterator[Job], catalog: Catalog) -> None:
         """Encode the items of some jobs of a field."""
         assert work.result is not None
-        shared = catalog.shared_lookup(self.paths) if len(catalog) else nullcontext("")
-        with shared as lookup:
-            Run(
-                replace(self.task(work), lookup=lookup, locations=self.locations(work)),
-                jobs,
-                total=work.inputs,
-                total_cost=work.cost,
-                results=work.result,
-                good=work.good_jobs(self.listing),
-                engine=self.engine,
-                stop=self.stop,
-                warn=self.warned,
-            ).run(lambda progress: self.advanced(plan, progress))
+        catalog.forget()  # each worker makes its own tables of keys
+        Run(
+            replace(self.task(work), shards=catalog.folders, locations=self.locations(work)),
+            jobs,
+            total=work.inputs,
+            total_cost=work.cost,
+            results=work.result,
+            good=work.good_jobs(self.listing),
+            engine=self.engine,
+            stop=self.stop,
+            warn=self.warned,
+        ).run(lambda progress: self.advanced(plan, progress))
         work.noise = join_noise(work.noise, work.result.noise)
         self.listing = replace(self.listing, samples=with_read_contents(self.samples, work.kind, work.result.read))
         work.result.read = ReadColumns()

@@ -2,14 +2,11 @@
 
 The items of all shards are numbered, shard by shard. A search looks up 64 bits,
 which mix the content hash with the rest of the key, and then compares keys in the indexes. This takes 12 bytes an
-item and no Python object. Workers map the sorted numbers from one file, so they share its memory.
+item and no Python object.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,14 +18,13 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CorruptEntryError, RemoteError, StoreError
 from latentcache.fields.protocol import FieldKind
 from latentcache.identity.content import CONTENT_SLICE, KEY_BYTES, checksum
-from latentcache.store.atomic_io import file_descriptor, make_folder, writing
+from latentcache.store.atomic_io import file_descriptor, writing
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.shard import (
     ShardIndex,
     checked_index,
     collect_index,
-    load_index,
     mend_index,
     read_entry,
     seal_folder,
@@ -63,22 +59,21 @@ class StoredEntry(NamedTuple):
 class Catalog:
     """Finds committed items by key, or by the input of the encoder. Items are given by their numbers.
 
-    ``damaged`` are shards that a build has to mend first: their index is damaged, or they were cut short. ``tables``,
-    as :meth:`save_lookup` has them, are made when they are first needed.
+    ``damaged`` are shards that a build has to mend first: their index is damaged, or they were cut short. The tables
+    for looking items up are made when they are first needed.
     """
 
-    def __init__(
-        self,
-        indexes: Sequence[ShardIndex],
-        damaged: Sequence[str] = (),
-        *,
-        tables: dict[str, Table] | None = None,
-    ) -> None:
+    def __init__(self, indexes: Sequence[ShardIndex], damaged: Sequence[str] = ()) -> None:
         self._indexes = indexes
         self._bases = np.cumsum([0, *(index.items for index in indexes)])
         self.shards = tuple(index.folder.name for index in indexes)
         self.damaged = tuple(damaged)
-        self._tables = {} if tables is None else tables
+        self._tables: dict[str, Table] = {}
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders of the shards."""
+        return tuple(str(index.folder) for index in self._indexes)
 
     def is_whole(self, shards: Sequence[str]) -> bool:
         """True if no index of these shards was written again: every entry that a snapshot names is here."""
@@ -220,32 +215,6 @@ class Catalog:
             columns=header.item_columns(position),
         )
 
-    def save_lookup(self, folder: Path) -> None:
-        """Write the tables to a folder that :func:`open_lookup` reads."""
-        make_folder(folder)
-        with writing(folder):
-            for name in (_KEY, _SAME):
-                numbers, items = self._table(name)
-                (folder / f"{name}.u8").write_bytes(numbers.data)  # np.save takes a full disk for written
-                (folder / f"{name}.u4").write_bytes(items.data)
-            shards = [str(index.folder) for index in self._indexes]
-            (folder / "shards.json").write_text(json.dumps(shards), "ascii")
-
-    @contextlib.contextmanager
-    def shared_lookup(self, paths: CachePaths) -> Iterator[str]:
-        """A scratch folder with the tables, for worker processes. Errors as :meth:`save_lookup`."""
-        folder = paths.scratch / f"lookup-{os.urandom(4).hex()}"
-        try:
-            self.save_lookup(folder)
-            self.forget()
-            self._tables = open_lookup(folder)._tables
-            yield str(folder)
-        finally:
-            self.forget()
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                paths.scratch.rmdir()
-
     def _parts(
         self, items: NDArray[np.integer]
     ) -> Iterator[tuple[NDArray[np.int32], int, ShardIndex, NDArray[np.int64]]]:
@@ -359,20 +328,6 @@ def stored_entries(catalog: Catalog) -> Iterator[StoredEntry]:
                 continue
             array = stored[0].item(memoryview(stored[2]), numbers[key])
             yield StoredEntry(key, array.shape, stored[0].dtype, checksum(array.tobytes()), True)
-
-
-def open_lookup(folder: Path) -> Catalog:
-    """The catalog that another process saved; its tables are mapped read-only. The files are complete and ours."""
-    with writing(folder):
-        shards = json.loads((folder / "shards.json").read_text("ascii"))
-        tables: dict[str, Any] = {}
-        for name in (_KEY, _SAME):
-            tables[name] = _mapped(folder / f"{name}.u8", np.uint64), _mapped(folder / f"{name}.u4", np.uint32)
-    return Catalog([load_index(Path(shard)) for shard in shards], tables=tables)
-
-
-def _mapped(path: Path, dtype: type) -> Any:
-    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
 
 
 def mixed(keys: NDArray[np.uint8], hashes: NDArray[np.uint8] | None = None) -> NDArray[np.uint64]:

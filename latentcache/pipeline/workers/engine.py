@@ -58,8 +58,8 @@ class Task(Value):
     """Folder for shards on other machines until they are sent, as ``--scratch`` names it."""
     locations: tuple[Any, ...] = ()
     """Where a few of the inputs are, to compare the DATA of other machines."""
-    lookup: str = ""
-    """Folder of ``Catalog.save_lookup``; empty: nothing is committed."""
+    shards: tuple[str, ...] = ()
+    """Folders of the shards whose items are committed."""
     needs_torch: bool = False
     device: str = "auto"
     workers: int | None = None

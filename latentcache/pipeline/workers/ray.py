@@ -149,12 +149,10 @@ class Supervisor:
         """The task with a folder of this node, and a catalog of what is at the URL."""
         if self._folder is None:
             self._folder = self._folders.enter_context(worker_folder(scratch_folder(task.scratch)))
-        paths, lookup = CachePaths(self._folder), self._folder / "lookup"
+        paths = CachePaths(self._folder)
         StoredShards(task.url).fill(paths)
         write_json(paths.building, {"owner": task.owner})
-        catalog = load_catalog(paths)
-        catalog.save_lookup(lookup)
-        return replace(task, cache=str(self._folder), lookup=str(lookup) if len(catalog) else "")
+        return replace(task, cache=str(self._folder), shards=load_catalog(paths).folders)
 
     def clear(self) -> None:
         """Remove the folder of this actor."""

@@ -57,10 +57,11 @@ from latentcache.pipeline.workers.engine import (
 )
 from latentcache.pipeline.workers.resources import ByteBudget, rare_gc
 from latentcache.pipeline.workers.writer import WriterThread
-from latentcache.store.catalog import open_lookup
+from latentcache.store.catalog import Catalog
 from latentcache.store.entry import Item, NewEntry, pack_items
 from latentcache.store.paths import CachePaths
 from latentcache.store.remote.view import Uploads
+from latentcache.store.shard import load_index
 
 #: Seconds after which the loop looks if it was asked to stop.
 _TICK_S = 0.05
@@ -91,8 +92,8 @@ class WorkerLoop:
         self.kind = field_kinds()[task.field]
         self.recipe = self.kind.recipe.from_json(task.recipe)
         self.producer_class: type[Producer] = load(self.kind.producer)
-        self.lookup = open_lookup(Path(task.lookup)) if task.lookup else None
-        self.jobs = Tracker(self.kind, self.recipe, task.groups, self.lookup)
+        self.catalog = Catalog([load_index(Path(folder)) for folder in task.shards]) if task.shards else None
+        self.jobs = Tracker(self.kind, self.recipe, task.groups, self.catalog)
         self.writer = WriterThread(
             CachePaths(Path(task.cache)).shards,
             task.shard,
@@ -136,8 +137,6 @@ class WorkerLoop:
             self._loop()
         finally:
             self._end(threads, producer)
-            if self.lookup is not None:
-                self.lookup.forget()
 
     # -- called by other threads
 
@@ -255,9 +254,9 @@ class WorkerLoop:
 
     def _queue(self, item: PendingItem) -> None:
         """Copy a committed item that was made from exactly the same encoder input, or wait for a batch."""
-        if self.lookup is not None and item.prepared.same and not item.owner.unit.probe:
-            number = self.lookup.find_same(item.prepared.same, item.key)
-            if number >= 0 and (stored := self.lookup.item(number)) is not None:
+        if self.catalog is not None and item.prepared.same and not item.owner.unit.probe:
+            number = self.catalog.find_same(item.prepared.same, item.key)
+            if number >= 0 and (stored := self.catalog.item(number)) is not None:
                 self.jobs.copied.add(item.key)
                 self._store([(item, Made(array=stored.array, columns=stored.columns))])
                 return

@@ -38,12 +38,10 @@ def test_every_job_is_committed(toy):
     assert result.written_bytes > 0
 
 
-def test_equal_encoder_input_is_copied(squares, tmp_path):
+def test_equal_encoder_input_is_copied(squares):
     """Items copied from a committed entry."""
     squares.run(["red one", "blue"])
-    lookup = tmp_path / "lookup"
-    load_catalog(squares.paths).save_lookup(lookup)
-    result = squares.run(["red  two", "green"], lookup=str(lookup))
+    result = squares.run(["red  two", "green"], shards=load_catalog(squares.paths).folders)
     assert (result.encoded, result.copied) == (2, 2)
     assert squares.times("encode", "red") == 2
     stored = squares.stored()
