@@ -92,7 +92,9 @@ def report_facts(
     (snapshot,) = opened.snapshots
     stored, crops = Stored(snapshot), part("Sizes", lambda: crops_of(snapshot))
     facts["recipes"] = [_recipe(name, rows) for name, rows in snapshot.fields.items()]
-    facts["plan"] = part("The bucket map", lambda: _plan(opened, batch_size))
+    if opened.buckets:
+        plan = part("The bucket map", lambda: opened.plan(batch_size=batch_size).as_json())
+        facts["plan"] = plan and plan | {"excluded": opened.excluded}
     facts["crops"] = part("Crops", lambda: crop_facts(crops, snapshot) if crops is not None else None)
     facts["captions"] = part("Captions", lambda: caption_facts(snapshot))
     facts["remarks"] = part("Remarks", lambda: remark_facts(snapshot)) or []
@@ -162,12 +164,6 @@ def _short(value: Any) -> str:
     if isinstance(value, str) and len(value) in (32, 64) and set(value) <= set("0123456789abcdef"):
         return value[:8]
     return text if len(text) <= _SETTING else f"{text[:_SETTING]}..."
-
-
-def _plan(opened: Cache, batch_size: int) -> dict[str, Any] | None:
-    if not opened.buckets:
-        return None
-    return opened.plan(batch_size=batch_size).as_json() | {"excluded": opened.excluded}
 
 
 def _verified(folder: Path) -> dict[str, Any]:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 _BOS, _EOS, _PAD, _TURN, _END = range(256, 261)
 _NUM_IDS = 261
+_NO_TOKENS = Failure(
+    reason="no-tokens",
+    detail="the tokenizer gives no token for it",
+    hint="leave the record out, or let every text end with a token (--add-eos)",
+)
 #: Increased if the same record gives other ids.
 _VERSION = 1
 
@@ -40,15 +45,11 @@ class TokenProducer(Producer):
 
     def encode(self, batch: Sequence[Prepared]) -> list[Made | Failure]:
         """See :class:`Producer`."""
-        records: list[Record] = [item.value.inputs["record"] for item in batch]
-        return [_not_empty(document) for document in self._tokenizer.tokenize(records)]
-
-
-def _not_empty(document: Made | Failure) -> Made | Failure:
-    if isinstance(document, Failure) or len(document.array):
-        return document
-    hint = "leave the record out, or let every text end with a token (--add-eos)"
-    return Failure(reason="no-tokens", detail="the tokenizer gives no token for it", hint=hint)
+        documents = self._tokenizer.tokenize([item.value.inputs["record"] for item in batch])
+        return [
+            _NO_TOKENS if isinstance(document, Made) and not len(document.array) else document
+            for document in documents
+        ]
 
 
 def stub_recipe(*, chat: bool, loss: str, add_bos: bool, add_eos: bool) -> InputIdsRecipe:
