@@ -14,7 +14,9 @@ from pathlib import Path
 import obstore
 import pytest
 from obstore.store import S3Store
+from s3_proxy import S3Proxy
 
+from latentcache.store.remote import bucket
 from latentcache.store.remote.bucket import Bucket
 
 KEYS = {"key": ["Admin", "Read", "Write", "List"], "reader": ["Read", "List"]}
@@ -108,12 +110,36 @@ class S3Server:
         self._log.close()
 
 
+def files(folder):
+    """Bytes of the files of a cache that a push and a pull copy."""
+    left_out = ("builder.lock", "REMOTE")
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in left_out]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def entries(run, cache):
+    """Key -> checksum of the entries of a cache."""
+    return {entry["key"]: entry["checksum"] for entry in run("info", cache, "--entries", "--json").json["entries"]}
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     server = S3Server(tmp_path_factory.mktemp("s3") / "data")
     server.make_bucket("bucket")
     yield server
     server.close()
+
+
+@pytest.fixture
+def proxy(server, monkeypatch):
+    """What stands between this process and the server, with credentials for it."""
+    proxy = S3Proxy(server.endpoint)
+    for name, value in (server.environment() | {"AWS_ENDPOINT_URL": proxy.endpoint}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setattr(bucket, "_TRY_S", 1)
+    yield proxy
+    proxy.close()
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from s3_server import server, url
+from s3_server import entries, server, url
 from small_cache import SMALL, build, cache, data, draw, run, shared
 
-from latentcache.errors import RemoteError, UsageError
+from latentcache.errors import UsageError
 from latentcache.loader.cache import open_cache
 from latentcache.pipeline.workers import writer
 from latentcache.store.remote.bucket import Bucket
@@ -28,11 +28,6 @@ def scratch(tmp_path, monkeypatch):
     """The user's cache folder, as on a machine of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "latentcache"
-
-
-def entries(run, where):
-    """Key -> checksum of the entries of a cache."""
-    return {entry["key"]: entry["checksum"] for entry in run("info", where, "--entries", "--json").json["entries"]}
 
 
 def test_a_build_at_a_url_has_the_entries_of_a_local_one(url, data, cache, run, scratch):
@@ -144,29 +139,6 @@ def test_snapshots_of_a_build_that_goes_on_are_at_the_url(url, data, run, monkey
     assert run("verify", url, "--full").status == 0
 
 
-@pytest.mark.parametrize("step", ["send", "write"])
-def test_a_build_that_is_cut_anywhere_is_gone_on_with(url, data, run, monkeypatch, step):
-    """Each call to the store fails once; no snapshot is published half, and the same command ends it."""
-    real, calls = getattr(Bucket, step), []
-
-    def cut(self, *arguments):
-        calls.append(arguments)
-        if len(calls) in (1, 3, 6, 7):
-            raise RemoteError("cut", where=url)
-        return real(self, *arguments)
-
-    monkeypatch.setattr(Bucket, step, cut)
-    statuses = []
-    while not statuses or statuses[-1] == 3:
-        statuses.append(run("build", data, "--out", url, *SMALL, "--json").status)
-        assert len(statuses) < 12
-        if statuses[-1]:
-            assert run("verify", url).status in (0, 3)  # whole, or none yet
-    assert statuses[-1] == 0
-    assert run("verify", url, "--full").status == 0
-    assert len(entries(run, url)) == 4
-
-
 def test_of_two_builds_one_wins_and_the_other_goes_on_from_it(url, data, run, tmp_path, monkeypatch):
     assert run("build", data, "--out", url, *SMALL).status == 0
     draw(data / "a.png", (80, 64))
@@ -190,33 +162,6 @@ def test_of_two_builds_one_wins_and_the_other_goes_on_from_it(url, data, run, tm
     again = run("build", data, "--out", url, "--json")
     assert (again.status, again.json["counts"]["encoded"]) == (0, 0)
     assert run("verify", url, "--full").status == 0
-
-
-@pytest.mark.parametrize(
-    ("variables", "what"),
-    [
-        ({"AWS_ACCESS_KEY_ID": "reader"}, "access is denied"),
-        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "access is denied"),
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "the store does not answer"),
-    ],
-)
-def test_a_store_that_cannot_be_written_is_found_before_anything_is_encoded(
-    url, data, run, monkeypatch, variables, what
-):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    events = data.parent / "events"
-    done = run("build", data, "--out", url, *SMALL, "--events", events, "--json")
-    assert (done.status, done.error["slug"]) == (3, "remote")
-    assert what in done.error["what"]
-    assert not events.exists()
-
-
-def test_a_build_of_another_recipe_keeps_the_cache(url, data, run):
-    assert run("build", data, "--out", url, *SMALL).status == 0
-    before = entries(run, url)
-    assert run("build", data, "--out", url, "--model", "stub", "--resolution", "nonsense").status == 2
-    assert entries(run, url) == before
 
 
 def test_python_says_how_a_url_becomes_a_folder(url, data, tmp_path, monkeypatch):

@@ -1,25 +1,17 @@
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 
 import pytest
-from s3_server import server, url
+from s3_server import files, server, url
 from small_cache import SMALL, cache, data, draw, run, shared
 
 from latentcache.errors import RemoteError, StoreError, UsageError
 from latentcache.loader.cache import open_cache
-from latentcache.store.paths import CachePaths
 from latentcache.store.remote.bucket import Bucket
 from latentcache.store.remote.transfer import pull, push
 
 __all__ = ["cache", "data", "run", "server", "shared", "url"]
-
-
-def files(folder):
-    left_out = ("builder.lock", "REMOTE")
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in left_out]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def test_a_pulled_cache_is_the_pushed_one(url, cache, tmp_path):
@@ -89,30 +81,6 @@ def test_another_cache_is_refused(url, cache, data, run, tmp_path):
         pull(url, tmp_path / "other")
 
 
-@pytest.mark.parametrize("step", ["send", "write", "fetch"])
-def test_a_cut_transfer_goes_on(url, cache, tmp_path, monkeypatch, step):
-    real, calls = getattr(Bucket, step), []
-
-    def cut(self, *arguments):
-        calls.append(arguments)
-        if len(calls) in (1, 3, 4, 8):
-            raise RemoteError("cut", where=url)
-        return real(self, *arguments)
-
-    monkeypatch.setattr(Bucket, step, cut)
-
-    def until_done(action):
-        for _ in range(20):
-            with suppress(RemoteError):
-                return action()
-        raise AssertionError("never done")
-
-    until_done(lambda: push(cache, url))
-    until_done(lambda: pull(url, tmp_path / "copy"))
-    assert files(tmp_path / "copy") == files(cache)
-    assert not CachePaths(tmp_path / "copy").scratch.exists()
-
-
 def test_a_push_that_is_killed_is_continued(url, cache, tmp_path):
     code = (
         "import os, sys; from latentcache.store.remote import bucket, transfer\n"
@@ -147,44 +115,6 @@ def test_a_store_that_ignores_conditions_is_refused(url, cache, monkeypatch):
     assert push(cache, url, single_writer=True).snapshot == 1
 
 
-@pytest.mark.parametrize(
-    ("variables", "what"),
-    [
-        ({"AWS_ACCESS_KEY_ID": "reader"}, "access is denied"),
-        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "access is denied"),
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "the store does not answer"),
-        ({"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "no credentials|access is denied"),
-    ],
-)
-def test_what_a_store_refuses_is_named(url, cache, monkeypatch, variables, what):
-    for name, value in variables.items():
-        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
-    with pytest.raises(RemoteError, match=what) as error:
-        push(cache, url)
-    assert "secret" not in str(error.value)
-    assert error.value.exit_code == 3
-
-
-@pytest.mark.parametrize(
-    ("given", "what"),
-    [
-        ("s3://key:secret@bucket/x", "credentials"),
-        ("s3://", "not the URL of a bucket"),
-        ("http://host/bucket", "not the URL of a bucket"),
-        ("bucket/x", "not the URL of a bucket"),
-    ],
-)
-def test_a_url_that_cannot_be_used_is_named_without_its_password(cache, given, what):
-    with pytest.raises(UsageError, match=what) as error:
-        push(cache, given)
-    assert "secret@" not in str(error.value)
-
-
-def test_a_bucket_that_is_not_there(url, cache):
-    with pytest.raises(RemoteError, match="the bucket does not exist"):
-        push(cache, "s3://no-such-bucket/x")
-
-
 def test_the_commands(url, cache, run, tmp_path):
     plan = run("push", cache, url, "--dry-run")
     assert "to send" in plan.out
@@ -200,21 +130,74 @@ def test_the_commands(url, cache, run, tmp_path):
     assert (done.status, done.error["slug"]) == (3, "cache-not-found")
 
 
-def test_the_ranks_of_a_node_open_one_copy(url, cache, tmp_path):
-    push(cache, url)
-    code = (
-        "import sys; from latentcache import open_cache\n"
-        "loader = open_cache(sys.argv[1], disk_cache=sys.argv[2]).loader(batch_size=1, seed=0)\n"
-        "print(sorted(name for batch in loader for name in batch['names']))"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", code, url, tmp_path / "copy"]
-    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    names = {rank.communicate(timeout=60)[0].strip() for rank in ranks}
-    assert names == {"['p0.png', 'p1.png', 'p2.png', 'p3.png']"}
-    assert files(tmp_path / "copy") == files(cache)
-
-
 @pytest.mark.parametrize(("path", "more"), [("s3://bucket/x", {}), ("folder", {"disk_cache": "copy"})])
 def test_a_disk_cache_belongs_to_a_url(path, more):
     with pytest.raises(UsageError, match=r"a URL needs a folder|only for the URL"):
         open_cache(path, **more)
+
+
+# some fields of a cache
+
+
+@pytest.fixture
+def pushed(url, tmp_path, run):
+    """A URL with latents, masks and control images of six images; the cache is beside it."""
+    for number in range(6):
+        draw(tmp_path / f"data/{number}.png", (80, 64), seed=number)
+        draw(tmp_path / f"data/{number}-masklabel.png", (80, 64), seed=10 + number)
+        draw(tmp_path / f"data/{number}-condlabel.png", (80, 64), seed=20 + number)
+    assert run("build", tmp_path / "data", "--out", tmp_path / "cache", *SMALL).status == 0
+    assert run("push", tmp_path / "cache", url).status == 0
+    return url
+
+
+def test_only_the_shards_of_the_fields_come(pushed, run, tmp_path):
+    copy = tmp_path / "copy"
+    done = run("pull", pushed, copy, "--fields", "latents", "--json")
+    assert done.json["files"] == 2
+    about = run("info", copy, "--json").json
+    assert (list(about["fields"]), about["left_out"]) == (["latents"], ["mask", "control"])
+    assert "pulled without mask, control" in run("info", copy).out
+    assert run("verify", copy, "--full", "--json").json["counts"]["ok"] == 6
+    assert open_cache(copy).fields == ("latents",)
+    assert len(open_cache(copy).loader(batch_size=2, seed=0)) == 3
+
+
+def test_other_fields_and_all_of_them_come_later(pushed, run, tmp_path):
+    copy = tmp_path / "copy"
+    assert run("pull", pushed, copy, "--fields", "latents").status == 0
+    again = run("pull", pushed, copy, "--fields", "latents,mask", "--json")
+    assert (again.json["files"], again.json["kept"]) == (2, 2)
+    assert set(open_cache(copy).fields) == {"latents", "mask"}
+    assert run("pull", pushed, copy, "--json").json["files"] == 2
+    assert set(open_cache(copy).fields) == {"latents", "mask", "control"}
+    assert run("push", copy, pushed, "--json").json["files"] == 0
+
+
+def test_a_part_of_the_fields_never_replaces_the_cache(pushed, run, tmp_path):
+    copy = tmp_path / "copy"
+    assert run("pull", pushed, copy, "--fields", "mask").status == 0
+    done = run("push", copy, pushed, "--json")
+    assert (done.status, done.error["slug"]) == (2, "usage")
+    assert done.error["fix"] == f"latentcache pull {pushed} {copy}, then push"
+    draw(tmp_path / "data/new.png", (80, 64), seed=30)
+    draw(tmp_path / "data/new-masklabel.png", (80, 64), seed=31)
+    assert run("build", tmp_path / "data", "--out", copy).status == 0
+    assert run("push", copy, pushed).status == 2
+    assert set(run("info", pushed, "--json").json["fields"]) == {"latents", "mask", "control"}
+
+
+def test_a_newer_snapshot_replaces_a_copy_of_some_fields(pushed, run, tmp_path):
+    copy = tmp_path / "copy"
+    assert run("pull", pushed, copy, "--fields", "latents").status == 0
+    draw(tmp_path / "data/0.png", (80, 64), seed=40)
+    assert run("build", tmp_path / "data", "--out", tmp_path / "cache").status == 0
+    assert run("push", tmp_path / "cache", pushed).status == 0
+    assert run("pull", pushed, copy, "--fields", "latents", "--json").json["snapshot"] == 2
+    assert run("verify", copy, "--full", "--json").json["counts"]["ok"] == 6
+
+
+def test_a_field_that_is_not_there(pushed, run, tmp_path):
+    done = run("pull", pushed, tmp_path / "copy", "--fields", "latents,depth", "--json")
+    assert (done.status, done.error["fix"]) == (2, "--fields latents,mask,control")
+    assert not Bucket(pushed).sizes("probe")

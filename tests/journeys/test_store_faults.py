@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
-from s3_proxy import Fault, S3Proxy
-from s3_server import server
+from s3_proxy import Fault
+from s3_server import files, proxy, server
 from small_cache import SMALL, cache, data, draw, run, shared
 
 from latentcache.errors import RemoteError, StoreError
@@ -13,7 +13,7 @@ from latentcache.store.remote import bucket, transfer
 from latentcache.store.remote.bucket import Bucket
 from latentcache.store.remote.transfer import pull, push
 
-__all__ = ["cache", "data", "run", "server", "shared"]
+__all__ = ["cache", "data", "proxy", "run", "server", "shared"]
 pytestmark = pytest.mark.filterwarnings("ignore:.*trying again for")
 
 #: Faults that pass, and that a command survives.
@@ -52,16 +52,9 @@ def is_of_writing(name):
     return LASTING[name][0].match.startswith("PUT")
 
 
-@pytest.fixture
-def proxy(server, monkeypatch):
-    proxy = S3Proxy(server.endpoint)
-    for name, value in (server.environment() | {"AWS_ENDPOINT_URL": proxy.endpoint}).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
     monkeypatch.setattr(Bucket.__init__, "__kwdefaults__", {"retry_s": 3})
-    monkeypatch.setattr(bucket, "_TRY_S", 1)
-    yield proxy
-    proxy.close()
 
 
 @pytest.fixture
@@ -73,12 +66,6 @@ def url(proxy, request, cache, data, run, tmp_path):
     draw(data / "new.png", (80, 64))
     assert run("build", data, "--out", cache).status == 0
     return url
-
-
-def contents(folder):
-    left_out = ("builder.lock", "REMOTE")
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in left_out]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def names_at(url, folder):
@@ -110,8 +97,8 @@ def test_a_fault_that_passes_is_survived(name, url, cache, run, proxy, tmp_path)
     proxy.faults = [Fault(**vars(PASSING[name]))]
     assert push_or_pull(run, "pull", cache, url, tmp_path).status == 0
     assert (
-        contents(tmp_path / "old").items()
-        >= {key: value for key, value in contents(cache).items() if "000001" not in key}.items()
+        files(tmp_path / "old").items()
+        >= {key: value for key, value in files(cache).items() if "000001" not in key}.items()
     )
     proxy.faults = [Fault(**vars(PASSING[name]))]
     assert names_at(url, tmp_path / "disk") == with_new(OLD)
@@ -127,14 +114,14 @@ def test_a_fault_that_lasts_leaves_the_snapshot_before_and_the_command_goes_on(
     fault, words = LASTING[name]
     if command == "pull":
         push(cache, url)
-    before = contents(tmp_path / "old") if command == "pull" else contents(cache)
+    before = files(tmp_path / "old") if command == "pull" else files(cache)
     proxy.faults = [Fault(**vars(fault))]
     done = push_or_pull(run, command, cache, url, tmp_path)
     proxy.faults = []
     assert done.status == 3
     assert any(word in done.error["what"] for word in words.split("|")), done.error
     if command == "push":
-        assert contents(cache) == before
+        assert files(cache) == before
         assert names_at(url, tmp_path / "disk") == OLD
     else:
         assert names_in(open_cache(tmp_path / "old")) == OLD

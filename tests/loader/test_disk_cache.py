@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 from made_caches import documents, images, opened, texts
-from s3_proxy import Fault, S3Proxy
-from s3_server import server
+from s3_proxy import Fault
+from s3_server import proxy, server
 from torch.utils.data import DataLoader
 
 from latentcache.errors import CorruptEntryError, DiskFullError, MissingEntryError, RemoteError, UsageError
@@ -20,7 +20,7 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.remote import bucket
 from latentcache.store.remote.transfer import pull, push
 
-__all__ = ["server"]
+__all__ = ["proxy", "server"]
 
 SAMPLES, PER_SHARD = 240, 20
 
@@ -44,17 +44,6 @@ def pushed(server, local):
 @pytest.fixture
 def url(pushed, proxy):
     return pushed
-
-
-@pytest.fixture
-def proxy(server, monkeypatch):
-    proxy = S3Proxy(server.endpoint)
-    for name, value in (server.environment() | {"AWS_ENDPOINT_URL": proxy.endpoint}).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    monkeypatch.setattr(bucket, "_TRY_S", 1)
-    yield proxy
-    proxy.close()
 
 
 def data_files(folder):
