@@ -4,19 +4,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from made_folders import put
 from small_cache import SMALL, as_nobody, draw
 
 from latentcache.errors import SourceError, SourceNotFoundError
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import Notes
 from latentcache.sources.inventory import Inventory
-
-
-def put(root: Path, *names: str) -> None:
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x")
 
 
 def walked(root: Path) -> tuple[list[str], tuple[Rejected, ...]]:
@@ -42,7 +36,7 @@ def test_deep_folders_are_listed_as_far_as_the_system_has_names_for_them(tmp_pat
 
 
 def test_many_notes_of_one_reason_are_counted(tmp_path):
-    put(tmp_path, *(f".{number:03d}.jpg" for number in range(250)))
+    put(tmp_path, {f".{number:03d}.jpg": "x" for number in range(250)})
     *first, last = walked(tmp_path)[1]
     assert (len(first), {note.count for note in first}) == (100, {1})
     assert (last.name, last.reason, last.count) == (".100.jpg", "hidden", 150)
@@ -81,7 +75,7 @@ def test_a_folder_that_cannot_be_listed_is_rejected_for_another_user(open_folder
 
 def test_the_digest_is_of_names_and_sizes_alone(tmp_path):
     for root in ("a", "b"):
-        put(tmp_path / root, "x.jpg", "deep/y.txt")
+        put(tmp_path / root, {"x.jpg": "x", "deep/y.txt": "x"})
     digests = [Inventory(tmp_path / root).digest() for root in ("a", "b")]
     assert digests[0] == digests[1]
     (tmp_path / "b" / "x.jpg").write_bytes(b"xx")

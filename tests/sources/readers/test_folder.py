@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_folders import put
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
 from latentcache.fields.table import Rejected
@@ -17,13 +18,6 @@ from latentcache.sources.scan import Listing, scan
 LOOKED_FOR = "looked for .avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .mkv .mov .mp4 .png .svg .tif .tiff"
 LOOKED_FOR += " .webm .webp; "
 IMAGES = SourceOptions(kind="images")
-
-
-def put(root: Path, **files: str) -> None:
-    for name, text in files.items():
-        path = root / name.replace("__", "/").replace("_", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
 
 
 def captions(listing: Listing) -> list[tuple[str, str]]:
@@ -41,21 +35,22 @@ def trusting(monkeypatch):
 
 
 def test_a_lost_caption_file_that_is_not_used_leaves_its_image(tmp_path):
-    put(tmp_path, a_jpg="x", b_jpg="x", b_txt="used")
+    put(tmp_path, {"a.jpg": "x", "b.jpg": "x", "b.txt": "used"})
     (tmp_path / "a.txt").symlink_to("nowhere")
     (tmp_path / "b.caption").symlink_to("nowhere")
     assert captions(scan(tmp_path, SourceOptions(caption_ext="cap"))) == [("a.jpg", ""), ("b.jpg", "")]
     listing = scan(tmp_path)
     assert captions(listing) == [("b.jpg", "used")]
     assert reasons(listing.rejected) == [("a.jpg", "not-found"), ("b.caption", "not-found")]
-    put(tmp_path, metadata_csv="file_name,text\na.jpg,one\nb.jpg,two\n")
+    put(tmp_path, {"metadata.csv": "file_name,text\na.jpg,one\nb.jpg,two\n"})
     assert captions(scan(tmp_path)) == [("a.jpg", "one"), ("b.jpg", "two")]
 
 
 def test_other_names_of_caption_files(tmp_path):
-    put(tmp_path, a_jpg="x", a_jpg_txt="beside", b_jpg="x", b_json='{"tags": 1, "text": " in json "}', c_png="x")
-    put(tmp_path, c_json='{"url": "x"}', d_jpg="x", d_json='{"caption": 3}', e_jpg="x", e_json="{", f_jpg="x")
-    put(tmp_path, f_txt="f", f_json="{}", f_jpg_txt="other", info_json="{}")
+    put(tmp_path, dict.fromkeys(("a.jpg", "b.jpg", "c.png", "d.jpg", "e.jpg", "f.jpg"), "x"))
+    put(tmp_path, {"a.jpg.txt": "beside", "b.json": '{"tags": 1, "text": " in json "}', "c.json": '{"url": "x"}'})
+    put(tmp_path, {"d.json": '{"caption": 3}', "e.json": "{", "f.txt": "f", "f.json": "{}"})
+    put(tmp_path, {"f.jpg.txt": "other", "info.json": "{}"})
     listing = scan(tmp_path)
     assert captions(listing) == [("a.jpg", "beside"), ("b.jpg", "in json"), ("c.png", ""), ("f.jpg", "f")]
     assert reasons(listing.rejected) == [("d.jpg", "caption-json"), ("e.jpg", "caption-json")]
@@ -75,10 +70,9 @@ def paired_files(listing, name):
 
 
 def test_folders_of_masks_and_control_images_have_the_names_of_the_images(tmp_path):
-    put(tmp_path, img__a_jpg="x", img__sub__a_jpg="y", img__c_jpg="z")
-    for name in ("masks/a.png", "masks/sub/a.webp", "edges/img/a.png", "edges/c.jpg", "depth/c.png", "depth/d.png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("m")
+    put(tmp_path, {"img/a.jpg": "x", "img/sub/a.jpg": "y", "img/c.jpg": "z"})
+    put(tmp_path, dict.fromkeys(("masks/a.png", "masks/sub/a.webp", "edges/img/a.png", "edges/c.jpg"), "m"))
+    put(tmp_path, dict.fromkeys(("depth/c.png", "depth/d.png"), "m"))
     listing = scan(tmp_path, SourceOptions(masks="masks", controls=("edges", str(tmp_path / "depth"))))
     assert list(listing.samples.names) == ["img/a.jpg", "img/c.jpg", "img/sub/a.jpg"]
     assert paired_files(listing, "mask") == ["masks/a.png", "", "masks/a.png"], "by file name: the set is all of DATA"
@@ -97,7 +91,7 @@ def test_folders_of_masks_and_control_images_have_the_names_of_the_images(tmp_pa
 
 
 def test_a_missing_folder_and_a_file_as_folder(tmp_path):
-    put(tmp_path, a_jpg="x")
+    put(tmp_path, {"a.jpg": "x"})
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "a.jsonl.gz").touch()
@@ -122,9 +116,9 @@ def nothing_in(root: Path) -> str:
 
 def test_folders_without_images(tmp_path):
     assert nothing_in(tmp_path) == "found no files"
-    put(tmp_path, a_txt="x", sub__b_txt="x", c_zip="x", train_npz="x", README="x")
+    put(tmp_path, {"a.txt": "x", "sub/b.txt": "x", "c.zip": "x", "train.npz": "x", "README": "x"})
     assert nothing_in(tmp_path) == "found 2 .txt, 1 without ending, 1 .npz, 1 .zip"
-    put(tmp_path, CURRENT="1")
+    put(tmp_path, {"CURRENT": "1"})
     assert nothing_in(tmp_path).endswith("; there is a cache in it, which is not read as data")
 
 
@@ -143,7 +137,7 @@ def remembered(root: Path) -> Listing:
 
 
 def test_trusted_files_are_not_opened_and_keep_all_that_is_known(tmp_path, trusting, monkeypatch):
-    put(tmp_path, b_jpg="x", b_txt="two", a__c_png="y", a__c_txt="three", d_jpg="z")
+    put(tmp_path, {"b.jpg": "x", "b.txt": "two", "a/c.png": "y", "a/c.txt": "three", "d.jpg": "z"})
     first = remembered(tmp_path)
     true_open = os.open
     monkeypatch.setattr(
@@ -157,7 +151,7 @@ def test_trusted_files_are_not_opened_and_keep_all_that_is_known(tmp_path, trust
 
 
 def test_files_that_are_to_be_read_again_and_contents_of_rejected_ones(tmp_path, trusting):
-    put(tmp_path, a_jpg="x", b_jpg="y")
+    put(tmp_path, {"a.jpg": "x", "b.jpg": "y"})
     first = remembered(tmp_path)
     again = scan(tmp_path, IMAGES, first.samples, full=True, chosen=np.array([True, False]))
     assert again.hashed == 1
@@ -169,8 +163,7 @@ def test_files_that_are_to_be_read_again_and_contents_of_rejected_ones(tmp_path,
 
 
 def test_masks_stay_with_their_images_if_a_caption_is_rejected(tmp_path):
-    for name in ("a.jpg", "a-masklabel.png", "b.jpg", "c.jpg", "c-masklabel.png"):
-        (tmp_path / name).write_bytes(b"x")
+    put(tmp_path, dict.fromkeys(("a.jpg", "a-masklabel.png", "b.jpg", "c.jpg", "c-masklabel.png"), "x"))
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfd")
     listing = scan(tmp_path)
     files = list(listing.samples.files.names)
@@ -179,9 +172,9 @@ def test_masks_stay_with_their_images_if_a_caption_is_rejected(tmp_path):
 
 
 def test_a_snapshot_without_files_is_compared_with_new_ones(tmp_path):
-    put(tmp_path, notes_txt="no image")
+    put(tmp_path, {"notes.txt": "no image"})
     empty = scan(tmp_path, SourceOptions(kind="images", part=Part.parse("1/2")))
     assert not len(empty.samples.files)
-    put(tmp_path, a_png="x")
+    put(tmp_path, {"a.png": "x"})
     listing = scan(tmp_path, IMAGES, empty.samples, full=True)
     assert list(listing.samples.names) == ["a.png"]
