@@ -16,5 +16,10 @@ def rows(listing):
     return list(zip(table.names, table.inputs["caption"].text, repeats, strict=True))
 
 
+def reasons(items):
+    assert all(item.hint and item.detail for item in items)
+    return [(item.name, item.reason) for item in items]
+
+
 def notes(listing):
-    return [(note.name, note.reason) for note in listing.notes]
+    return reasons(listing.notes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_folders import put
+from made_folders import put, reasons
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
 from latentcache.fields.table import Rejected
@@ -22,11 +22,6 @@ IMAGES = SourceOptions(kind="images")
 
 def captions(listing: Listing) -> list[tuple[str, str]]:
     return list(zip(listing.samples.names, listing.samples.inputs["caption"].text, strict=True))
-
-
-def reasons(items):
-    assert all(item.hint and item.detail for item in items)
-    return [(item.name, item.reason) for item in items]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from made_folders import reasons
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError
 from latentcache.sources.options import SourceOptions
@@ -18,14 +19,9 @@ def records_of(data, **options):
 
 
 def texts(data, **options):
-    found = records_of(data, **options)
-    inputs = [value["record"] for _, value in found.job_inputs(range(len(found.samples)), ("record",))]
-    return [one.text or one.messages[-1].content for one in inputs], found
-
-
-def reasons(items):
-    assert all(item.hint for item in items)
-    return [(item.name, item.reason) for item in items]
+    listing = records_of(data, **options)
+    inputs = [value["record"] for _, value in listing.job_inputs(range(len(listing.samples)), ("record",))]
+    return [record.text or record.messages[-1].content for record in inputs], listing
 
 
 def test_text_files_are_used_where_there_are_no_records(tmp_path):
@@ -33,8 +29,8 @@ def test_text_files_are_used_where_there_are_no_records(tmp_path):
     assert texts(tmp_path)[0] == ["x\ny\n"]
     assert texts(tmp_path, text_lines=True)[0] == ["x", "y"]
     (tmp_path / "b.jsonl").write_text(ONE)
-    found, listing = texts(tmp_path)
-    assert (found, reasons(listing.notes)) == (["one"], [("a.txt", "text-unused")])
+    contents, listing = texts(tmp_path)
+    assert (contents, reasons(listing.notes)) == (["one"], [("a.txt", "text-unused")])
 
 
 @pytest.mark.parametrize(("name", "text"), [("b.jsonl", " \n\n"), ("b.json", "[ ]")])
@@ -42,8 +38,8 @@ def test_a_file_without_records_is_noted(tmp_path, name, text):
     (tmp_path / "a.jsonl").write_text(ONE)
     (tmp_path / "bad.jsonl").write_text("{bad\n")
     (tmp_path / name).write_text(text)
-    found, listing = texts(tmp_path)
-    assert (found, reasons(listing.notes)) == (["one"], [(name, "unused")])
+    contents, listing = texts(tmp_path)
+    assert (contents, reasons(listing.notes)) == (["one"], [(name, "unused")])
     assert scan(tmp_path, known=listing.samples, rejected=listing.rejected).notes == listing.notes
 
 
@@ -59,8 +55,8 @@ def test_a_damaged_parquet_file_beside_lines_is_one_of_records(tmp_path):
 def test_a_table_that_is_not_read_is_reported(tmp_path, name):
     (tmp_path / "b.jsonl").write_text(ONE)
     (tmp_path / name).write_text("text\none\n")
-    found, listing = texts(tmp_path)
-    assert (found, reasons(listing.notes)) == (["one"], [(name, "table-unused")])
+    contents, listing = texts(tmp_path)
+    assert (contents, reasons(listing.notes)) == (["one"], [(name, "table-unused")])
 
 
 def test_a_single_file_that_cannot_be_read_is_an_error(tmp_path):
