@@ -166,17 +166,10 @@ def _fits(ratios: _Ratios, limit: int) -> NDArray[np.bool_]:
 
 def _least_limit(ratios: _Ratios, target: Target) -> int:
     """The limit on crops; with a limit on buckets the smallest that it can be met with."""
-    limit = target.max_crop * _UNIT // 100
-    if not target.max_buckets or _fewest(ratios, limit) <= target.max_buckets:
-        return limit
-    low, high = limit, _UNIT
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _fewest(ratios, middle) <= target.max_buckets:
-            high = middle
-        else:
-            low = middle
-    return high
+    limits = range(target.max_crop * _UNIT // 100, _UNIT + 1)
+    if not target.max_buckets:
+        return limits[0]
+    return limits[bisect_left(limits, True, key=lambda limit: _fewest(ratios, limit) <= target.max_buckets)]
 
 
 def _fewest(ratios: _Ratios, limit: int) -> int:

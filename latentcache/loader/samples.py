@@ -267,9 +267,8 @@ def _check_texts(snapshot: Snapshot, fields: Sequence[str]) -> None:
 
 def _of_entries(mixture: Mixture, starts: Ints) -> Mixture:
     """The mixture over the samples that have every field that is asked for; its weights stay."""
-    counts = np.diff(starts[np.cumsum([0, *(source.parts for source in mixture.sources)])]).tolist()
-    sources = [replace(source, entries=count) for source, count in zip(mixture.sources, counts, strict=True)]
-    return Mixture(sources=tuple(sources))
+    counts = np.diff(starts[np.cumsum([0, *(source.parts for source in mixture)])]).tolist()
+    return tuple(replace(source, entries=count) for source, count in zip(mixture, counts, strict=True))
 
 
 def join(part: CachePart, fields: Sequence[str], *, repeats: bool) -> Joined:

@@ -239,7 +239,6 @@ def combine(
     mix = None
     if weights is not None:
         mix = mixture([view.name for view in views], list(map(len, views)), weights, samples=samples)
-        pairs = zip(mix.sources, views, strict=True)
-        mix = Mixture(sources=tuple(replace(source, parts=len(view.parts)) for source, view in pairs))
+        mix = tuple(replace(source, parts=len(view.parts)) for source, view in zip(mix, views, strict=True))
     first: Any = views[0]
     return first._combined([part for view in views for part in view.parts], mix)  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ from latentcache.errors import EmptyPlanError, PlanError, UsageError, count_of
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import FieldSpec, Group
 from latentcache.fields.registry import load
-from latentcache.plan.mixing import MixedSource, Mixture, bucket_counts
+from latentcache.plan.mixing import Mixture, bucket_counts
 from latentcache.plan.numbers import choice, whole
 from latentcache.value import Value
 
@@ -267,15 +267,10 @@ class PlanReport(Value):
 
     batches: BatchPlan
     buckets: tuple[BucketPlan, ...]
-    mixture: Mixture | None = None
-    """Counts of each source in an epoch, if there are several with weights."""
+    sources: Mixture = ()
+    """Counts of each source in an epoch; empty without weights."""
     overfilled: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """One sentence for each bucket whose samples fill batches more than ``MAX_COPIES`` times in an epoch."""
-
-    @property
-    def sources(self) -> tuple[MixedSource, ...]:
-        """Counts of each source in an epoch; empty without weights."""
-        return self.mixture.sources if self.mixture else ()
 
     @cached_property
     def steps(self) -> int:
@@ -379,7 +374,7 @@ def count_steps(
     for number in np.flatnonzero(most).tolist():
         counts = int(first[number]), int(least[number]), int(most[number])
         plans.append(bucket_plan(buckets[number], number, counts, sizes[number], batches))
-    return PlanReport(batches=batches, buckets=tuple(plans), mixture=mixture)
+    return PlanReport(batches=batches, buckets=tuple(plans), sources=mixture or ())
 
 
 def require_steps(report: PlanReport) -> PlanReport:

@@ -12,9 +12,8 @@ samples go to the places where floor(x * (place + epoch) / n) rises: a line draw
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,14 +42,8 @@ class MixedSource(Value):
     """Caches, or parts of them, that it is made of."""
 
 
-class Mixture(Value):
-    """Several sources in one epoch. The entries of each are together, in this order."""
-
-    sources: tuple[MixedSource, ...]
-
-    def starts(self) -> list[int]:
-        """Return the start of the entries of each source, and the end of the last ones."""
-        return list(accumulate((source.entries for source in self.sources), initial=0))
+Mixture = tuple[MixedSource, ...]
+"""Several sources in one epoch. The entries of each are together, in this order."""
 
 
 def mixture(
@@ -95,7 +88,15 @@ def mixture(
             fix="samples=N for the length of an epoch, or other weights",
         )
     parts = zip(called, fractions, entries, counts, strict=True)
-    return Mixture(sources=tuple(MixedSource(name=n, weight=w, entries=e, samples=c) for n, w, e, c in parts))
+    return tuple(MixedSource(name=n, weight=w, entries=e, samples=c) for n, w, e, c in parts)
+
+
+def entries_of(mix: Mixture) -> Iterator[tuple[MixedSource, slice]]:
+    """Every source with its entries, as a slice of all entries."""
+    start = 0
+    for source in mix:
+        yield source, slice(start, start + source.entries)
+        start += source.entries
 
 
 def largest_remainder(total: int, fractions: Sequence[Fraction]) -> list[int]:
@@ -112,9 +113,8 @@ def largest_remainder(total: int, fractions: Sequence[Fraction]) -> list[int]:
 def occurrences(bucket: NDArray[np.integer], mix: Mixture, *, seed: int | None, epoch: int) -> NDArray[np.int64]:
     """(N,) how often an epoch serves each entry; ``bucket`` (N,) is theirs."""
     times = np.empty(len(bucket), dtype=np.int64)
-    for number, (start, source) in enumerate(zip(mix.starts(), mix.sources, strict=False)):
+    for number, (source, entries) in enumerate(entries_of(mix)):
         quotient, extra = divmod(source.samples, source.entries)
-        entries = slice(start, start + source.entries)
         times[entries] = quotient
         if extra:
             order = shuffled(source.entries, seed or 0, number, stream=2)
@@ -129,8 +129,8 @@ def occurrences(bucket: NDArray[np.integer], mix: Mixture, *, seed: int | None, 
 def bucket_counts(bucket: NDArray[np.integer], mix: Mixture, num_buckets: int) -> NDArray[np.int64]:
     """(3, num_buckets) occurrences of each bucket: in the first epoch, in any epoch at least, and at most."""
     counts = np.zeros((3, num_buckets), dtype=np.int64)
-    for start, source in zip(mix.starts(), mix.sources, strict=False):
-        held = np.bincount(bucket[start : start + source.entries], minlength=num_buckets)
+    for source, entries in entries_of(mix):
+        held = np.bincount(bucket[entries], minlength=num_buckets)
         quotient, extra = divmod(source.samples, source.entries)
         upto = np.concatenate(([0], np.cumsum(held))) * extra // source.entries
         least, most = held * extra // source.entries, -(-held * extra // source.entries)

@@ -103,7 +103,7 @@ class SampleIndex(Value, eq=False):
         sizes, mixture = batches.batch_size, self.mixture
         if not isinstance(sizes, tuple):
             return self
-        sources = self.parts if mixture is None else [(source.name, source.entries) for source in mixture.sources]
+        sources = self.parts if mixture is None else [(source.name, source.entries) for source in mixture]
         if len(sizes) != len(sources):
             problem = f"{len(sizes)} values for {count_of(len(sources), 'sources')}"
             raise UsageError(problem, argument="batch_size", value=list(sizes), fix="give one number for each source")
@@ -439,13 +439,11 @@ class Epochs:
 
     def _identity(self) -> dict[str, Any]:
         """Return the values that a checkpoint must agree with."""
-        mixture = self.report.mixture
-        sources = [[source.entries, source.samples] for source in mixture.sources] if mixture else None
-        blocks = self._index.blocks
+        sources, blocks = self.report.sources, self._index.blocks
         return {
             "plan_id": self._index.identity,
             "remainder": self.report.batches.remainder,
-            "weights": sources,
+            "weights": [[source.entries, source.samples] for source in sources] or None,
             "shuffle_block": None if blocks is None else blocks.identity,
         }
 

@@ -12,7 +12,7 @@ from made_plans import BUCKETS, batches_of, columns, due, epochs, index_of, laid
 
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.plan.batching import BatchPlan, Bucket, require_steps
-from latentcache.plan.mixing import Mixture, mixture
+from latentcache.plan.mixing import mixture
 from latentcache.plan.samples import Epochs, Position, SampleIndex, plan_epoch, plan_report
 
 #: 10, 5 and 3 samples of three buckets, steps of 4. The order is pinned.
@@ -52,8 +52,9 @@ def test_every_sample_is_served_as_often_as_the_report_says(loader, seed, epoch)
     served, times = np.bincount(plan.real(), minlength=len(index.bucket)), due(index, seed, epoch)
     more, fewer = np.maximum(served - times, 0), np.maximum(times - served, 0)
     assert len(plan.rows) == served.sum() + sum(part.padded for part in report.buckets)
-    sources = index.mixture.sources if index.mixture else ()
-    assert report.samples_used + report.samples_dropped == (sum(source.samples for source in sources) or len(times))
+    assert report.samples_used + report.samples_dropped == (
+        sum(source.samples for source in report.sources) or len(times)
+    )
     assert batches.remainder == "drop" or not fewer.any()
     assert batches.remainder in ("repeat", "partial") or not more.any()
     if epoch and index.mixture:
@@ -196,7 +197,7 @@ def test_a_budget_of_what_the_samples_lack_is_named():
 
 def test_sources_of_a_mixture_may_be_several_parts():
     mix = mixture(["a", "b"], [4, 2], [1, 1])
-    mix = Mixture(sources=(replace(mix.sources[0], parts=2), mix.sources[1]))
+    mix = (replace(mix[0], parts=2), mix[1])
     index = index_of([0] * 6, mixture=mix, parts=(("x", 1), ("y", 3), ("b", 2)))
     report = plan_report(index, BatchPlan(batch_size=(2, 1)))
     assert [(str(bucket.bucket), bucket.steps) for bucket in report.buckets] == [

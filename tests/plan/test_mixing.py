@@ -8,7 +8,7 @@ from made_plans import index_of
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.plan.batching import BatchPlan
-from latentcache.plan.mixing import bucket_counts, largest_remainder, occurrences
+from latentcache.plan.mixing import bucket_counts, entries_of, largest_remainder, occurrences
 from latentcache.plan.mixing import mixture as named_mixture
 from latentcache.plan.samples import plan_epoch, plan_report
 
@@ -43,18 +43,21 @@ def test_largest_remainder_is_exact(total, parts):
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6), st.data())
 def test_the_default_epoch_serves_every_sample(entries, data):
     weights = data.draw(st.lists(st.fractions(1, 10), min_size=len(entries), max_size=len(entries)))
-    found = mixture(entries, weights).sources
+    sources = mixture(entries, weights)
     unit = max(count / weight for count, weight in zip(entries, weights, strict=True))
-    for source in found:
+    for source in sources:
         assert source.samples >= source.entries
         assert abs(source.samples - unit * source.weight) <= Fraction(1, 2)
 
 
 def test_floats_are_exact_decimals():
-    assert [one.samples for one in mixture([10, 10], [0.1, 0.3], samples=40).sources] == [10, 30]
-    assert mixture([10], ["7/10"]).sources[0].weight == Fraction(7, 10)
-    found = mixture([3, 1], [3, 1]).sources
-    assert [(one.name, one.entries, one.samples) for one in found] == [("cats", 3, 3), ("cats (2)", 1, 1)]
+    assert [source.samples for source in mixture([10, 10], [0.1, 0.3], samples=40)] == [10, 30]
+    assert mixture([10], ["7/10"])[0].weight == Fraction(7, 10)
+    sources = mixture([3, 1], [3, 1])
+    assert [(source.name, source.entries, source.samples) for source in sources] == [
+        ("cats", 3, 3),
+        ("cats (2)", 1, 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,12 +85,11 @@ def test_each_entry_is_served_floor_or_ceil_times_in_any_run_of_epochs(made, see
     total = np.zeros(len(bucket), dtype=int)
     for epoch in range(first, first + epochs):
         times = occurrences(bucket, mix, seed=seed, epoch=epoch)
-        for start, source in zip(mix.starts(), mix.sources, strict=False):
-            assert int(times[start : start + source.entries].sum()) == source.samples
+        for source, entries in entries_of(mix):
+            assert int(times[entries].sum()) == source.samples
         total += times
-    for start, source in zip(mix.starts(), mix.sources, strict=False):
-        own = total[start : start + source.entries]
-        assert own.max() - own.min() <= (source.samples * epochs % source.entries > 0)
+    for source, entries in entries_of(mix):
+        assert np.ptp(total[entries]) <= (source.samples * epochs % source.entries > 0)
 
 
 @given(mixed(), st.integers(0, 50))
@@ -97,7 +99,7 @@ def test_buckets_get_their_part_to_within_one_for_each_source(made, epoch):
     found = np.bincount(bucket, weights=occurrences(bucket, mix, seed=3, epoch=epoch), minlength=4)
     assert (least <= found).all()
     assert (found <= most).all()
-    assert (most - least <= len(mix.sources)).all()
+    assert (most - least <= len(mix)).all()
     if not epoch:
         assert (found == first).all()
 
