@@ -458,11 +458,8 @@ class Latents(FieldKind):
         group, sample = np.repeat(group, variants), np.repeat(sample, variants)
         notes: list[Rejected] = []
         if not self.follows:
-            notes += _upscaled(samples, rows, input_number, sizes, [buckets for buckets, _ in placed])
-            if geometry.target is not None:
-                pairs = zip(sizes, placed, strict=True)
-                parts = [max((cropped(size, bucket) for bucket in fit), default=0.0) for size, (fit, _) in pairs]
-                notes += _overcropped(samples, rows, input_number, parts, geometry.target.max_crop)
+            buckets = [fitting for fitting, _ in placed]
+            notes += _notes_on_sizes(samples, rows, input_number, sizes, buckets, geometry)
             notes += _altered(samples, rows)
         unplaced = np.isin(input_number, [number for number, (_, reason) in enumerate(placed) if reason])
         for row, number in zip(rows[unplaced].tolist(), input_number[unplaced].tolist(), strict=True):
@@ -610,43 +607,43 @@ def _chosen(geometry: GeometrySettings) -> str:
     return f"{words.get(geometry.crop, '')}{flips}{upscale}{least}{like}{planned}"
 
 
-def _upscaled(
+def _notes_on_sizes(
     samples: SampleTable,
     rows: NDArray[np.intp],
     input_number: NDArray[np.int32],
     sizes: Sequence[Size],
     buckets: Sequence[Sequence[Size]],
+    geometry: GeometrySettings,
 ) -> list[Rejected]:
-    """One note if images are enlarged: how many, the first, and the one that is enlarged most."""
-    pairs = zip(sizes, buckets, strict=True)
-    factors = [max((enlarged(size, bucket) for bucket in fitting), default=0.0) for size, fitting in pairs]
-    larger = rows[np.isin(input_number, [n for n, factor in enumerate(factors) if factor > 1])]
-    if not len(larger):
-        return []
-    most = max(range(len(factors)), key=lambda number: factors[number])
-    bucket = max(buckets[most], key=lambda fit: enlarged(sizes[most], fit))
-    detail = (
-        f"{count_of(len(larger), 'images are')} enlarged, {factors[most]:.3g} times at most:"
-        f" {samples.names[int(rows[(input_number == most).argmax()])]} from {sizes[most]} to cover {bucket} pixels"
-    )
+    """One note if images are enlarged, and one if planned buckets cut off too much; both name the worst image."""
+    notes = list[Rejected]()
+
+    def note(
+        measure: Callable[[Size, Size], float], most: int, reason: str, noun: str, words: str, hint: str
+    ) -> None:
+        pairs = list(zip(sizes, buckets, strict=True))
+        amounts = [max((measure(size, bucket) for bucket in fitting), default=0.0) for size, fitting in pairs]
+        over = rows[np.isin(input_number, [number for number, amount in enumerate(amounts) if amount > most])]
+        if len(over):
+            worst = max(range(len(amounts)), key=amounts.__getitem__)
+            detail = words.format(
+                count=count_of(len(over), noun),
+                amount=f"{amounts[worst]:.3g}",
+                name=samples.names[int(rows[(input_number == worst).argmax()])],
+                size=sizes[worst],
+                bucket=max(buckets[worst], key=lambda bucket: measure(sizes[worst], bucket)),
+            )
+            notes.append(samples.note(over, "latents", reason, detail=detail, hint=hint))
+
+    words = "{count} enlarged, {amount} times at most: {name} from {size} to cover {bucket} pixels"
     hint = "--no-upscale uses smaller buckets, --min-pixels N rejects small images"
-    return [samples.note(larger, "latents", "upscaled", detail=detail, hint=hint)]
-
-
-def _overcropped(
-    samples: SampleTable, rows: NDArray[np.intp], input_number: NDArray[np.int32], parts: Sequence[float], limit: int
-) -> list[Rejected]:
-    """One note if planned buckets cut off more of images than their limit; ``parts``: percent, by size."""
-    over = rows[np.isin(input_number, [number for number, part in enumerate(parts) if part > limit])]
-    if not len(over):
-        return []
-    most = max(range(len(parts)), key=lambda number: parts[number])
-    detail = (
-        f"more than {limit} % is cut off {count_of(len(over), 'images')}, {parts[most]:.3g} % at most off"
-        f" {samples.names[int(rows[(input_number == most).argmax()])]}"
-    )
-    hint = "no table keeps --max-crop for them: raise it, or allow more --max-buckets or a longer --max-side"
-    return [samples.note(over, "latents", "over-max-crop", detail=detail, hint=hint)]
+    note(enlarged, 1, "upscaled", "images are", words, hint)
+    if geometry.target is not None:
+        limit = geometry.target.max_crop
+        words = f"more than {limit} % is cut off {{count}}, {{amount}} % at most off {{name}}"
+        hint = "no table keeps --max-crop for them: raise it, or allow more --max-buckets or a longer --max-side"
+        note(cropped, limit, "over-max-crop", "images", words, hint)
+    return notes
 
 
 def _altered(samples: SampleTable, rows: NDArray[np.intp]) -> list[Rejected]:

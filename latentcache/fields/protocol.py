@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.dtypes import FLOATS, is_finite
-from latentcache.fields.noise import Difference as Difference
-from latentcache.fields.noise import compare_floats
+from latentcache.fields.recipe import Difference as Difference
 from latentcache.fields.recipe import FieldRecipe as FieldRecipe
 from latentcache.fields.recipe import FieldSpec as FieldSpec
 from latentcache.fields.recipe import Group as Group
 from latentcache.fields.recipe import ReadSpec as ReadSpec
+from latentcache.fields.recipe import compare_floats
 from latentcache.fields.table import Failure as Failure
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import RECIPE_BYTES, item_keys

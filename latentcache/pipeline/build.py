@@ -22,8 +22,8 @@ import numpy as np
 
 from latentcache.errors import CacheFormatError, UsageError
 from latentcache.failpoint import failpoint
-from latentcache.fields.noise import join_noise
 from latentcache.fields.protocol import DescribeContext, Described, FieldKind, Job
+from latentcache.fields.recipe import join_noise
 from latentcache.fields.registry import field_kinds, load
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.pipeline import preflight

@@ -26,8 +26,8 @@ from latentcache.errors import (
     UsageError,
     count_of,
 )
-from latentcache.fields.noise import join_noise
 from latentcache.fields.protocol import Described
+from latentcache.fields.recipe import join_noise
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, join_tables
 from latentcache.identity.content import HASH_BYTES

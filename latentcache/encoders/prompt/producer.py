@@ -29,9 +29,9 @@ from latentcache.encoders.devices import Translator, choose_device, device_name
 from latentcache.encoders.prompt.describe import Part, Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import tokenizer_of, tokenizing_runs
 from latentcache.fields.dtypes import as_floats, stored
-from latentcache.fields.noise import EXACT, measured
 from latentcache.fields.prompt_embeds import PromptIdsRecipe, PromptRecipe
 from latentcache.fields.protocol import Made, Prepared, Producer, ProducerContext
+from latentcache.fields.recipe import EXACT, measured
 
 #: Tokens of one call of the text encoders, padding included: enough to fill a GPU; on a CPU more is slower. Sorted
 #: captions get fewer, because more in a call differ more in length: 512 with 60 tokens each are 0.88 of their padded

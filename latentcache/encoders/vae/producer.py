@@ -19,8 +19,8 @@ from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
 from latentcache.fields.dtypes import as_floats, is_finite
 from latentcache.fields.latents import LatentsRecipe
-from latentcache.fields.noise import EXACT, measured
 from latentcache.fields.protocol import Failure, Made, Prepared, ProducerContext
+from latentcache.fields.recipe import EXACT, measured
 from latentcache.images.resize import resample_self_test
 from latentcache.sources.causes import hint_for
 

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import LatentcacheError, UsageError
-from latentcache.fields.noise import join_noise
 from latentcache.fields.protocol import Failure, Group, Job
+from latentcache.fields.recipe import join_noise
 from latentcache.fields.table import STAT_WIDTH
 from latentcache.identity.content import HASH_BYTES, KEY_BYTES
 from latentcache.store.atomic_io import writing
