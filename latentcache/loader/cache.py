@@ -427,10 +427,12 @@ class Cache(View):
                 )
             for name, field in snapshot.fields.items():
                 of_first, changes = first.fields[name], list[str]()
-                pairs = [(rows.recipe_id, rows.spec, _affine_of(rows.recipe)) for rows in (field, of_first)]
-                if pairs[0] == pairs[1]:
+                # The id of a recipe does not depend on the scale and shift that a loader applies.
+                affines = [rows.recipe and rows.recipe.read_time.affine for rows in (field, of_first)]
+                is_same = (field.recipe_id, field.spec) == (of_first.recipe_id, of_first.spec)
+                if is_same and affines[0] == affines[1]:
                     continue
-                if field.kind is not None and field.recipe is not None and of_first.recipe is not None:
+                if field.recipe is not None and of_first.recipe is not None:
                     different = of_first.recipe.differences(field.recipe)
                     changes = [f"{part}: {was} and {now}" for part, was, now in different[:8]]
                 raise UsageError(
@@ -453,11 +455,6 @@ class Cache(View):
                 why="the weights hold for the samples that were combined",
                 fix=f"call {method} on each cache, then combine them with the weights",
             )
-
-
-def _affine_of(recipe: FieldRecipe | None) -> Any:
-    """Scale and shift that the loader applies to stored values. The id of a recipe does not depend on them."""
-    return None if recipe is None else recipe.read_time.affine
 
 
 def open_cache(
@@ -509,21 +506,16 @@ def open_cache(
             why=f"a repair removed damaged entries (snapshot {held.number}), and no build has made them again",
             fix=f"{build} (or open_cache(..., allow_partial=True) to train on the rest)",
         )
-    if held.building:
-        warnings.warn(
-            f"snapshot {held.number} of {root} has {len(held.samples)} of {held.building} samples: its build had not"
-            " ended",
-            stacklevel=3,
-        )
-    if held.demo:
-        warnings.warn(
-            f"{root} was made with the demo encoder: it is for trying the tool, not for training", stacklevel=3
-        )
-    if held.part:
-        warnings.warn(
-            f"{root} holds part {held.part} of its data; `latentcache merge PART... --out CACHE` makes the whole",
-            stacklevel=3,
-        )
+    samples = f"{len(held.samples)} of {held.building} samples"
+    merge = "`latentcache merge PART... --out CACHE` makes the whole"
+    notes = (
+        (held.building, f"snapshot {held.number} of {root} has {samples}: its build had not ended"),
+        (held.demo, f"{root} was made with the demo encoder: it is for trying the tool, not for training"),
+        (held.part, f"{root} holds part {held.part} of its data; {merge}"),
+    )
+    for applies, note in notes:
+        if applies:
+            warnings.warn(note, stacklevel=3)
     return Cache([CachePart(held)], ReadSettings(checksum=checksum))
 
 

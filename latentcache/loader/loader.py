@@ -29,9 +29,8 @@ from torch.utils.data import Sampler as TorchSampler
 
 from latentcache.errors import CacheNotFoundError, PlanError, UsageError
 from latentcache.fields.registry import load
-from latentcache.loader.buffers import BufferPool
-from latentcache.loader.device import InFlight, Transfer
 from latentcache.loader.formats import Batch, check_carried
+from latentcache.loader.memory import BufferPool, InFlight, Transfer
 from latentcache.loader.prefetch import Reader, ShardFeed, blocks_of, read_ahead
 from latentcache.loader.ranks import check_double_sharding, check_ranks, find_ranks
 from latentcache.loader.substitute import Substitutes

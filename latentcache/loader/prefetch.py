@@ -20,8 +20,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from latentcache.errors import UsageError
-from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import Batch
+from latentcache.loader.memory import BufferPool
 from latentcache.plan.numbers import human_bytes
 from latentcache.plan.samples import BatchIndex, Blocks, EpochPlan, SampleIndex
 from latentcache.store.gather import Ints

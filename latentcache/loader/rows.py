@@ -22,10 +22,10 @@ from torch.utils.data import Dataset
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.identity.content import json_hash
-from latentcache.loader.buffers import BufferPool
 from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch, check_row_format, collated, row_format
 from latentcache.loader.loader import NoSuchRowError, checked_rows
+from latentcache.loader.memory import BufferPool
 from latentcache.loader.prefetch import Reader, ShardUse, read_soon
 from latentcache.loader.samples import split
 from latentcache.loader.view import View

@@ -22,8 +22,8 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import ReadSpec
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, table_values
-from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import Batch, check_embeddings, check_sample_format, sample_format
+from latentcache.loader.memory import BufferPool
 from latentcache.loader.prefetch import Reader, ShardUse, read_soon
 from latentcache.loader.samples import (
     CAPTION,
@@ -119,7 +119,6 @@ class SampleReader(Reader):
         self._read_recipes()
         self._find_empty_prompts()
         self._lengths = selection.lengths
-        self._scalings = self._scaled_as_read()
         self.buffers = max(len(self.fields), 1)
 
     def check_format(self, name: str | None) -> str | None:
@@ -269,15 +268,6 @@ class SampleReader(Reader):
     def __reduce__(self) -> Any:
         return SampleReader, (self._selection,)
 
-    def _scaled_as_read(self) -> dict[str, Scaling]:
-        """Fields that the compiled library can scale as they are read."""
-        scalings = {}
-        for name, (affine, dtype) in self._values.items():
-            spec = self._specs[name]
-            if not spec.ragged and not self._draws[name] and getattr(torch, spec.dtype) == dtype:
-                scalings[name] = affine.scaling(spec.dtype)
-        return {name: scaling for name, scaling in scalings.items() if scaling is not None}
-
     def _chosen(
         self, source: _Source, local: Ints, times: Ints | None, epoch: Epoch
     ) -> tuple[dict[str, Ints], Metadata]:
@@ -399,6 +389,8 @@ class SampleReader(Reader):
         """Scaling, draws and variants, as the recipes and the settings say."""
         settings, snapshot = self._settings, self._snapshot
         self._values: dict[str, tuple[Affine, torch.dtype]] = {}
+        self._scalings: dict[str, Scaling | None] = {}
+        """Of fields that the compiled library can scale as they are read."""
         self._draws: dict[str, Draw | None] = {}
         self._leads: dict[str, str] = {}
         self._made: dict[str, Callable[[str, int], str]] = {}
@@ -418,8 +410,10 @@ class SampleReader(Reader):
             scaled = settings.scaled or not stored.is_floating_point  # whole numbers are no values: masks are weights
             affine = Affine.of(read.affine if scaled else None)
             if stored.is_floating_point or affine.changes:
-                floating = stored if stored.is_floating_point else torch.float32
-                self._values[name] = affine, settings.dtype or floating
+                dtype = settings.dtype or (stored if stored.is_floating_point else torch.float32)
+                self._values[name] = affine, dtype
+                if not spec.ragged and not self._draws[name] and stored == dtype:
+                    self._scalings[name] = affine.scaling(spec.dtype)
 
     def _find_empty_prompts(self) -> None:
         """Find the rows that caption dropout serves; raise an error if there are none."""

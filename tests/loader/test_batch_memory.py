@@ -1,13 +1,82 @@
-"""Delivery to a device that copies late: only when the receiver waits for the event."""
+"""Buffers are used again only when nothing refers to them, and a device that copies late gets whole batches."""
 
+import gc
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from latentcache.errors import DeviceError, UsageError
-from latentcache.loader.device import Transfer
+from latentcache.loader.memory import BufferPool, Transfer
+
+
+def address(memory):
+    return memory.ctypes.data
+
+
+#: Kinds of references to memory.
+KEEPERS = {
+    "a view": lambda memory: memory[10:20].reshape(2, 5),
+    "a tensor": lambda memory: torch.from_numpy(memory.view(np.int16))[3:7],
+    "numpy of a tensor": lambda memory: torch.from_numpy(memory).view(2, -1)[1].numpy(),
+    "a storage": lambda memory: torch.from_numpy(memory).untyped_storage(),
+    "asarray": lambda memory: np.asarray(memory)[::2],
+    "a memoryview": lambda memory: memory[5:].data,
+}
+
+
+@pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
+def test_referenced_memory_is_never_reused(keep):
+    pool = BufferPool(4)
+    memory = pool.take(4000)
+    memory[:] = 7
+    pointer, kept = address(memory), keep(memory)
+    del memory
+    gc.collect()
+    other = pool.take(4000)
+    other[:] = 9
+    assert address(other) != pointer
+    del kept
+    assert address(pool.take(4000)) == pointer
+
+
+def test_other_sizes_reuse_memory_within_limits():
+    pool = BufferPool(4)
+    del (large := [pool.take(1 << 20)])[:]
+    assert large == []
+    pool.take(400_000)
+    assert pool.fresh == 1
+    pool.take(100_000)  # a tenth of the size would waste the rest
+    assert pool.fresh == 2
+
+
+def test_the_pool_keeps_a_limited_number_of_buffers():
+    pool = BufferPool(4)
+    for batches, fresh in ((12, 12), (12, 12), (13, 13), (13, 14)):
+        held = [pool.take(3000) for _ in range(batches)]
+        assert pool.fresh == fresh
+        held.clear()
+
+
+def test_threads_never_get_the_same_memory():
+    pool, wrong = BufferPool(8), []
+
+    def work(number):
+        for _ in range(300):
+            memory = pool.take(3000)
+            memory[:] = number
+            if not (memory == number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert pool.fresh <= 16
 
 
 class LateEvent:
@@ -61,8 +130,6 @@ def late(loader):
 @pytest.mark.parametrize("ahead", [1, 3, 9])
 def test_host_memory_is_held_until_the_copy_has_ended(ahead):
     """Every batch arrives intact, however late the device is and however far the reader is ahead."""
-    from latentcache.loader.buffers import BufferPool
-
     pool, stream = BufferPool(4), LateStream()
     transfer, waiting = Transfer("cpu", stream=stream), []
     for number in range(30):
