@@ -42,16 +42,16 @@ def test_variants_are_possible_in_kohya(seed):
             at = rng.randint(0, len(caption))
             caption = f"{caption[:at]} ||| {caption[at:]}"
     fixed, flexible, last = kohya_parts(caption, keep=0 if keep_separator else keep, keep_separator=keep_separator)
-    made = texts(caption, number=6, reorder=True, keep=keep_separator or str(keep))
-    assert made[0] == ", ".join([*fixed, *flexible, *last]), "variant 0 has the order of the caption"
-    for text in made:
-        found = text.split(", ") if text else []
-        assert found[: len(fixed)] == fixed
-        assert found[len(found) - len(last) :] == last
-        assert sorted(found) == sorted([*fixed, *flexible, *last])
-    assert len(made) == min(6, math.factorial(len(flexible)))
+    variants = texts(caption, number=6, reorder=True, keep=keep_separator or str(keep))
+    assert variants[0] == ", ".join([*fixed, *flexible, *last]), "variant 0 has the order of the caption"
+    for text in variants:
+        tags = text.split(", ") if text else []
+        assert tags[: len(fixed)] == fixed
+        assert tags[len(tags) - len(last) :] == last
+        assert sorted(tags) == sorted([*fixed, *flexible, *last])
+    assert len(variants) == min(6, math.factorial(len(flexible)))
     if len(set(flexible)) == len(flexible):
-        assert len(set(made)) == len(made), "orders differ as far as there are so many"
+        assert len(set(variants)) == len(variants), "orders differ as far as there are so many"
 
 
 def test_several_captions_are_variants():
@@ -66,10 +66,10 @@ def test_several_captions_are_variants():
 
 
 def test_each_of_several_captions_has_equally_many_orders():
-    made = texts(BETWEEN.join(["a, b, c", "d, e, f"]), number=5, reorder=True)
-    assert made[:2] == ["a, b, c", "d, e, f"]
-    assert [text[0] in "abc" for text in made] == [True, False, True, False]
-    assert len(set(made)) == 4
+    variants = texts(BETWEEN.join(["a, b, c", "d, e, f"]), number=5, reorder=True)
+    assert variants[:2] == ["a, b, c", "d, e, f"]
+    assert [text[0] in "abc" for text in variants] == [True, False, True, False]
+    assert len(set(variants)) == 4
 
 
 @pytest.mark.parametrize("settings", [{"separator": ""}, {"keep": ""}])
@@ -88,12 +88,12 @@ def test_only_variant_texts_change_the_recipe():
     more = recipe(captions=CaptionVariants(number=9), empty_prompt=True, negative_prompt="bad")
     assert plain.recipe_id == more.recipe_id
     assert "captions" not in plain.identity()
-    shuffled = [CaptionVariants(reorder=True, number=2, **one) for one in ({}, {"keep": "1"}, {"separator": ";"})]
-    ids = {recipe(captions=one).recipe_id for one in shuffled} | {plain.recipe_id}
+    shuffled = [CaptionVariants(reorder=True, number=2, **keys) for keys in ({}, {"keep": "1"}, {"separator": ";"})]
+    ids = {recipe(captions=variants).recipe_id for variants in shuffled} | {plain.recipe_id}
     assert len(ids) == 4
     assert recipe(captions=CaptionVariants(reorder=True, number=7)).recipe_id in ids
-    for one in (plain, more, recipe(captions=shuffled[1])):
-        assert PromptRecipe.from_json(one.as_json()) == one
+    for variants_recipe in (plain, more, recipe(captions=shuffled[1])):
+        assert PromptRecipe.from_json(variants_recipe.as_json()) == variants_recipe
 
 
 def test_prompts_have_texts_of_their_own():

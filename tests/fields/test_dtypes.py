@@ -40,4 +40,4 @@ def test_every_pattern_of_16_bits_is_distinguished(dtype):
     patterns = np.arange(1 << 16, dtype=np.uint16)
     values = patterns.view(np.float16) if dtype == "float16" else as_floats(patterns)
     assert is_finite(patterns[np.isfinite(values)], dtype)
-    assert not any(is_finite(one, dtype) for one in patterns[~np.isfinite(values)].reshape(-1, 1))
+    assert not any(is_finite(pattern, dtype) for pattern in patterns[~np.isfinite(values)].reshape(-1, 1))

@@ -42,8 +42,8 @@ def test_tokenizer_differences_are_listed_by_part():
     parts, other_parts = {"vocab": "1", "merges": "2"}, {"vocab": "1", "merges": "3", "normalizer": "4"}
     pair = a_recipe(), a_recipe(tokenizer="cd" * 16, loss="assistant")
     loss, whole = ("loss", "all", "assistant"), ("tokenizer", "ab" * 16, "cd" * 16)
-    found = pair[0].differences(pair[1], ({"parts": parts}, {"parts": other_parts}))
-    assert found == [("merges", "2", "3"), ("normalizer", None, "4"), loss]
+    differences = pair[0].differences(pair[1], ({"parts": parts}, {"parts": other_parts}))
+    assert differences == [("merges", "2", "3"), ("normalizer", None, "4"), loss]
     assert pair[0].differences(pair[1], ({}, {"parts": other_parts})) == pair[0].differences(pair[1]) == [whole, loss]
     assert pair[0].differences(pair[1], ({"parts": parts}, {"parts": parts})) == [whole, loss]
     assert pair[0].differences(pair[0], ({"parts": parts}, {"parts": other_parts})) == []

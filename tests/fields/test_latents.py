@@ -81,9 +81,9 @@ def test_settings_of_bytes_change_the_recipe_id(part, name, value):
     again = LatentsRecipe.from_json(json.loads(json.dumps(other.as_json())))
     assert (again, again.recipe_id) == (other, other.recipe_id)
     assert again.differences(other) == []
-    found = [row[0] for row in RECIPE.differences(other)]
-    assert found
-    assert all(one == f"{part}.{name}" or one.startswith(f"{part}.{name}.") for one in found)
+    settings = [row[0] for row in RECIPE.differences(other)]
+    assert settings
+    assert all(setting == f"{part}.{name}" or setting.startswith(f"{part}.{name}.") for setting in settings)
 
 
 @pytest.mark.parametrize(
@@ -127,24 +127,26 @@ def test_batched_and_single_plans_agree(sizes, flip):
     expected, rejected = [], []
     for row, size in enumerate(sizes):
         image = Size(*size)
-        buckets = {one.nearest(image) for one in recipe.geometry.tables() if not unusable(image, one.nearest(image))}
+        buckets = {
+            grid.nearest(image) for grid in recipe.geometry.tables() if not unusable(image, grid.nearest(image))
+        }
         expected += [(row, b, v) for b in sorted(buckets, key=lambda b: (-b.area, b.width)) for v in range(1 + flip)]
         rejected += [row] * (not buckets)
     labels = [plan.groups[group].label for group in plan.group]
-    found = list(zip(plan.sample.tolist(), labels, plan.variant.tolist(), strict=True))
-    assert found == [(row, str(bucket), variant) for row, bucket, variant in expected]
+    items = list(zip(plan.sample.tolist(), labels, plan.variant.tolist(), strict=True))
+    assert items == [(row, str(bucket), variant) for row, bucket, variant in expected]
     assert [row for row, _ in plan.rejected] == rejected
     assert plan.cost.tolist() == [bucket.area for _, bucket, _ in expected]
     for key, (row, bucket, variant) in zip(keys, expected, strict=True):
         dims, content = (1, bucket.height, bucket.width), bytes([row + 1]) * 16
-        one = entry_key(kind=0, variant=variant, dims=dims, content=content, recipe=recipe.recipe_id[:8])
-        assert key.tobytes() == one
+        wanted = entry_key(kind=0, variant=variant, dims=dims, content=content, recipe=recipe.recipe_id[:8])
+        assert key.tobytes() == wanted
 
 
 def test_samples_without_a_size_give_no_item():
     plan = KIND.plan(table([(0, 0), (512, 512), (512, 512), (8, 512)], files=[0, 1, -1, 2]), RECIPE)
     assert plan.sample.tolist() == [1]
-    assert [(row, one.reason, one.target) for row, one in plan.rejected] == [(3, "extreme-aspect", "latents")]
+    assert [(row, note.reason, note.target) for row, note in plan.rejected] == [(3, "extreme-aspect", "latents")]
     assert plan.groups[0].shape == (4, 64, 64)
     assert KIND.plan(table([]), RECIPE).groups == ()
 
@@ -180,8 +182,8 @@ def keyed_plan(samples, recipe):
     ],
 )
 def test_crops_that_were_not_given_follow_the_cache(settings, cached, expected):
-    found = geometry_of(LatentsSettings(**settings), replace(RECIPE, geometry=GeometrySettings(**cached)), 8)
-    assert (found.crop, found.crops) == expected
+    chosen = geometry_of(LatentsSettings(**settings), replace(RECIPE, geometry=GeometrySettings(**cached)), 8)
+    assert (chosen.crop, chosen.crops) == expected
 
 
 @pytest.mark.parametrize("settings", [{"crop_variants": 2}, {"crop": "top", "crop_variants": 2}])
@@ -201,8 +203,8 @@ def test_several_crops_must_be_random(settings):
     ],
 )
 def test_sizes_that_were_not_given_follow_the_cache(settings, expected):
-    found = geometry_of(LatentsSettings(**settings), RECIPE, 8)
-    assert (found.resolutions, found.multiple) == expected
+    geometry = geometry_of(LatentsSettings(**settings), RECIPE, 8)
+    assert (geometry.resolutions, geometry.multiple) == expected
 
 
 def test_the_grid_fits_the_model():
@@ -235,12 +237,12 @@ EXACT = {"devices": ["cpu"], "largest": 0.0, "mean": 0.0, "device": "cpu"}
 def test_a_difference_beyond_the_noise_is_found(shift, noise, dtype, differs):
     recipe = encoded(compute_dtype=dtype, storage_dtype="float32")
     stored = np.random.default_rng(0).standard_normal((4, 32, 32)).astype(np.float32)
-    made = stored.copy()
-    made[:, ::7, ::7] += shift  # few values: the mean stays small
-    found = KIND.compare(stored, made, noise, recipe)
-    assert found.differs is differs
-    assert found.largest == pytest.approx(shift / stored.std(), rel=0.01)
-    assert bool(found.detail) is differs
+    again = stored.copy()
+    again[:, ::7, ::7] += shift  # few values: the mean stays small
+    difference = KIND.compare(stored, again, noise, recipe)
+    assert difference.differs is differs
+    assert difference.largest == pytest.approx(shift / stored.std(), rel=0.01)
+    assert bool(difference.detail) is differs
 
 
 def test_differences_use_the_recorded_noise():
@@ -251,9 +253,9 @@ def test_differences_use_the_recorded_noise():
     both = encoded(posterior="moments", storage_dtype="float32")
     draw = np.random.default_rng(0).standard_normal((8, 8, 8)).astype(np.float32)
     draw[4:] *= 1000
-    made = draw.copy()
-    made[0] += 10.0
-    assert KIND.compare(draw, made, EXACT, both).differs
-    assert KIND.compare(draw, made, EXACT, both).largest == pytest.approx(10, rel=0.1)
+    again = draw.copy()
+    again[0] += 10.0
+    assert KIND.compare(draw, again, EXACT, both).differs
+    assert KIND.compare(draw, again, EXACT, both).largest == pytest.approx(10, rel=0.1)
     stored = np.full((4, 8, 8), 0x3F80, np.uint16)
     assert not KIND.compare(stored, stored + np.uint16(1), EXACT, encoded(storage_dtype="bfloat16")).differs

@@ -41,10 +41,10 @@ def changed(**changes):
     tokenizer = copy.deepcopy(TOKENIZER)
     for path, value in changes.items():
         *outer, last = path.split("__")
-        place = tokenizer
+        part = tokenizer
         for name in outer:
-            place = place[name]
-        place[last] = value
+            part = part[name]
+        part[last] = value
     return tokenizer
 
 
@@ -86,12 +86,12 @@ def test_changes_are_named_by_part(other, part):
 
 def test_scores_are_compared_as_float32():
     pieces = [["<unk>", 0.0], ["a", -1.5], ["b", -2.25]]
-    one = changed(model={"type": "Unigram", "unk_id": 0, "vocab": pieces})
+    first = changed(model={"type": "Unigram", "unk_id": 0, "vocab": pieces})
     two = changed(model={"type": "Unigram", "unk_id": 0, "vocab": [pieces[0], pieces[2], pieces[1]]})
     three = changed(model={"type": "Unigram", "unk_id": 0, "vocab": [*pieces[:2], ["b", -2.250001]]})
-    assert len({fingerprint(tokenizer) for tokenizer in (one, two, three)}) == 3
+    assert len({fingerprint(tokenizer) for tokenizer in (first, two, three)}) == 3
     spelled = changed(model={"type": "Unigram", "unk_id": 0, "vocab": [*pieces[:2], ["b", -2.2500000000000004]]})
-    assert fingerprint(spelled) == fingerprint(one)  # the library formats the last digits differently
+    assert fingerprint(spelled) == fingerprint(first)  # the library formats the last digits differently
 
 
 def template(*single):
@@ -139,10 +139,10 @@ def folder(tmp_path):
 
 
 def test_folder_and_file_are_equal(folder):
-    found = read_tokenizer(folder)
-    assert found == read_tokenizer(folder / "tokenizer.json")
-    assert (found.special, found.chat_template) == ({"eos_token": "<e>"}, "t")
-    assert found.id_of("eos_token") == 3
+    loaded = read_tokenizer(folder)
+    assert loaded == read_tokenizer(folder / "tokenizer.json")
+    assert (loaded.special, loaded.chat_template) == ({"eos_token": "<e>"}, "t")
+    assert loaded.id_of("eos_token") == 3
 
 
 def test_a_file_without_a_tokenizer_is_rejected(tmp_path):

@@ -31,7 +31,7 @@ EOS = 1
 
 def contents(values):
     """Return (n, 16) content hashes of the repr of values."""
-    return np.frombuffer(b"".join(content_hash(repr(one).encode()) for one in values), np.uint8).reshape(-1, 16)
+    return np.frombuffer(b"".join(content_hash(repr(value).encode()) for value in values), np.uint8).reshape(-1, 16)
 
 
 def files_of(names):
@@ -65,17 +65,17 @@ def publish(root, samples, fields, *, seal_every=10_000, part="", building=0):
             writer = ShardWriter(paths.shards / f"{field.kind.name}-{start}-{len(list(paths.shards.iterdir()))}.open")
             for group in sorted(set(field.group[start : start + seal_every].tolist())):
                 groups = field.group[start:].tolist()
-                of_group = [one for one, other in zip(items[start:], groups, strict=True) if other == group]
+                of_group = [item for item, other in zip(items[start:], groups, strict=True) if other == group]
                 writer.write(pack_items(of_group[:seal_every], field.recipe, field.kind))
             writer.seal()
     catalog = load_catalog(paths)
     new_fields = []
     for field in fields:
-        place = catalog.find(keys[field.kind.name])
-        assert (place >= 0).all()
+        catalog_items = catalog.find(keys[field.kind.name])
+        assert (catalog_items >= 0).all()
         new_fields.append(
             new_field(catalog, kind=field.kind, recipe=field.recipe, groups=field.groups, sample=field.sample,
-                        group=field.group, variant=field.variant, items=place)
+                        group=field.group, variant=field.variant, items=catalog_items)
         )  # fmt: skip
     source = {"root": str(Path(root).parent / "data"), "options": {}, "data_kind": "images", "part": part}
     new = NewSnapshot(samples=samples, fields=tuple(new_fields), shards=catalog.shards, source=source,
@@ -108,15 +108,15 @@ def images(
     ``sizes`` are (height, width) in pixels; values are seeded normal numbers. ``edges`` are heights of a ragged
     field; None omits the image.
     """
-    made = field or recipe(**more)
+    latents = field or recipe(**more)
     names = names or [f"{number:02}.png" for number in range(len(sizes))]
     count, generator = len(sizes), np.random.default_rng(seed)
     kinds = {(h * by, w * by) for h, w in sizes for by in range(1, resolutions + 1)}
-    kinds = sorted(kinds, key=lambda one: -one[0] * one[1])
+    kinds = sorted(kinds, key=lambda size: -size[0] * size[1])
     caption_texts = texts or [f"caption of {name}" for name in names]
-    stored = made.encoder.stored_channels
+    stored = latents.encoder.stored_channels
     groups = [Group(label=f"{h}x{w}", shape=(stored, h // 8, w // 8), dims=(1, h, w)) for h, w in kinds]
-    variants = made.spec.variants
+    variants = latents.spec.variants
     table = SampleTable(
         names=Strings.of(names),
         files=files_of(names),
@@ -130,15 +130,17 @@ def images(
     )  # fmt: skip
     sample, group, variant, arrays, crop = [], [], [], [], []
     for number, (height, width) in enumerate(sizes):
-        found = sorted(kinds.index((height * by, width * by)) for by in range(1, resolutions + 1))
-        for one in found:
+        buckets = sorted(kinds.index((height * by, width * by)) for by in range(1, resolutions + 1))
+        for bucket in buckets:
             for flip in range(variants):
                 sample.append(number)
-                group.append(one)
+                group.append(bucket)
                 variant.append(flip)
                 crop.append((number, flip))
-                arrays.append(as_stored(generator.standard_normal(groups[one].shape), made.encoder.storage_dtype))
-    fields = [Field(Latents(), made, groups, sample, group, arrays, variant=variant,
+                arrays.append(
+                    as_stored(generator.standard_normal(groups[bucket].shape), latents.encoder.storage_dtype)
+                )
+    fields = [Field(Latents(), latents, groups, sample, group, arrays, variant=variant,
                     columns={"crop": np.array(crop, np.uint32), "resize": np.array(crop, np.uint32)})]  # fmt: skip
     if edges is not None:
         there = [number for number, height in enumerate(edges) if height is not None]
@@ -155,8 +157,8 @@ def latents_of(cache, row=None):
     snapshot = cache.snapshots[0]
     reader, field = EntryReader(snapshot.paths, snapshot), snapshot.fields["latents"]
     return {
-        (int(field.sample[one]), int(field.group[one]), int(field.variant[one])): reader.read("latents", one)
-        for one in range(len(field))
+        (int(field.sample[row]), int(field.group[row]), int(field.variant[row])): reader.read("latents", row)
+        for row in range(len(field))
     }
 
 
@@ -182,20 +184,20 @@ def documents(
     """Create a cache of documents with ``ids`` and loss spans (default: everything). Return the folder."""
     count = len(ids)
     loss = loss or ("all" if spans is None else "assistant")
-    made = InputIdsRecipe(tokenizer="ab" * 16, num_ids=num_ids, eos_id=EOS, pad_id=pad, loss=loss)
+    ids_recipe = InputIdsRecipe(tokenizer="ab" * 16, num_ids=num_ids, eos_id=EOS, pad_id=pad, loss=loss)
     file = np.arange(count, dtype=np.int32) % len(files)
     lines = np.arange(count, dtype=np.uint32) // len(files) + 1
     names = [f"{files[at]}:{line}" for at, line in zip(file.tolist(), lines.tolist(), strict=True)]
-    content = contents([(number, one) for number, one in enumerate(ids)])
+    content = contents([(number, document) for number, document in enumerate(ids)])
     table = SampleTable(names=Strings.of(names), files=files_of(list(files)),
                         inputs={"record": Input(content=content, file=file, line=lines)},
                         columns={"repeats": np.array(repeats, np.uint16)} if repeats else {})  # fmt: skip
-    given = [[(0, len(one))] for one in ids] if spans is None else spans
+    spans_of = [[(0, len(document))] for document in ids] if spans is None else spans
     field = Field(
-        InputIds(), made, [Group(label="", shape=(-1,))], range(count), [0] * count,
-        [np.array(one, made.spec.dtype) for one in ids],
+        InputIds(), ids_recipe, [Group(label="", shape=(-1,))], range(count), [0] * count,
+        [np.array(document, ids_recipe.spec.dtype) for document in ids],
         columns={"control": np.zeros(count, np.uint32), "not_rendered": np.zeros(count, np.uint16)},
-        ragged={"spans": [np.array(one, np.uint32).reshape(-1, 2) for one in given]},
+        ragged={"spans": [np.array(document_spans, np.uint32).reshape(-1, 2) for document_spans in spans_of]},
     )  # fmt: skip
     return publish(root, table, [field], seal_every=seal_every)
 

@@ -92,9 +92,9 @@ class LateEvent:
                 for name, value in self.target.items():
                     if isinstance(value, torch.Tensor):
                         value.copy_(self.source[name])
-                made = self.finish(dict(self.target))
+                finished = self.finish(dict(self.target))
                 self.target.clear()
-                self.target.update(made)
+                self.target.update(finished)
                 self.done = True
 
     def query(self):
@@ -135,7 +135,7 @@ def test_host_memory_is_held_until_the_copy_has_ended(ahead):
     for number in range(30):
         memory = pool.take(4096)
         memory[:] = number
-        waiting.append((number, transfer.send({"x": torch.from_numpy(memory), "n": number}, lambda found: found)))
+        waiting.append((number, transfer.send({"x": torch.from_numpy(memory), "n": number}, lambda batch: batch)))
         del memory
         if len(waiting) > ahead:
             first, sent = waiting.pop(0)
@@ -151,9 +151,9 @@ def test_host_memory_is_held_until_the_copy_has_ended(ahead):
 def test_device_batches_equal_cpu_batches(many, prefetch, format):
     fields = None if format is None else ["latents", "original_size", "crop_top_left", "target_size"]
     options = {"batch_size": 2, "format": format, "prefetch": prefetch, "fields": fields}
-    for one, other in zip(many.loader(**options), late(many.loader(**options)), strict=True):
-        assert list(one) == list(other)
-        assert all(torch.equal(value, other[name]) for name, value in one.items() if torch.is_tensor(value))
+    for batch, other in zip(many.loader(**options), late(many.loader(**options)), strict=True):
+        assert list(batch) == list(other)
+        assert all(torch.equal(value, other[name]) for name, value in batch.items() if torch.is_tensor(value))
 
 
 def test_workers_are_rejected_with_the_reason(many):

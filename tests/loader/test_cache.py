@@ -58,10 +58,10 @@ def test_reading_needs_no_model_library(four):
 
 def test_split_by_content(many):
     training, held = many.split(0.4)
-    found = [set(names(part.loader(batch_size=1))) for part in (training, held)]
-    assert found[0] | found[1] == set(names(many.loader(batch_size=1)))
-    assert not found[0] & found[1]
-    assert (len(training), len(held)) == (len(found[0]), len(found[1]))
+    served = [set(names(part.loader(batch_size=1))) for part in (training, held)]
+    assert served[0] | served[1] == set(names(many.loader(batch_size=1)))
+    assert not served[0] & served[1]
+    assert (len(training), len(held)) == (len(served[0]), len(served[1]))
     with pytest.raises(UsageError, match="validation=2"):
         many.split(2)
 
@@ -94,15 +94,15 @@ def test_a_sample_without_a_requested_field_is_excluded_and_counted(tmp_path):
 def test_weights_count_the_samples_that_have_the_requested_fields(tmp_path):
     lacking = open_cache(images(tmp_path / "c", FOUR, edges=[5, None, 2, 9]))
     second, third = (
-        opened(images(tmp_path / one, FOUR, edges=[1] * 4, names=[f"{one}{n}" for n in range(4)])) for one in "xy"
+        opened(images(tmp_path / name, FOUR, edges=[1] * 4, names=[f"{name}{n}" for n in range(4)])) for name in "xy"
     )
     both = combine([combine([second, lacking]), third], weights=[1, 1], samples=16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some lack a field
         for fields, held in ((["latents"], 8), (None, 7)):
-            found = Counter(names(both.loader(batch_size=1, fields=fields)))
-            own = {name: count for name, count in found.items() if name[0] != "y"}
-            assert (sum(own.values()), len(own)) == (8, held)
+            counts = Counter(names(both.loader(batch_size=1, fields=fields)))
+            of_both = {name: count for name, count in counts.items() if name[0] != "y"}
+            assert (sum(of_both.values()), len(of_both)) == (8, held)
 
 
 def test_combined_without_weights_serves_every_sample_once(four, many):
@@ -112,19 +112,19 @@ def test_combined_without_weights_serves_every_sample_once(four, many):
         names(many.loader(batch_size=1)) + names(open_cache(four).loader(batch_size=1))
     )
     (stored,) = (batch for batch in open_cache(four).loader(batch_size=1) if batch["names"] == ["b.png"])
-    (found,) = (batch for batch in both.loader(batch_size=1) if batch["names"] == ["b.png"])
-    assert torch.equal(found["latents"], stored["latents"])
-    assert found["captions"] == ["caption of b.png"]
+    (combined,) = (batch for batch in both.loader(batch_size=1) if batch["names"] == ["b.png"])
+    assert torch.equal(combined["latents"], stored["latents"])
+    assert combined["captions"] == ["caption of b.png"]
 
 
 def test_weights_are_exact_and_sources_are_known_by_name(tmp_path):
     caches = []
     for name, count in (("many", 17), ("few.latentcache", 4)):
-        own = [f"{name}{number}" for number in range(count)]
-        caches.append(open_cache(images(tmp_path / name, [(64, 64)] * count, seed=count, names=own)))
+        image_names = [f"{name}{number}" for number in range(count)]
+        caches.append(open_cache(images(tmp_path / name, [(64, 64)] * count, seed=count, names=image_names)))
     many, few = caches
     mixed = combine([many, few], weights=[2, 1], samples=30)
-    assert [(one.name, one.samples) for one in mixed.plan(batch_size=1).sources] == [("many", 20), ("few", 10)]
+    assert [(part.name, part.samples) for part in mixed.plan(batch_size=1).sources] == [("many", 20), ("few", 10)]
     loader = mixed.loader(batch_size=3)
     for epoch in range(2):
         loader.set_epoch(epoch)
@@ -172,7 +172,7 @@ def test_missing_and_incomplete_caches(four, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="checksum='never'"):
         open_cache(four, checksum="never")
     monkeypatch.setattr(
-        "latentcache.loader.cache.open_leased", lambda *given: replace(open_leased(*given), complete=False)
+        "latentcache.loader.cache.open_leased", lambda *arguments: replace(open_leased(*arguments), complete=False)
     )
     with pytest.raises(CacheIncompleteError, match="entries are missing") as caught:
         open_cache(four)
@@ -181,15 +181,15 @@ def test_missing_and_incomplete_caches(four, tmp_path, monkeypatch):
 
 
 def test_demo_caches_and_parts_are_reported(four, tmp_path, monkeypatch):
-    def of_a_part(*given):
-        found = open_leased(*given)
-        return replace(found, demo=True, source={**found.source, "part": "1/4"})
+    def of_a_part(*arguments):
+        snapshot = open_leased(*arguments)
+        return replace(snapshot, demo=True, source={**snapshot.source, "part": "1/4"})
 
     monkeypatch.setattr("latentcache.loader.cache.open_leased", of_a_part)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         open_cache(four)
-    assert ["demo encoder" in str(one.message) for one in caught] == [True, False]
+    assert ["demo encoder" in str(warning.message) for warning in caught] == [True, False]
     assert "part 1/4" in str(caught[1].message)
 
 
@@ -229,11 +229,11 @@ def test_fields_are_checked_by_name(four, tmp_path):
 def test_documents_for_exports(tmp_path):
     ids, spans = chats(20)
     cache = open_cache(documents(tmp_path / "t", ids, spans))
-    found, held = cache.documents(), cache.split(0.5)[1].documents()
+    stored, held = cache.documents(), cache.split(0.5)[1].documents()
     assert (cache.tokens, cache.buckets) == (sum(map(len, ids)), {})
-    assert [found.read(number).tolist() for number in range(20)] == ids
-    assert (len(found), found.tokens, found.where(3)) == (20, sum(map(len, ids)), "data.jsonl:4")
-    assert [found.lengths[int(held.where(one)[11:]) - 1] for one in range(len(held))] == held.lengths.tolist()
+    assert [stored.read(number).tolist() for number in range(20)] == ids
+    assert (len(stored), stored.tokens, stored.where(3)) == (20, sum(map(len, ids)), "data.jsonl:4")
+    assert [stored.lengths[int(held.where(row)[11:]) - 1] for row in range(len(held))] == held.lengths.tolist()
     with pytest.raises(UsageError, match="no field holds documents"):
         open_cache(images(tmp_path / "i", FOUR)).documents()
     assert isinstance(cache, Cache)

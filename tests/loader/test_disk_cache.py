@@ -88,8 +88,8 @@ def test_with_less_room_than_data_what_is_kept_is_kept(url, proxy, local, tmp_pa
     same = opened(local).loader(**options)
     moved, largest = [], 0
     for epoch in range(epochs):
-        for each in (loader, same):
-            each.set_epoch(epoch)
+        for source in (loader, same):
+            source.set_epoch(epoch)
         before = proxy.data_bytes()
         for batch, wanted in zip(loader, same, strict=True):
             assert batch["names"] == wanted["names"]

@@ -49,11 +49,11 @@ def test_torch_distributed_comes_before_the_environment(monkeypatch):
 
 
 def test_a_loader_made_before_torch_distributed_is_not_served_on_every_rank(many, monkeypatch):
-    alone, given = many.loader(batch_size=2), many.loader(batch_size=2, rank=0, world_size=1)
+    alone, told = many.loader(batch_size=2), many.loader(batch_size=2, rank=0, world_size=1)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     for source in (alone, alone.sampler):
         with pytest.raises(UsageError, match=r"rank 0 of 1 .one process., this is rank 1 of 2"):
             next(iter(source))
-    assert len(list(given)) == len(given)
+    assert len(list(told)) == len(told)

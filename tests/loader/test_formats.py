@@ -148,13 +148,13 @@ def test_a_batch_matches_the_forward_of_the_model(name):
     if name in ("diffusers-flux", "diffusers-qwen-image"):
         latents = torch.nn.functional.pixel_unshuffle(latents, 2).flatten(2).transpose(1, 2)
     with torch.inference_mode():
-        made = model(latents, timestep=torch.tensor([10, 500]), **batch["forward"], return_dict=False)[0]
-    assert made.shape == latents.shape
-    assert bool(made.isfinite().all())
+        predicted = model(latents, timestep=torch.tensor([10, 500]), **batch["forward"], return_dict=False)[0]
+    assert predicted.shape == latents.shape
+    assert bool(predicted.isfinite().all())
     wanted = set(inspect.signature(type(model).forward).parameters)
     # arguments of image-to-video, not from a text encoder
     beside = {"encoder_hidden_states_image", "encoder_attention_mask"}
-    named = {one for one in wanted if one.startswith(("encoder", "pooled", "txt", "img", "added"))}
+    named = {argument for argument in wanted if argument.startswith(("encoder", "pooled", "txt", "img", "added"))}
     assert set(batch["forward"]) == named - beside
 
 

@@ -47,17 +47,17 @@ def test_a_batch_equals_the_stored_items(many):
         assert list(batch) == ["latents", "names", "captions", *sizes, "keys"]
         assert batch["latents"].dtype == torch.float16
         assert (batch["keys"]["latents"].shape, batch["keys"]["latents"].dtype) == ((3, 32), torch.uint8)
-        for place, name in enumerate(batch["names"]):
+        for position, name in enumerate(batch["names"]):
             number = int(name[:2])
             latents = next(array for (sample, _, _), array in stored.items() if sample == number)
-            assert np.array_equal(batch["latents"][place].numpy(), latents)
-            assert batch["captions"][place] == f"caption of {name}"
-            height, width = batch["target_size"][place].tolist()
-            assert batch["original_size"][place].tolist() == [height + 3, width + 5]
-            assert batch["crop_top_left"][place].tolist() == [number, 0]
+            assert np.array_equal(batch["latents"][position].numpy(), latents)
+            assert batch["captions"][position] == f"caption of {name}"
+            height, width = batch["target_size"][position].tolist()
+            assert batch["original_size"][position].tolist() == [height + 3, width + 5]
+            assert batch["crop_top_left"][position].tolist() == [number, 0]
             assert latents.shape[1:] == (height // 8, width // 8)
             key = many.snapshots[0].fields["latents"].row_keys(np.array([number]))[0]
-            assert batch["keys"]["latents"][place].tolist() == key.tolist()
+            assert batch["keys"]["latents"][position].tolist() == key.tolist()
 
 
 @pytest.mark.parametrize("policy", ["repeat", "drop", "partial", "pad"])
@@ -194,10 +194,10 @@ def test_data_loader_workers_serve_the_same_batches(source, method):
     assert len(workers) == len(loader)
     for epoch in (0, 5):
         loader.sampler.set_epoch(epoch)
-        found = digests(workers)
-        assert found == digests(loader)
-    found = iter(workers)
-    next(found)
+        batches = digests(workers)
+        assert batches == digests(loader)
+    batches = iter(workers)
+    next(batches)
     with pytest.raises(UsageError, match="which batches a DataLoader delivered"):
         loader.state_dict()
     loader.set_epoch(6)
@@ -246,10 +246,10 @@ def test_pickled_loaders_are_small(tmp_path):
 def test_large_columns_are_read_by_position(many, monkeypatch):
     expected = list(many.loader(batch_size=2))
     monkeypatch.setattr("latentcache.loader.sample_reader._RESIDENT_BYTES", 0)
-    for one, other in zip(expected, many.loader(batch_size=2), strict=True):
-        assert (one["names"], one["captions"]) == (other["names"], other["captions"])
-        assert torch.equal(one["keys"]["latents"], other["keys"]["latents"])
-        assert torch.equal(one["original_size"], other["original_size"])
+    for batch, other in zip(expected, many.loader(batch_size=2), strict=True):
+        assert (batch["names"], batch["captions"]) == (other["names"], other["captions"])
+        assert torch.equal(batch["keys"]["latents"], other["keys"]["latents"])
+        assert torch.equal(batch["original_size"], other["original_size"])
 
 
 # the end
@@ -285,8 +285,8 @@ def test_samples_that_are_served_without_a_caption_are_said(tmp_path):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             open_cache(root).loader(batch_size=1, **more)
-        assert all(one.filename == __file__ for one in caught)
-        return [str(one.message) for one in caught if "caption" in str(one.message)]
+        assert all(warning.filename == __file__ for warning in caught)
+        return [str(warning.message) for warning in caught if "caption" in str(warning.message)]
 
     first = images(tmp_path / "first", [(64, 64)] * 3, texts=["a", "", ""])
     (message,) = caption_warnings(first)

@@ -46,13 +46,13 @@ def test_the_same_results_in_the_same_order(depth):
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_the_queue_is_bounded(depth):
-    made = []
-    iterator = ahead(made.append, range(100), depth)
+    results = []
+    iterator = ahead(results.append, range(100), depth)
     for delivered in range(1, 9):
         next(iterator)
-        wait_until(lambda: len(made) == delivered + depth)  # noqa: B023 -- waited for at once
+        wait_until(lambda: len(results) == delivered + depth)  # noqa: B023 -- waited for at once
         time.sleep(0.005)
-        assert len(made) == delivered + depth
+        assert len(results) == delivered + depth
     iterator.close()
 
 
@@ -96,14 +96,14 @@ def drop_reference(iterator):
 
 @pytest.mark.parametrize("leave", [close, drop_reference])
 def test_the_threads_end_when_the_caller_leaves(leave):
-    made = []
-    holder = [ahead(made.append, range(10**6), 2)]
+    results = []
+    holder = [ahead(results.append, range(10**6), 2)]
     for _ in range(4):
         next(holder[0])
     assert 1 <= len(running()) <= 2
     leave(holder.pop())
     wait_until(lambda: not running())
-    assert len(made) <= 6
+    assert len(results) <= 6
 
 
 def continue_in_child(iterator, results):
@@ -151,7 +151,7 @@ def places(step):
 
 def test_what_the_page_cache_lacks_is_announced(monkeypatch):
     announced = []
-    monkeypatch.setattr(prefetch, "is_cached", lambda file, place: place != 10)
+    monkeypatch.setattr(prefetch, "is_cached", lambda file, offset: offset != 10)
     monkeypatch.setattr(prefetch, "announce", announced.append)
     for step in range(3):
         read_soon(places(step))

@@ -57,9 +57,9 @@ def test_a_sample_that_lacks_a_field_counts_once_as_excluded(tmp_path):
 def test_weights_are_of_occurrences(cache, tmp_path):
     other = opened(images(tmp_path / "other", [(64, 96)] * 4, seed=5, names=["a", "b", "c", "d"]))
     mixed = combine([cache, other], weights=[3, 1], samples=40)
-    found = count_names(mixed.loader(batch_size=1))
-    assert sum(found[name] for name in "abcd") == 10
-    assert [one.entries for one in mixed.plan(batch_size=1).sources] == [sum(TIMES), 4]
+    counts = count_names(mixed.loader(batch_size=1))
+    assert sum(counts[name] for name in "abcd") == 10
+    assert [source.entries for source in mixed.plan(batch_size=1).sources] == [sum(TIMES), 4]
     most = count_names(combine([cache, other]).loader(batch_size=1))
     assert most == Counter(NAMED) + Counter("abcd")
     with pytest.raises(UsageError, match=r"read\(repeats=\) of a cache with weights"):
@@ -79,7 +79,7 @@ def test_documents_are_repeated_in_rows_too(tmp_path):
     chunks = [row["input_ids"] for row in cache.rows(chunk=16)]
     string = [number for row in chunks for number in row.tolist()][: cache.tokens]
     once = [*ids, ids[1], ids[4], ids[4]]  # a copy right after its document would be read off it
-    assert string == [number for one in once for number in one]
+    assert string == [number for document in once for number in document]
     assert len(cache.documents()) == 6
 
 
@@ -89,7 +89,7 @@ def test_each_occurrence_of_a_repeated_sample_is_another_draw(tmp_path):
     def drawn(epoch, batch_size):
         loader = cache.loader(batch_size=batch_size, seed=1)
         loader.set_epoch(epoch)
-        return sorted(one.numpy().tobytes() for batch in loader for one in batch["latents"])
+        return sorted(latents.numpy().tobytes() for batch in loader for latents in batch["latents"])
 
     first = drawn(0, 1)
     assert len(set(first)) == 4

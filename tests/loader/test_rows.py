@@ -24,8 +24,8 @@ def expected_row(view, row, width, ids, spans=None):
     out = {name: [] for name in ("input_ids", "labels", "position_ids", "seq_idx")}
     for number, piece in enumerate(plan.pieces(row)):
         document, start, length = (int(column[piece]) for column in (plan.document, plan.start, plan.length))
-        own = [(0, len(ids[document]))] if spans is None else spans[document]
-        loss = {place for first, count in own for place in range(first, first + count)}
+        loss_spans = [(0, len(ids[document]))] if spans is None else spans[document]
+        loss = {position for first, count in loss_spans for position in range(first, first + count)}
         for token in range(start, start + length):
             alone = not out["labels"] if plan.cross_document else token == start
             out["labels"].append(ids[document][token] if token in loss and not alone else -100)
@@ -52,13 +52,13 @@ def fifty(tmp_path_factory):
     return ids, opened(documents(tmp_path_factory.mktemp("fifty") / "texts", ids))
 
 
-@pytest.mark.parametrize("given", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("kind", ["texts", "chats"])
 @pytest.mark.parametrize("pad", [None, 7, 70_000])
 @pytest.mark.filterwarnings("ignore:.*nothing would be learned")
-def test_rows_equal_the_documents(tmp_path, given, kind, pad):
+def test_rows_equal_the_documents(tmp_path, layout, kind, pad):
     ids, spans = (texts(40, 60), None) if kind == "texts" else chats(40, 60)
-    view = opened(documents(tmp_path / "t", ids, spans, pad=pad)).rows(**given)
+    view = opened(documents(tmp_path / "t", ids, spans, pad=pad)).rows(**layout)
     assert view.pad_id == (1 if pad is None else pad)
     batch = view.batch(range(len(view)))
     for row in range(len(view)):
@@ -156,13 +156,13 @@ def test_views_are_picklable(fifty):
 
 def test_combined_views_serve_both_in_exact_proportions(fifty, tmp_path):
     other = opened(documents(tmp_path / "few", texts(10, 40, seed=9))).rows(pad=64)
-    one = fifty[1].rows(pad=64)
-    mixed = combine([one, other], weights=[3, 1], samples=40)
+    fifty_rows = fifty[1].rows(pad=64)
+    mixed = combine([fifty_rows, other], weights=[3, 1], samples=40)
     assert [source.samples for source in mixed.plan(batch_size=4).sources] == [30, 10]
     loader = mixed.loader(batch_size=4)
     assert sum(len(batch["input_ids"]) for batch in loader) == 40
     with pytest.raises(UsageError, match="cannot be in one batch"):
-        combine([one, fifty[1].rows(pad=32)])
+        combine([fifty_rows, fifty[1].rows(pad=32)])
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +178,10 @@ def model():
 def test_packed_documents_do_not_see_each_other_in_a_real_model(tmp_path, model, form):
     """``model(**batch)``: a changed document A leaves the logits of document B unchanged."""
     ids = texts(24, 30)
-    changed = [[token + 7 if token > 1 else token for token in one] for one in ids]
-    views = [opened(documents(tmp_path / name, one)).rows(pack=64) for name, one in (("a", ids), ("b", changed))]
+    changed = [[token + 7 if token > 1 else token for token in document] for document in ids]
+    views = [
+        opened(documents(tmp_path / name, tokens)).rows(pack=64) for name, tokens in (("a", ids), ("b", changed))
+    ]
     plan = views[0].parts[0].plan
     row = next(row for row in range(len(plan)) if len(plan.pieces(row)) > 1)
     first = int(plan.length[plan.pieces(row)[0]])

@@ -50,7 +50,7 @@ def build(data, cache, **settings):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def served_cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     build(written(folder / "data"), folder / "cache", shuffle_tags=True, keep_tags="1", caption_variants=5,
           empty_prompt=True, negative_prompt="bad, low")  # fmt: skip
@@ -92,11 +92,11 @@ def named(source, batch):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-def test_captions_are_those_of_a_plain_reference(made, rate):
-    cache = open_cache(made).read(caption_dropout=rate)
+def test_captions_are_those_of_a_plain_reference(served_cache, rate):
+    cache = open_cache(served_cache).read(caption_dropout=rate)
     epochs = [read_captions(cache, epoch) for epoch in range(3)]
-    for epoch, found in enumerate(epochs):
-        assert found == {f"{number:02}.png": expected(3, epoch, number, rate=rate) for number in range(COUNT)}
+    for epoch, captions in enumerate(epochs):
+        assert captions == {f"{number:02}.png": expected(3, epoch, number, rate=rate) for number in range(COUNT)}
     assert epochs[0] != epochs[1] != epochs[2]
     assert read_captions(cache, 1, batch_size=8, prefetch=0) == epochs[1], "the size of a batch changes nothing"
     assert read_captions(cache, 1, seed=4) != epochs[1]
@@ -105,15 +105,15 @@ def test_captions_are_those_of_a_plain_reference(made, rate):
 
 
 @pytest.mark.parametrize("rate", [np.float16(0.5), np.float32(0.3), np.int64(1), np.uint8(0)])
-def test_a_rate_of_numpy_is_the_number_that_it_is_written_as(made, rate):
-    cache = open_cache(made).read(caption_dropout=rate)
+def test_a_rate_of_numpy_is_the_number_that_it_is_written_as(served_cache, rate):
+    cache = open_cache(served_cache).read(caption_dropout=rate)
     plain = float(str(rate))
-    assert cache.settings == open_cache(made).read(caption_dropout=plain).settings
+    assert cache.settings == open_cache(served_cache).read(caption_dropout=plain).settings
     assert read_captions(cache) == {f"{number:02}.png": expected(3, 0, number, rate=plain) for number in range(COUNT)}
 
 
-def test_every_rank_and_a_resumed_loader_draw_the_same(made):
-    cache = open_cache(made).read(caption_dropout=0.2)
+def test_every_rank_and_a_resumed_loader_draw_the_same(served_cache):
+    cache = open_cache(served_cache).read(caption_dropout=0.2)
     whole = read_captions(cache, 2, batch_size=10)
     parts = [read_captions(cache, 2, rank=rank, world_size=2) for rank in (0, 1)]
     assert parts[0] | parts[1] == whole
@@ -132,28 +132,28 @@ def test_every_rank_and_a_resumed_loader_draw_the_same(made):
         assert {name: text for batch in workers for name, text in named(cache, batch)} == whole
 
 
-def test_repeats_draw_separate_captions(made):
-    with open_cache(made).repeated(3).loader(batch_size=10, seed=3) as loader:
-        found = Counter(pair for batch in loader for pair in zip(batch["names"], batch["captions"], strict=True))
+def test_repeats_draw_separate_captions(served_cache):
+    with open_cache(served_cache).repeated(3).loader(batch_size=10, seed=3) as loader:
+        counts = Counter(pair for batch in loader for pair in zip(batch["names"], batch["captions"], strict=True))
     wanted = Counter(
         (f"{number:02}.png", expected(3, 0, number, occurrence=occurrence))
         for number in range(COUNT)
         for occurrence in range(3)
     )
-    assert found == wanted
+    assert counts == wanted
 
 
-def test_the_first_caption_for_validation(made):
-    found = read_captions(open_cache(made).read(augment=False))
-    assert found == {f"{number:02}.png": caption(number) for number in range(COUNT)}
+def test_the_first_caption_for_validation(served_cache):
+    captions = read_captions(open_cache(served_cache).read(augment=False))
+    assert captions == {f"{number:02}.png": caption(number) for number in range(COUNT)}
 
 
-def test_prompts_of_a_field(made):
-    cache = open_cache(made)
+def test_prompts_of_a_field(served_cache):
+    cache = open_cache(served_cache)
     for text in ("", "bad, low"):
-        found = cache.prompt(text)
-        assert set(found) == {*TEXT, "prompt_embeds_mask"}
-        assert list(named(cache, {**found, "names": ["-"], "captions": [text]})) == [("-", text)]
+        prompt = cache.prompt(text)
+        assert set(prompt) == {*TEXT, "prompt_embeds_mask"}
+        assert list(named(cache, {**prompt, "names": ["-"], "captions": [text]})) == [("-", text)]
     assert cache.read(dtype=torch.float32).prompt()["prompt_embeds"].dtype == torch.float32
     with pytest.raises(UsageError, match=r"prompt\('other'\).*'', 'bad, low'") as caught:
         cache.prompt("other")
@@ -176,8 +176,8 @@ def test_unstored_captions_are_an_error(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:cache.* for lack of")
-def test_variants_removed_by_a_repair_are_not_served(made, tmp_path):
-    shutil.copytree(made, tmp_path / "cache")
+def test_variants_removed_by_a_repair_are_not_served(served_cache, tmp_path):
+    shutil.copytree(served_cache, tmp_path / "cache")
     for row in range(2, 12):
         damage_payload(tmp_path / "cache", row=row, field="pooled_prompt_embeds")
     assert main(["verify", str(tmp_path / "cache"), "--full", "--repair", "--yes"]) == 1
@@ -209,11 +209,11 @@ def test_one_of_several_captions_without_embeddings(tmp_path):
     )
     loader = open_cache(tmp_path / "c").loader(batch_size=8, seed=3)
     loader.set_epoch(2)
-    found = {
+    captions = {
         int(name[:2]): text for batch in loader for name, text in zip(batch["names"], batch["captions"], strict=True)
     }
     drawn = {number: (draw("caption", 3, 2, number) >> 1) % 2 for number in range(COUNT)}
-    assert found == {number: f"{('one', 'two')[which]} {number}" for number, which in drawn.items()}
+    assert captions == {number: f"{('one', 'two')[which]} {number}" for number, which in drawn.items()}
     assert set(drawn.values()) == {0, 1}
     first = open_cache(tmp_path / "c").read(augment=False).loader(batch_size=8)
     assert all(text.startswith("one") for batch in first for text in batch["captions"])

@@ -86,7 +86,7 @@ def test_rows_of_a_snapshot(tmp_path):
     state, rest = loader.state_dict(), [batch["input_ids"].clone() for batch in batches]
     later = open_cache(cache).rows(pack=128).loader(batch_size=2)
     later.load_state_dict(state)
-    assert all(torch.equal(one["input_ids"], other) for one, other in zip(later, rest, strict=True))
+    assert all(torch.equal(batch["input_ids"], other) for batch, other in zip(later, rest, strict=True))
 
 
 def test_a_snapshot_of_a_build_that_goes_on_is_named(tmp_path):

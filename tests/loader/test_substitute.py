@@ -50,7 +50,7 @@ def test_the_substitute_depends_on_seed_epoch_and_sample_alone(bad, epoch, batch
     whole, parts, rows = Store(bad), Store(bad), np.arange(0, 400, 2)
     values = whole.read(rows, epoch)
     assert not bad & set(values)
-    assert all(one == other for one, other in zip(rows.tolist(), values, strict=True) if one not in bad)
+    assert all(row == other for row, other in zip(rows.tolist(), values, strict=True) if row not in bad)
     assert all(other % 2 == 0 for other in values)
     again = [row for start in range(0, 200, batch) for row in parts.read(rows[start : start + batch], epoch)]
     assert again == values
@@ -91,7 +91,7 @@ def test_through_a_loader_of_samples(tmp_path):
         list(cache.loader(batch_size=4))
     loader = cache.loader(batch_size=4, on_error="substitute")
     with pytest.warns(UserWarning, match=f"in place of {name}"):
-        served = Counter(found for batch in loader for found in batch["names"])
+        served = Counter(name for batch in loader for name in batch["names"])
     assert name not in served
     assert sum(served.values()) == 20
     assert loader.substituted == {name: 1}

@@ -40,14 +40,14 @@ def reference(z, spec):
     return (z - mean) / std * scale, torch.maximum(z.abs(), mean.abs()) / std * abs(scale)
 
 
-def assert_rounded_once(found, z, spec):
+def assert_rounded_once(scaled, z, spec):
     """Allow half a step of the type, and a few float32 steps of the largest intermediate value."""
     exact, largest = reference(z, spec)
-    info = torch.finfo(found.dtype)
+    info = torch.finfo(scaled.dtype)
     half = exact.abs().clamp(min=info.tiny) * info.eps / 2
-    assert found.shape == exact.shape
+    assert scaled.shape == exact.shape
     inside = exact.abs() < info.max
-    assert ((found.double() - exact).abs() <= half + largest * 3 * 2.0**-24)[inside].all()
+    assert ((scaled.double() - exact).abs() <= half + largest * 3 * 2.0**-24)[inside].all()
 
 
 @pytest.mark.parametrize("spec", KINDS, ids=lambda spec: f"{spec['kind']}{'-shift' * ('shift' in spec)}")
@@ -56,10 +56,10 @@ def assert_rounded_once(found, z, spec):
 def test_computed_in_float32_and_rounded_once(spec, stored, wanted):
     z = torch.randn((3, 4, 6, 10), generator=torch.Generator().manual_seed(0)).to(stored)
     kept, out = z.clone(), z if stored == wanted else torch.empty(z.numel(), dtype=wanted)
-    found = Affine.of(spec).apply(z, out)
-    assert_rounded_once(found, kept, spec)
-    assert found.data_ptr() == out.data_ptr()
-    assert spec["kind"] != "none" or torch.equal(found, kept.to(wanted))
+    scaled = Affine.of(spec).apply(z, out)
+    assert_rounded_once(scaled, kept, spec)
+    assert scaled.data_ptr() == out.data_ptr()
+    assert spec["kind"] != "none" or torch.equal(scaled, kept.to(wanted))
 
 
 @pytest.mark.parametrize("width", [77, 30_007], ids=["in a piece", "across pieces"])
@@ -82,12 +82,12 @@ def test_values_scaled_during_reads_are_bit_equal(tmp_path, library, monkeypatch
     assert np.array_equal(stored, data.reshape(-1))
     gather.scale_pieces(pieces, stored, affine.scaling(name))
     assert np.array_equal(stored, out)
-    found = torch.from_numpy(out).view(dtype).view(z.shape)
+    scaled = torch.from_numpy(out).view(dtype).view(z.shape)
     expected = affine.apply(z.clone(), torch.empty(z.numel(), dtype=dtype))
     kind = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
-    assert torch.equal(found.isnan(), expected.isnan())
-    assert torch.equal(found.nan_to_num().view(kind), expected.nan_to_num().view(kind))
-    assert_rounded_once(found[:, :, 1:], z[:, :, 1:], spec)
+    assert torch.equal(scaled.isnan(), expected.isnan())
+    assert torch.equal(scaled.nan_to_num().view(kind), expected.nan_to_num().view(kind))
+    assert_rounded_once(scaled[:, :, 1:], z[:, :, 1:], spec)
 
 
 @given(
@@ -138,8 +138,8 @@ def test_reader_threads_keep_the_thread_settings_of_torch():
         after.append((count(), torch.get_num_threads()))
 
     z, before, after, later = torch.randn(2, 16, 256, 256).to(torch.float16), [], [], []
-    for one in (work, lambda: later.append(torch.get_num_threads())):
-        thread = threading.Thread(target=one)
+    for run in (work, lambda: later.append(torch.get_num_threads())):
+        thread = threading.Thread(target=run)
         thread.start()
         thread.join()
     assert after == before
@@ -149,19 +149,19 @@ def test_reader_threads_keep_the_thread_settings_of_torch():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_a_draw_is_mean_and_deviation_times_noise(dtype):
-    made = torch.randn((3, 8, 40, 60), generator=torch.Generator().manual_seed(1)).to(dtype)
-    kept, found = made.clone(), torch.empty((3, 4, 40, 60))
-    posterior(made, KEYS, found, "sample", (5, 2))
-    for key, item, one in zip(KEYS, made.double(), found, strict=True):
+    moments = torch.randn((3, 8, 40, 60), generator=torch.Generator().manual_seed(1)).to(dtype)
+    kept, draws = moments.clone(), torch.empty((3, 4, 40, 60))
+    posterior(moments, KEYS, draws, "sample", (5, 2))
+    for key, item, drawn in zip(KEYS, moments.double(), draws, strict=True):
         noise = torch.from_numpy(gaussian(9600, b"read", 5, 2, key.tobytes())).double().view(4, 40, 60)
-        torch.testing.assert_close(one.double(), item[:4] + (item[4:] / 2).exp() * noise, atol=1e-5, rtol=1e-5)
-    assert torch.equal(made, kept)
+        torch.testing.assert_close(drawn.double(), item[:4] + (item[4:] / 2).exp() * noise, atol=1e-5, rtol=1e-5)
+    assert torch.equal(moments, kept)
     for order in ([1], [2, 0]):
         again = torch.empty((len(order), 4, 40, 60))
-        posterior(made[order], KEYS[order], again, "sample", (5, 2))
-        assert torch.equal(again, found[order])
-    posterior(made, KEYS, found, "mode", (0, 0))
-    assert torch.equal(found, made[:, :4].float())
+        posterior(moments[order], KEYS[order], again, "sample", (5, 2))
+        assert torch.equal(again, draws[order])
+    posterior(moments, KEYS, draws, "mode", (0, 0))
+    assert torch.equal(draws, moments[:, :4].float())
 
 
 def read_latents(loader, epoch=0):
@@ -169,8 +169,8 @@ def read_latents(loader, epoch=0):
     return {name: latents for batch in loader for name, latents in zip(batch["names"], batch["latents"], strict=True)}
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same(first, other):
+    return first.keys() == other.keys() and all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_draws_depend_on_seed_epoch_and_key_only(tmp_path):
@@ -180,7 +180,7 @@ def test_draws_depend_on_seed_epoch_and_key_only(tmp_path):
     assert first["00.png"].dtype == torch.float16
     assert same(first, read_latents(cache.loader(batch_size=3, seed=3, prefetch=0, remainder="partial"), 1))
     ranks = [read_latents(cache.loader(batch_size=1, seed=3, rank=rank, world_size=2), 1) for rank in range(2)]
-    assert same(first, dict(sorted((ranks[0] | ranks[1]).items(), key=lambda one: list(first).index(one[0]))))
+    assert same(first, dict(sorted((ranks[0] | ranks[1]).items(), key=lambda pair: list(first).index(pair[0]))))
     for other in (
         read_latents(cache.loader(batch_size=1, seed=4), 1),
         read_latents(cache.loader(batch_size=1, seed=3), 2),
@@ -209,24 +209,24 @@ def test_flips_depend_on_seed_epoch_and_content(tmp_path):
     counts = []
     for epoch in range(3):
         loader = cache.loader(batch_size=8, seed=1)
-        found = read_latents(loader, epoch)
+        served = read_latents(loader, epoch)
         flipped = {
-            name for name, latents in found.items() if np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 1])
+            name for name, latents in served.items() if np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 1])
         }
         unflipped = {
-            name for name, latents in found.items() if np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 0])
+            name for name, latents in served.items() if np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 0])
         }
-        assert flipped | unflipped == set(found)
+        assert flipped | unflipped == set(served)
         counts.append(frozenset(flipped))
         again = cache.loader(batch_size=8, seed=1, rank=1, world_size=2)
-        assert all(torch.equal(latents, found[name]) for name, latents in read_latents(again, epoch).items())
+        assert all(torch.equal(latents, served[name]) for name, latents in read_latents(again, epoch).items())
     assert len(set(counts)) == 3
-    assert all(8 < len(one) < 32 for one in counts)
+    assert all(8 < len(names) < 32 for names in counts)
     plain = read_latents(cache.read(augment=np.bool_(False)).loader(batch_size=8))
     assert all(np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 0]) for name, latents in plain.items())
     for batch in cache.loader(batch_size=8):
         keys = batch["keys"]["latents"]
-        assert [int(one) for one in keys[:, 1]] == batch["crop_top_left"][:, 1].tolist()  # columns of the variant
+        assert [int(key[1]) for key in keys] == batch["crop_top_left"][:, 1].tolist()  # columns of the variant
 
 
 @pytest.mark.parametrize("dtype", ["float32", torch.int32])
