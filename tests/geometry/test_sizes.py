@@ -155,11 +155,11 @@ def test_placement_is_symmetric_in_height_and_width(image, bucket):
 
 @given(sizes, sizes, st.sampled_from(["top", "random"]), st.integers(0, 2**64 - 1))
 def test_crop_modes_change_only_the_position(image, bucket, crop, draw):
-    centered, found = place_in(image, bucket), place_in(image, bucket, crop, draw)
-    assert (found.resize, found.bucket) == (centered.resize, bucket)
-    assert is_inside(found)
+    centered, placement = place_in(image, bucket), place_in(image, bucket, crop, draw)
+    assert (placement.resize, placement.bucket) == (centered.resize, bucket)
+    assert is_inside(placement)
     if crop == "top":
-        assert (found.top, found.left) == (0, centered.left)
+        assert (placement.top, placement.left) == (0, centered.left)
 
 
 def test_random_crops_reach_every_offset():

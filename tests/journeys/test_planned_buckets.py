@@ -22,8 +22,10 @@ def images(tmp_path):
 
 
 def buckets(run, cache, batch=8):
-    done = run("plan", cache, "--batch-size", batch, "--json").json
-    return {(bucket["height"], bucket["width"]): bucket["samples"] for bucket in done["buckets"]}, done
+    """(frames, height, width) -> samples, an image has one frame; and the plan."""
+    plan = run("plan", cache, "--batch-size", batch, "--json").json
+    names = ("frames", "height", "width")
+    return {tuple(bucket.get(name, 1) for name in names): bucket["samples"] for bucket in plan["buckets"]}, plan
 
 
 def test_fewer_samples_are_repeated_than_with_the_usual_buckets(run, images, tmp_path):
@@ -51,9 +53,9 @@ def test_the_table_stays_when_images_come_until_a_replan(run, images, tmp_path):
     assert set(buckets(run, cache)[0]) <= set(before)
     assert run("verify", cache).status == 0
     again = run("build", images, "--out", cache, "--replan", "--json").json
-    made = again["plan"]["fields"]["latents"]
-    assert made["to_make"] == dry["replan"]["entries"] > 0
-    assert made["replan"]["entries"] == 0
+    replanned = again["plan"]["fields"]["latents"]
+    assert replanned["to_make"] == dry["replan"]["entries"] > 0
+    assert replanned["replan"]["entries"] == 0
     assert buckets(run, cache)[1]["samples_repeated"] <= buckets(run, cache)[1]["samples_used"]
     assert run("verify", cache).status == 0
     again = run("build", images, "--out", cache, "--plan-buckets", "8")
@@ -109,18 +111,6 @@ def test_images_that_are_all_broken_are_named_and_the_next_build_plans(run, tmp_
     assert buckets(run, tmp_path / "cache")[1]["samples_repeated"] == 0
 
 
-def test_parts_of_the_data_have_the_buckets_of_all_of_it(run, images, tmp_path):
-    parts = [tmp_path / f"part{number}" for number in range(3)]
-    for number, part in enumerate(parts):
-        done = run("build", images, "--out", part, *PLAN, "--part", f"{number}/3")
-        assert done.status == 0, done.err
-    assert run("merge", *parts, "--out", tmp_path / "merged").status == 0
-    run("build", images, "--out", tmp_path / "whole", *PLAN)
-    assert buckets(run, tmp_path / "merged")[0] == buckets(run, tmp_path / "whole")[0]
-    again = run("build", images, "--out", parts[0], "--part", "0/3")
-    assert "nothing to encode" in again.out
-
-
 CLIPS = (*PLAN, "--max-crop", "40", "--frames", "5", "--frames", "9")
 
 
@@ -137,25 +127,17 @@ def videos(tmp_path):
     return tmp_path / "videos"
 
 
-def shapes(run, cache):
-    """(frames, height, width) -> samples; an image has one frame."""
-    done = run("plan", cache, "--batch-size", 8, "--json").json
-    assert done["samples_dropped"] == 0
-    names = ("frames", "height", "width")
-    return {tuple(bucket.get(name, 1) for name in names): bucket["samples"] for bucket in done["buckets"]}
-
-
 def test_clips_of_each_length_are_planned_alone(run, videos, tmp_path):
     done = run("build", videos, "--out", tmp_path / "cache", *CLIPS)
     assert done.status == 0, done.err
-    together = shapes(run, tmp_path / "cache")
+    together = buckets(run, tmp_path / "cache")[0]
     for frames, numbers in ((9, range(11)), (5, range(11, 20))):
         folder = tmp_path / f"only{frames}"
         folder.mkdir()
         for number in numbers:
             shutil.copy(videos / f"{number:02}.mp4", folder)
         run("build", folder, "--out", tmp_path / f"cache{frames}", *CLIPS)
-        alone = shapes(run, tmp_path / f"cache{frames}")
+        alone = buckets(run, tmp_path / f"cache{frames}")[0]
         assert alone == {shape: count for shape, count in together.items() if shape[0] == frames}
     loader, seen = open_cache(tmp_path / "cache").loader(batch_size=8, seed=0), set()
     for batch in loader:
@@ -171,47 +153,46 @@ def test_the_tables_of_clips_stay_when_videos_come_until_a_replan(run, videos, t
     for path in [*videos.glob("1[1-9]*"), *videos.glob("image*")]:
         path.rename(tmp_path / path.name)
     run("build", videos, "--out", cache, *CLIPS)
-    before = shapes(run, cache)
+    before = buckets(run, cache)[0]
     assert {frames for frames, _, _ in before} == {9}
     write_video(videos / "wide.mp4", 9, height=60, width=100, seed=99)
     for path in tmp_path.glob("1[1-9]*"):  # the first clips of 5 frames
         path.rename(videos / path.name)
     later = run("build", videos, "--out", cache, "--json").json["plan"]["fields"]["latents"]
     assert later["to_make"] == 10
-    assert {shape for shape in shapes(run, cache) if shape[0] == 9} <= set(before)
+    assert {shape for shape in buckets(run, cache)[0] if shape[0] == 9} <= set(before)
     assert run("verify", cache).status == 0
     again = run("build", videos, "--out", cache, "--replan", "--json").json["plan"]["fields"]["latents"]
     assert again["to_make"] == later["replan"]["entries"]
     run("build", videos, "--out", tmp_path / "fresh", *CLIPS)
-    assert shapes(run, cache) == shapes(run, tmp_path / "fresh")
+    assert buckets(run, cache)[0] == buckets(run, tmp_path / "fresh")[0]
     assert run("verify", cache).status == 0
 
 
-def test_parts_of_clips_have_one_table(run, videos, tmp_path):
-    parts = [tmp_path / f"part{number}" for number in range(2)]
+@pytest.mark.parametrize(("kind", "words"), [("images", PLAN), ("videos", CLIPS)])
+def test_parts_of_the_data_have_the_buckets_of_all_of_it(run, request, tmp_path, kind, words):
+    data = request.getfixturevalue(kind)
+    parts = [tmp_path / f"part{number}" for number in range(3)]
     for number, part in enumerate(parts):
-        assert run("build", videos, "--out", part, *CLIPS, "--part", f"{number}/2").status == 0
+        done = run("build", data, "--out", part, *words, "--part", f"{number}/3")
+        assert done.status == 0, done.err
     done = run("merge", *parts, "--out", tmp_path / "merged")
     assert done.status == 0, done.err
-    run("build", videos, "--out", tmp_path / "whole", *CLIPS)
-    assert shapes(run, tmp_path / "merged") == shapes(run, tmp_path / "whole")
+    run("build", data, "--out", tmp_path / "whole", *words)
+    assert buckets(run, tmp_path / "merged")[0] == buckets(run, tmp_path / "whole")[0]
+    again = run("build", data, "--out", parts[0], "--part", "0/3")
+    assert "nothing to encode" in again.out
 
 
 def test_videos_are_compared_as_clips(run, videos, tmp_path):
     words = (*SMALL, "--frames", "5", "--frames", "9", "--compare", "--batch-size", "8", "--max-crop", "40", "--json")
-    rows = {row["name"]: row for row in run("plan", videos, *words).json["compare"]}
     usual = run("plan", videos, *words).json
-    assert (rows["as given"]["repeated"], rows["as given"]["shapes"]) == (
-        usual["samples_repeated"],
-        len(usual["buckets"]),
-    )
     run("build", videos, "--out", tmp_path / "cache", *CLIPS)
-    planned = run("plan", tmp_path / "cache", "--batch-size", 8, "--json").json
-    assert (rows["planned"]["repeated"], rows["planned"]["shapes"]) == (
-        planned["samples_repeated"],
-        len(planned["buckets"]),
-    )
-    assert rows["planned"]["repeated"] < rows["as given"]["repeated"]
+    _, planned = buckets(run, tmp_path / "cache")
+    rows = {row["name"]: (row["repeated"], row["shapes"]) for row in usual["compare"] if "why" not in row}
+    assert rows["as given"] == (usual["samples_repeated"], len(usual["buckets"]))
+    assert rows["planned"] == (planned["samples_repeated"], len(planned["buckets"]))
+    assert rows["planned"] < rows["as given"]
 
 
 def test_images_that_lose_more_than_the_limit_are_named(run, images, tmp_path):

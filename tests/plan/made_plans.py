@@ -95,34 +95,21 @@ def batches_of(plan):
     return [[plan.batch(step, rank) for rank in range(plan.world_size)] for step in range(len(plan))]
 
 
-@st.composite
-def documents(draw, most=9, longest=14):
-    """[(length, [(first, number), ...])] with ascending, separate spans."""
-    made = []
-    for length in draw(st.lists(st.integers(0, longest), max_size=most)):
-        loss = draw(st.one_of(st.just([True] * length), st.lists(st.booleans(), min_size=length, max_size=length)))
-        spans, start = [], None
-        for token, flag in enumerate([*loss, False]):
-            if flag and start is None:
-                start = token
-            elif not flag and start is not None:
-                spans.append((start, token - start))
-                start = None
-        made.append((length, spans))
-    return made
+#: Documents as lists that say of each token if it is learned.
+documents = st.lists(
+    st.integers(0, 14).map(lambda length: [True] * length) | st.lists(st.booleans(), max_size=14), max_size=9
+)
 
 
-def corpus_of(made):
+def corpus_of(documents):
+    edges = [np.flatnonzero(np.diff([False, *learned, False])).reshape(-1, 2) for learned in documents]
+    ends = np.concatenate([np.empty((0, 2), dtype=np.int64), *edges])
     return Corpus(
-        length=np.array([length for length, _ in made], dtype=np.uint32),
-        span_ends=np.cumsum([len(spans) for _, spans in made], dtype=np.int64),
-        spans=np.array([span for _, spans in made for span in spans], dtype=np.uint32).reshape(-1, 2),
+        length=np.array([len(learned) for learned in documents], dtype=np.uint32),
+        span_ends=np.cumsum([len(spans) for spans in edges], dtype=np.int64),
+        spans=np.column_stack([ends[:, 0], ends[:, 1] - ends[:, 0]]).astype(np.uint32),
         where=lambda number: f"made.jsonl:{number + 1}",
     )
-
-
-def with_loss(made, document):
-    return {place for first, number in made[document][1] for place in range(first, first + number)}
 
 
 def rows_of(plan):
@@ -131,13 +118,6 @@ def rows_of(plan):
     return [pieces[first:last] for first, last in zip(begins(plan.ends).tolist(), plan.ends.tolist(), strict=True)]
 
 
-def learned_columns(made, row, *, cross_document=False):
-    """Compute the learned columns of a row from the documents."""
-    found, place = set(), 0
-    for document, start, length in row:
-        for token in range(start, start + length):
-            alone = place == 0 if cross_document else token == start
-            if token in with_loss(made, document) and not alone:
-                found.add(place)
-            place += 1
-    return found
+def tokens_of(row):
+    """[(document, token), ...] in the order of a row's pieces."""
+    return [(document, token) for document, start, length in row for token in range(start, start + length)]

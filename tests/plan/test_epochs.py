@@ -72,7 +72,7 @@ def test_padding_rows_are_spread_over_ranks(bucket, batches, epoch):
     report, plan = laid_out(index_of(bucket), batches, epoch=epoch)
     blank = 0
     for step in batches_of(plan):
-        real = [len(one.rows) if one.is_pad is None else int((~one.is_pad).sum()) for one in step]
+        real = [len(batch.rows) if batch.is_pad is None else int((~batch.is_pad).sum()) for batch in step]
         assert max(real) - min(real) <= 1
         assert any(real)
         blank += real.count(0)
@@ -85,11 +85,11 @@ def test_padding_rows_are_spread_over_ranks(bucket, batches, epoch):
 @given(columns, seeds, epochs, st.sampled_from(["repeat", "drop", "pad"]))
 def test_two_layouts_with_the_same_rows_per_step_have_the_same_global_batches(bucket, seed, epoch, policy):
     index = index_of(bucket)
-    one, other = (
+    first, second = (
         plan_epoch(index, BatchPlan(batch_size=b, world_size=w, remainder=policy), seed=seed, epoch=epoch)
         for b, w in ((3, 2), (2, 3))
     )
-    for left, right in zip(batches_of(one), batches_of(other), strict=True):
+    for left, right in zip(batches_of(first), batches_of(second), strict=True):
         sets = [sorted(row for part in step for row in part.rows.tolist()) for step in (left, right)]
         assert sets[0] == sets[1]
         pads = [sum(0 if part.is_pad is None else int(part.is_pad.sum()) for part in step) for step in (left, right)]

@@ -80,8 +80,8 @@ def test_invalid_values_are_rejected_by_name(entries, weights, more, message):
 
 
 @given(mixed(), st.integers(-5, 10**9), st.integers(0, 10**9), st.integers(1, 40))
-def test_each_entry_is_served_floor_or_ceil_times_in_any_run_of_epochs(made, seed, first, epochs):
-    bucket, mix = made
+def test_each_entry_is_served_floor_or_ceil_times_in_any_run_of_epochs(mixed_sources, seed, first, epochs):
+    bucket, mix = mixed_sources
     total = np.zeros(len(bucket), dtype=int)
     for epoch in range(first, first + epochs):
         times = occurrences(bucket, mix, seed=seed, epoch=epoch)
@@ -93,37 +93,37 @@ def test_each_entry_is_served_floor_or_ceil_times_in_any_run_of_epochs(made, see
 
 
 @given(mixed(), st.integers(0, 50))
-def test_buckets_get_their_part_to_within_one_for_each_source(made, epoch):
-    bucket, mix = made
+def test_buckets_get_their_part_to_within_one_for_each_source(mixed_sources, epoch):
+    bucket, mix = mixed_sources
     first, least, most = bucket_counts(bucket, mix, 4)
-    found = np.bincount(bucket, weights=occurrences(bucket, mix, seed=3, epoch=epoch), minlength=4)
-    assert (least <= found).all()
-    assert (found <= most).all()
+    counts = np.bincount(bucket, weights=occurrences(bucket, mix, seed=3, epoch=epoch), minlength=4)
+    assert (least <= counts).all()
+    assert (counts <= most).all()
     assert (most - least <= len(mix)).all()
     if not epoch:
-        assert (found == first).all()
+        assert (counts == first).all()
 
 
 def test_the_choice_is_pinned():
     """Checkpoints store positions that follow from it, so no release may change it."""
     bucket, mix = np.repeat([0, 1, 0, 1], [4, 3, 2, 4]).astype(np.int32), mixture([7, 6], [2, 1], samples=13)
-    found = [occurrences(bucket, mix, seed=5, epoch=epoch).tolist() for epoch in (0, 1)]
-    assert found == [[2, 1, 1, 1, 1, 1, 2, 1, 0, 1, 1, 1, 0], [1, 1, 2, 1, 2, 1, 1, 1, 1, 0, 1, 0, 1]]
+    counts = [occurrences(bucket, mix, seed=5, epoch=epoch).tolist() for epoch in (0, 1)]
+    assert counts == [[2, 1, 1, 1, 1, 1, 2, 1, 0, 1, 1, 1, 0], [1, 1, 2, 1, 2, 1, 1, 1, 1, 0, 1, 0, 1]]
     plan = plan_epoch(index_of(bucket, mixture=mix), BatchPlan(batch_size=3), seed=5, epoch=1)
     assert plan.rows.tolist() == [11, 9, 12, 7, 8, 2, 0, 2, 3, 12, 6, 4, 8, 2, 1, 10, 4, 5]
 
 
 @settings(max_examples=40)
 @given(mixed(), st.integers(0, 30))
-def test_a_step_is_filled_first_with_samples_that_the_epoch_would_not_serve(made, epoch):
-    bucket, mix = made
+def test_a_step_is_filled_first_with_samples_that_the_epoch_would_not_serve(mixed_sources, epoch):
+    bucket, mix = mixed_sources
     index, batches = index_of(bucket, mixture=mix), BatchPlan(batch_size=3, world_size=2)
     served = np.bincount(plan_epoch(index, batches, seed=0, epoch=epoch).rows, minlength=len(bucket))
     expected = occurrences(bucket, mix, seed=0, epoch=epoch)
     for number in np.unique(bucket).tolist():
-        own = bucket == number
-        if (served[own] == 0).any():
-            assert (served[own] <= np.maximum(expected[own], 1)).all()
+        of_bucket = bucket == number
+        if (served[of_bucket] == 0).any():
+            assert (served[of_bucket] <= np.maximum(expected[of_bucket], 1)).all()
 
 
 def test_an_even_mixture_divides_under_error():

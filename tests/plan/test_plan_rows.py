@@ -1,15 +1,17 @@
 """Rows of documents: every token is in a row or counted; labels come from loss spans."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_plans import corpus_of, documents, learned_columns, rows_of, with_loss
+from made_plans import corpus_of, documents, rows_of, tokens_of
 
 from latentcache.errors import PlanError
 from latentcache.plan.documents import best_fit, loss_spans, plan_rows
 
-THREE = [(5, [(0, 5)]), (9, [(0, 9)]), (12, [(7, 1)])]
+THREE = [[True] * 5, [True] * 9, [token == 7 for token in range(12)]]
 
 
 @pytest.mark.parametrize(
@@ -34,12 +36,12 @@ def test_an_error_names_file_line_and_length():
     assert caught.value.where == "made.jsonl:2 (9 tokens), made.jsonl:3 (12 tokens)"
     assert "rows of 12 tokens" in caught.value.fix
     with pytest.raises(PlanError) as caught:
-        plan_rows(corpus_of([(9, [(0, 9)])] * 7), "pack", 8, overflow="error")
+        plan_rows(corpus_of([[True] * 9] * 7), "pack", 8, overflow="error")
     assert caught.value.where.endswith("made.jsonl:5 (9 tokens) and 2 more")
 
 
 def test_documents_without_loss_are_left_out_or_rejected():
-    corpus = corpus_of([(4, []), (0, []), (3, [(1, 2)]), (12, [(9, 3)])])
+    corpus = corpus_of([[False] * 4, [], [False, True, True], [False] * 9 + [True] * 3])
     for kind in ("pad", "pack"):
         plan = plan_rows(corpus, kind, 8, overflow="truncate_right")
         assert (plan.dropped["no_loss"].documents.tolist(), plan.dropped["no_loss"].tokens) == ([0, 1, 3], 12)
@@ -55,47 +57,40 @@ def views(corpus, length, overflow):
     )
 
 
-@given(documents(), st.integers(2, 9), st.sampled_from(["drop", "truncate_right", "truncate_left", "split"]))
-def test_every_token_is_in_one_row_or_counted_and_labels_are_those_of_the_spans(made, length, overflow):
-    corpus = corpus_of(made)
+@given(documents, st.integers(2, 9), st.sampled_from(["drop", "truncate_right", "truncate_left", "split"]))
+def test_every_token_is_in_one_row_or_counted_and_labels_are_those_of_the_spans(documents, length, overflow):
+    corpus = corpus_of(documents)
     for plan in views(corpus, length, overflow):
-        rows = rows_of(plan)
-        assert plan.tokens + sum(part.tokens for part in plan.dropped.values()) == sum(size for size, _ in made)
-        assert all(sum(piece[2] for piece in row) <= length for row in rows)
-        places = [(d, token) for row in rows for d, start, size in row for token in range(start, start + size)]
+        rows = [tokens_of(row) for row in rows_of(plan)]
+        assert plan.tokens + sum(part.tokens for part in plan.dropped.values()) == sum(map(len, documents))
+        assert all(len(row) <= length for row in rows)
+        tokens = list(chain.from_iterable(rows))
         if overflow != "split":  # a rest of one token may follow the previous token
-            assert len(places) == len(set(places))
-        spans = loss_spans(corpus, plan)
-        begin = 0
-        for row, end in zip(rows, spans.ends.tolist(), strict=True):
-            found = {
-                c
-                for first, last in zip(spans.first[begin:end].tolist(), spans.last[begin:end].tolist(), strict=True)
-                for c in range(first, last)
-            }
-            assert found == learned_columns(made, row, cross_document=plan.cross_document)
-            assert found  # a row without loss tokens would give nan
+            assert len(tokens) == len(set(tokens))
+        spans, begin = loss_spans(corpus, plan), 0
+        for row, pieces, end in zip(rows, rows_of(plan), spans.ends.tolist(), strict=True):
+            starts = {(document, start) for document, start, _ in pieces}
+            alone = row[:1] if plan.cross_document else starts
+            learned = {column for column, (document, token) in enumerate(row)
+                       if documents[document][token] and (document, token) not in alone}  # fmt: skip
+            bounds = zip(spans.first[begin:end].tolist(), spans.last[begin:end].tolist(), strict=True)
+            assert set(chain.from_iterable(range(first, last) for first, last in bounds)) == learned
+            assert learned  # a row without loss tokens would give nan
             begin = end
 
 
-@given(documents(), st.integers(2, 9))
-def test_splitting_keeps_every_token_of_documents_with_loss(made, length):
-    plan = plan_rows(corpus_of(made), "pack", length, overflow="split")
+@given(documents, st.integers(2, 9))
+def test_splitting_keeps_every_token_of_documents_with_loss(documents, length):
+    plan = plan_rows(corpus_of(documents), "pack", length, overflow="split")
+    tokens = {token for row in rows_of(plan) for token in tokens_of(row)}
     left = set(plan.dropped["no_loss"].documents.tolist())
-    for number, (size, _) in enumerate(made):
-        held = {
-            token
-            for row in rows_of(plan)
-            for d, start, count in row
-            if d == number
-            for token in range(start, start + count)
-        }
-        if with_loss(made, number) and number not in left:
-            assert held == set(range(size))
+    for number, learned in enumerate(documents):
+        if any(learned) and number not in left:
+            assert tokens.issuperset((number, token) for token in range(len(learned)))
 
 
 def test_chunks_are_cut_from_the_concatenation():
-    corpus = corpus_of([(5, [(0, 5)]), (4, [(0, 4)]), (3, [(0, 3)])])
+    corpus = corpus_of([[True] * 5, [True] * 4, [True] * 3])
     assert rows_of(plan_rows(corpus, "chunk", 8)) == [[(0, 0, 5), (1, 0, 3)], [(1, 3, 1), (2, 0, 3)]]
     dropped = plan_rows(corpus, "chunk", 8, last_chunk="drop")
     assert (len(dropped), dropped.dropped["last_chunk"].tokens, dropped.dropped["last_chunk"].documents.tolist()) == (

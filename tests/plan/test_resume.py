@@ -173,12 +173,12 @@ def epochs_of(count=10, **more):
 
 def test_a_resumed_epoch_is_followed_by_full_epochs():
     epochs = epochs_of()
-    place = epochs.load(json.loads(json.dumps(epochs.state(Position(0, delivered=2)))))
-    begun, plan = epochs.begin(place)
+    position = epochs.load(json.loads(json.dumps(epochs.state(Position(0, delivered=2)))))
+    begun, plan = epochs.begin(position)
     assert (len(plan), plan.before, begun.delivered, epochs.remaining(begun)) == (3, 2, 2, 3)
-    assert [len(epochs.begin(one)[1]) for one in (begun, Position(0, delivered=2))] == [5, 5]
-    place = epochs.load(epochs.state(Position(0, delivered=5)))
-    assert (place.epoch, epochs.remaining(place), len(epochs.begin(place)[1])) == (1, 5, 5)
+    assert [len(epochs.begin(start)[1]) for start in (begun, Position(0, delivered=2))] == [5, 5]
+    position = epochs.load(epochs.state(Position(0, delivered=5)))
+    assert (position.epoch, epochs.remaining(position), len(epochs.begin(position)[1])) == (1, 5, 5)
 
 
 @pytest.mark.parametrize(
