@@ -216,10 +216,10 @@ class AiToolkit(base.Format):
         }
 
     def _latents(self, sample: base.Sample, bucket: Size, is_flipped: bool, key: Mapping[str, Any]) -> bytes:
-        tensor = base.tensor_of(sample.latents, bucket, is_flipped=is_flipped)
-        tensor = tensor[:, None] if self.architecture.has_frames and tensor.ndim == 3 else tensor
         metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in key.items()}
-        return base.safetensors({"latent": tensor}, {**metadata, "format": "pt"})
+        return base.safetensors(
+            {"latent": self.tensor(sample.latents, bucket, is_flipped=is_flipped)}, {**metadata, "format": "pt"}
+        )
 
     def _saved_text(self, items: Mapping[str, base.Array], text: Text) -> bytes:
         return base.safetensors(text.values(self.stored(items)))

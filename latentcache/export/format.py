@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -105,6 +105,8 @@ class Dataset(Value):
     """Its buckets: see ``geometry.like.trainer.Table``."""
     samples: Sequence[Sample]
     """Without values."""
+    roles: Collection[str]
+    """Roles of masks and control images that each sample has."""
 
 
 class Request(Value):
@@ -253,8 +255,9 @@ class Format:
             groups.setdefault(self.group(sample), []).append(sample)
         self.groups = dict(sorted(groups.items()))
         self.datasets = [
-            Dataset(folder=folder, table=table, samples=group)
+            Dataset(folder=folder, table=table, samples=group, roles=roles)
             for folder, group in self.groups.items()
+            for roles in [common_roles(group)]
             for table in self.tables
         ]
 
@@ -303,6 +306,18 @@ class Format:
         folder = self.request.folder
         separator = "\\" if "\\" in folder else "/"
         return f"{folder.rstrip(separator)}{separator}{name.replace('/', separator)}"
+
+    def tensor(self, latents: Sequence[Latent], bucket: Size, *, is_flipped: bool = False) -> torch.Tensor:
+        """Values in one size, as the architecture has them. An image without a flip is symmetric."""
+        latent = next(latent for latent in latents if latent.bucket == bucket)
+        values = torch.from_numpy(latent.flipped if is_flipped and latent.flipped is not None else latent.values)
+        if not self.architectures:
+            return values
+        if self.architecture.has_frames and values.ndim == 3:
+            values = values[:, None]
+        elif not self.architecture.has_frames and values.ndim == 4:
+            values = values[:, 0]
+        return values.to(getattr(torch, self.architecture.dtype))
 
     def stored(self, text: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Items of fields, in the types of the cache."""
@@ -388,13 +403,6 @@ def text_parts(request: Request, sample: Sample) -> dict[str, Array]:
         for number, item in enumerate(recipe.split(sample.text[IDS].astype(np.int64)), 1):
             parts |= {f"ids_{number}": item[0], f"mask_{number}": item[1]}
     return parts
-
-
-def tensor_of(latents: Sequence[Latent], bucket: Size, *, is_flipped: bool = False) -> torch.Tensor:
-    """Values in one size. Without a flip of its own, an image is symmetric."""
-    latent = next(latent for latent in latents if latent.bucket == bucket)
-    values = latent.flipped if is_flipped and latent.flipped is not None else latent.values
-    return torch.from_numpy(values)
 
 
 def npz(arrays: Mapping[str, Array]) -> bytes:

@@ -110,7 +110,8 @@ class Musubi(base.Format):
     def text_files(self, sample: base.Sample, text: Text) -> dict[str, base.Make]:
         """See ``Format``."""
         name = f"{sample.stem.rpartition('/')[2]}_{self.architecture.code}_te.safetensors"
-        return {f"{_cache(each)}/{name}": partial(self._texts, sample, text) for each in self._datasets(sample)}
+        datasets = self._datasets(sample)
+        return {f"{_cache(dataset)}/{name}": partial(self._texts, sample, text) for dataset in datasets}
 
     def settings(self) -> Mapping[str, bytes]:
         """See ``Format``."""
@@ -157,21 +158,12 @@ class Musubi(base.Format):
         tensors = dict[str, torch.Tensor]()
         for name, latents in (("latents", sample.latents), ("latents_control", sample.controls)):
             if latents:
-                values = self._values(latents, bucket)
+                values = self.tensor(latents, bucket)
                 shape = "x".join(map(str, ((1,) if values.ndim == 3 else ()) + values.shape[1:]))
                 tensors[f"{name}_{shape}_{self.architecture.dtype}"] = values
         about = {"width": str(size.width), "height": str(size.height)}
         about |= {"frame_count": str(sample.frames)} if sample.frames else {}
         return self._saved(tensors, about)
-
-    def _values(self, latents: Sequence[base.Latent], bucket: Size) -> torch.Tensor:
-        """Those of a bucket: (C, F, h, w), or (C, h, w) for a model without frames."""
-        values = base.tensor_of(latents, bucket)
-        if self.architecture.has_frames and values.ndim == 3:
-            values = values[:, None]
-        elif not self.architecture.has_frames and values.ndim == 4:
-            values = values[:, 0]
-        return values.to(getattr(torch, self.architecture.dtype)).contiguous()
 
     def _texts(self, sample: base.Sample, text: Text) -> bytes:
         tensors = text.values(self.stored(sample.text))
@@ -180,8 +172,7 @@ class Musubi(base.Format):
 
     def _saved(self, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> bytes:
         name = self.architecture.name.replace("-", "_")
-        metadata = {"architecture": name, **about, "format_version": "1.0.1"}
-        return base.safetensors(tensors, metadata)
+        return base.safetensors(tensors, {"architecture": name, **about, "format_version": "1.0.1"})
 
 
 def _cache(dataset: base.Dataset) -> str:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -113,10 +113,9 @@ class OneTrainer(base.Format):
     several_lines = "one that it draws"
 
     def __init__(self, request: base.Request) -> None:
-        config = request.trainer_config
-        self._config = (
-            TrainingConfig(values={}, concepts=()) if config is None else read_config(config, read_file(config))
-        )
+        self._config = TrainingConfig(values={}, concepts=())
+        if config := request.trainer_config:
+            self._config = read_config(config, read_file(config))
         super().__init__(request)
         self._is_masked = bool(self._config.values.get("masked_training"))
         self._dtype = _DTYPES.get(self._config.values.get("train_dtype", ""), torch.float32)
@@ -186,14 +185,12 @@ class OneTrainer(base.Format):
             self._draws = str([self._shift(), *(concept.first for concept in self._concepts)])
 
     def latent_files(self, sample: base.Sample) -> dict[str, base.Make]:
-        """See ``Format``: one for each variation."""
-        names = enumerate(self._names(sample, "image"))
-        return {name: partial(self._latents, sample, variation) for variation, name in names}
+        """See ``Format``."""
+        return self._variations(sample, "image", self._latents)
 
     def text_files(self, sample: base.Sample, text: Text) -> dict[str, base.Make]:
-        """See ``Format``: one for each variation."""
-        names = enumerate(self._names(sample, "text"))
-        return {name: partial(self._texts, sample, variation) for variation, name in names}
+        """See ``Format``."""
+        return self._variations(sample, "text", self._texts)
 
     def settings(self) -> Mapping[str, bytes]:
         """See ``Format``: ``concepts.json``, the advice, and the sizes of each cache."""
@@ -251,10 +248,13 @@ class OneTrainer(base.Format):
             lines.append("the cache has flips, which are not exported: no concept of --trainer-config draws them")
         return lines
 
-    def _names(self, sample: base.Sample, kind: str) -> list[str]:
-        """Its file in each variation of the ``image`` or ``text`` cache."""
+    def _variations(
+        self, sample: base.Sample, kind: str, write: Callable[[base.Sample, int], bytes]
+    ) -> dict[str, base.Make]:
+        """A file for each variation of the ``image`` or ``text`` cache."""
         concept, number = self._concept_of[sample.target]
-        return [f"{folder}/{number - concept.first}.pt" for folder in concept.folders(kind)]
+        folders = enumerate(concept.folders(kind))
+        return {f"{folder}/{number - concept.first}.pt": partial(write, sample, draw) for draw, folder in folders}
 
     def _shift(self, *, with_images: bool = True) -> int:
         """Positions by which masks and conditioning images move a step; False: the step is before images are read."""
@@ -279,8 +279,8 @@ class OneTrainer(base.Format):
         else:
             text |= users.get("text", {})
             if text["prompt_source"] == "sample":  # text that it caches by number must not outlive a change of images
-                captions = [each for sample in samples for each in sample.captioned]
-                listing = "\0".join(f"{each.target}\0{each.caption}" for each in captions)
+                captions = [captioned for sample in samples for captioned in sample.captioned]
+                listing = "\0".join(f"{captioned.target}\0{captioned.caption}" for captioned in captions)
                 text["prompt_path"] = f"latentcache-{hashlib.sha256(listing.encode()).hexdigest()[:16]}"
         is_drawn = image["enable_random_flip"] or len(self.geometry.resolutions) > 1
         kept = ("name", "type", "balancing", "balancing_strategy", "loss_weight", "include_subdirectories")
@@ -338,16 +338,16 @@ class OneTrainer(base.Format):
         if image["enable_random_flip"]:
             is_flipped = self._draw(_FLIP_STEP + self._shift(), sample, variation).random() < 0.5
         item: dict[str, Any] = {
-            "latent_image": base.tensor_of(sample.latents, bucket, is_flipped=is_flipped),
+            "latent_image": self.tensor(sample.latents, bucket, is_flipped=is_flipped),
             "original_resolution": _pair(sample.size),
             "crop_offset": (placement.top, placement.left),
         }
         if self._config.is_inpainting and not self._is_masked:
             item["latent_mask"] = torch.ones_like(item["latent_image"][:1])
         elif base.MASK in self.request.wanted:
-            item["latent_mask"] = base.tensor_of(sample.masks, bucket, is_flipped=is_flipped)
+            item["latent_mask"] = self.tensor(sample.masks, bucket, is_flipped=is_flipped)
         if base.CONTROL in self.request.wanted:
-            item["latent_conditioning_image"] = base.tensor_of(sample.controls, bucket, is_flipped=is_flipped)
+            item["latent_conditioning_image"] = self.tensor(sample.controls, bucket, is_flipped=is_flipped)
         return base.saved(item)
 
     def _texts(self, sample: base.Sample, variation: int) -> bytes:

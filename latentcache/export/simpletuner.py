@@ -100,15 +100,15 @@ class SimpleTuner(base.Format):
                     where=sample.name,
                     fix="write one, or build with --default-caption TEXT, which may be empty",
                 )
-            for each in sample.captioned:
-                if has_several and "\n" in each.caption:
+            for captioned in sample.captioned:
+                if has_several and "\n" in captioned.caption:
                     raise UsageError(
                         f"{sample.name}: a caption has several lines",
                         where=sample.name,
                         why="where images have several captions, SimpleTuner takes each line for one",
                         fix="write it on one line, and build again",
                     )
-                self._text_of.setdefault(each.caption, sample.target)
+                self._text_of.setdefault(captioned.caption, sample.target)
 
     def latent_files(self, sample: base.Sample) -> dict[str, base.Make]:
         """See ``Format``."""
@@ -117,11 +117,10 @@ class SimpleTuner(base.Format):
         name = f"{path}{separator}{hashlib.sha256(stem.encode()).hexdigest()}.pt"
         for backend in self.datasets:
             if backend.folder == folder:
-                files[f"vae/{_id(backend)}/{name}"] = partial(_latents, sample, backend.table, "latents")
-                if base.CONTROL in base.common_roles(backend.samples):
-                    files[f"vae/controls-{_id(backend)}/{name}"] = partial(
-                        _latents, sample, backend.table, "controls"
-                    )
+                files[f"vae/{_id(backend)}/{name}"] = partial(self._latents, sample, backend.table, "latents")
+                if base.CONTROL in backend.roles:
+                    control = f"vae/controls-{_id(backend)}/{name}"
+                    files[control] = partial(self._latents, sample, backend.table, "controls")
         return files
 
     def text_files(self, sample: base.Sample, text: Text) -> dict[str, base.Make]:
@@ -220,9 +219,7 @@ class SimpleTuner(base.Format):
             if first.is_reg:
                 entry["is_regularisation_data"] = True
             backends.append(entry)
-            for start, kind in (
-                names for role, names in _ROLES.items() if role in base.common_roles(backend.samples)
-            ):
+            for start, kind in (names for role, names in _ROLES.items() if role in backend.roles):
                 conditioning = {
                     "id": f"{start}-{_id(backend)}",
                     "type": "local",
@@ -236,6 +233,9 @@ class SimpleTuner(base.Format):
                 backends.append(conditioning)
         text = {"id": "text", "type": "local", "dataset_type": "text_embeds", "default": True}
         return _json([*backends, {**text, "cache_dir": self.path("text")}], indent=2)
+
+    def _latents(self, sample: base.Sample, table: SimpleTunerTable, name: str) -> bytes:
+        return base.saved(self.tensor(getattr(sample, name), table.nearest(sample.size)))
 
     def _texts(self, sample: base.Sample) -> bytes:
         text = {name: values for name, values in sample.text.items() if name != base.IDS}
@@ -255,10 +255,6 @@ def _id(backend: base.Dataset) -> str:
 def _listing(backend: base.Dataset, kind: str) -> str:
     """File about the sizes of its images: of ``indices`` or ``metadata``."""
     return f"{backend.folder}/aspect_ratio_bucket_{kind}_{_id(backend)}.json"
-
-
-def _latents(sample: base.Sample, table: SimpleTunerTable, name: str) -> bytes:
-    return base.saved(base.tensor_of(getattr(sample, name), table.nearest(sample.size)))
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
