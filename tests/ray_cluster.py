@@ -5,13 +5,28 @@ a folder of modules), ``quit``.
 """
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+
+
+def events_of(path):
+    """Item keys that a build has acknowledged in its file of events."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [key for line in lines for key in json.loads(line)["keys"]]
+
+
+def wait_for_events(path, count, timeout=60):
+    until = time.monotonic() + timeout
+    while len(events_of(path)) < count:
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 class Cluster:

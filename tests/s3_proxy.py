@@ -93,8 +93,8 @@ class S3Proxy:
             key = request.split(" ")[1].split("?")[0]
             self.answered[key] = self.answered.get(key, 0) + (len(answer) - start) * request.startswith("GET")
         if kind == "trickle":
-            for place in range(0, len(answer), 1 << 15):
-                client.sendall(answer[place : place + (1 << 15)])
+            for first in range(0, len(answer), 1 << 14):
+                client.sendall(answer[first : first + (1 << 14)])
                 time.sleep(1)
         else:
             client.sendall(answer)

@@ -4,12 +4,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
-from ray_cluster import ROOT, Cluster
-from s3_server import server, url
+from ray_cluster import ROOT, Cluster, events_of, wait_for_events
+from s3_server import entries, server, url
 from small_cache import SMALL, draw, run
 
 from latentcache.pipeline.workers.engine import Task
@@ -23,15 +22,6 @@ pytest.importorskip("ray")
 __all__ = ["run", "server", "url"]
 PHOTOS = 100
 SLOW = ("--model", "stub:delay_ms=200", *SMALL[2:], "--batch-size", "2")
-
-
-def events_of(path):
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [key for line in lines for key in json.loads(line)["keys"]]
-
-
-def keys(run, where):
-    return {entry["key"] for entry in run("info", where, "--entries", "--json").json["entries"] if entry["checksum"]}
 
 
 def stored(url, folder):
@@ -71,11 +61,7 @@ def test_a_node_that_dies_takes_nothing_that_was_acknowledged(url, run, tmp_path
         command = [sys.executable, "-m", "latentcache", *map(str, words)]
         around = os.environ | {"PYTHONPATH": str(ROOT)}
         build = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=around)
-        until = time.monotonic() + 60
-        while len(events_of(events)) < 10:
-            time.sleep(0.1)
-            assert time.monotonic() < until
-            assert build.poll() is None, build.stderr.read()
+        wait_for_events(events, 10)
         acknowledged = set(events_of(events))
         assert acknowledged <= stored(url, tmp_path / "seen")
         cluster.do("kill")
@@ -87,6 +73,7 @@ def test_a_node_that_dies_takes_nothing_that_was_acknowledged(url, run, tmp_path
     assert max(Counter(events_of(events)).values()) == 1
     assert run("verify", url, "--full", "--json").json["counts"]["ok"] == PHOTOS
     assert run("build", data, "--out", tmp_path / "local", *SMALL).status == 0
-    assert keys(run, url) == keys(run, tmp_path / "local") == set(events_of(events))
+    assert entries(run, url) == entries(run, tmp_path / "local")
+    assert set(entries(run, url)) == set(events_of(events))
     left = [path.name for path in scratch.iterdir()]
     assert len(left) <= 1, "of the node that was killed"

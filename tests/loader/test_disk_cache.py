@@ -168,7 +168,7 @@ def test_a_process_that_is_killed_leaves_no_half_shard(url, proxy, local, tmp_pa
 
 def test_a_process_ends_soon_while_shards_are_fetched(url, proxy, tmp_path):
     proxy.faults = [Fault("trickle", "data.mdb", skip=6)]
-    code = "from latentcache.store.remote import bucket; bucket.PART_BYTES = 1 << 15\n" + READ.replace(
+    code = "from latentcache.store.remote import bucket; bucket.PART_BYTES = 1 << 14\n" + READ.replace(
         "print(sum(len(batch['names']) for batch in loader))",
         "batches = iter(loader); print(len(next(batches)['names']))",
     )
@@ -176,7 +176,7 @@ def test_a_process_ends_soon_while_shards_are_fetched(url, proxy, tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", code, url, str(tmp_path / "disk"), "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "4\n"
-    assert time.monotonic() - started < 20, "a shard takes 24 s"
+    assert time.monotonic() - started < 40, "a shard takes 48 s"
     assert "Traceback" not in done.stderr
 
 

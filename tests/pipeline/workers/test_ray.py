@@ -8,13 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from latentcache.pipeline.workers import local
 from latentcache.pipeline.workers.engine import Task
@@ -22,7 +18,8 @@ from latentcache.pipeline.workers.ray import differences, facts
 from latentcache.store.paths import CachePaths
 from latentcache.store.shard import load_index
 from latentcache.store.snapshot import open_snapshot
-from tests.ray_cluster import ROOT, Cluster
+from tests.ray_cluster import ROOT, Cluster, events_of, wait_for_events
+from tests.small_cache import draw
 
 pytest.importorskip("ray")
 
@@ -72,28 +69,15 @@ def test_torture(tmp_path, engine, kind, address):
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "photos"
-    folder.mkdir()
-    pixels = np.random.default_rng(1)
     for number in range(120):
-        Image.fromarray(pixels.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(folder / f"{number:03}.png")
+        draw(folder / f"{number:03}.png", (64, 64), seed=number)
     return folder
 
 
 def command_of(photos, out, *words, delay_ms=0):
-    model = f"stub:delay_ms={delay_ms}" if delay_ms else "stub"
-    command = [
-        sys.executable,
-        "-m",
-        "latentcache",
-        "build",
-        str(photos),
-        "--out",
-        str(out),
-        "--model",
-        model,
-        "--json",
-    ]
-    return [*command, "--resolution", "64", "--batch-size", "4", "--commit-every", "4", *words]
+    command = [sys.executable, "-m", "latentcache", "build", str(photos), "--out", str(out), "--json"]
+    options = ["--model", f"stub:delay_ms={delay_ms}" if delay_ms else "stub", "--resolution", "64"]
+    return [*command, *options, "--batch-size", "4", "--commit-every", "4", *words]
 
 
 def started(photos, out, cluster, *words, delay_ms=0):
@@ -109,19 +93,6 @@ def finished(build, timeout=120):
     return json.loads(output) | {"talk": talk}
 
 
-def events_of(out):
-    path = Path(f"{out}.events")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [key for line in lines for key in json.loads(line)["keys"]]
-
-
-def wait_for_events(out, count, timeout=60):
-    until = time.monotonic() + timeout
-    while len(events_of(out)) < count:
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 def assert_like_local(photos, out):
     """Item keys, names and bytes are those of a local build, and each is stored once."""
     expected = out.with_name("expected")
@@ -129,7 +100,7 @@ def assert_like_local(photos, out):
         subprocess.run(command_of(photos, expected), check=True, capture_output=True, env=AROUND)
     entries, others = (entries_of(folder) for folder in (out, expected))
     assert entries == others
-    keys = events_of(out)
+    keys = events_of(out.with_suffix(".events"))
     assert len(keys) == len(set(keys)) == len(entries)
     assert sum(load_index(folder).items for folder in CachePaths(out).sealed_shards()) == len(entries)
     assert not CachePaths(out).open_shards()
@@ -143,7 +114,7 @@ def entries_of(cache):
 
 def test_a_node_that_is_lost_loses_nothing(tmp_path, photos, cluster):
     build = started(photos, tmp_path / "out", cluster, delay_ms=100)
-    wait_for_events(tmp_path / "out", 30)
+    wait_for_events(tmp_path / "out.events", 30)
     cluster.do("kill")
     result = finished(build)
     assert (result["exit_code"], result["counts"]["encoded"], result["counts"]["quarantined"]) == (0, 120, 0)
@@ -154,7 +125,7 @@ def test_a_node_that_is_lost_loses_nothing(tmp_path, photos, cluster):
 @pytest.mark.slow
 def test_a_node_that_joins_is_used(tmp_path, photos, cluster):
     build = started(photos, tmp_path / "out", cluster, delay_ms=300)
-    wait_for_events(tmp_path / "out", 4)
+    wait_for_events(tmp_path / "out.events", 4)
     cluster.do("add")
     assert finished(build)["counts"]["encoded"] == 120
     assert len(CachePaths(tmp_path / "out").sealed_shards()) >= 2  # a worker that starts again has another
@@ -165,12 +136,12 @@ def test_a_node_that_joins_is_used(tmp_path, photos, cluster):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_same_command_goes_on_after_the_build_was_ended(tmp_path, photos, cluster, number):
     build = started(photos, tmp_path / "out", cluster, delay_ms=100)
-    wait_for_events(tmp_path / "out", 30)
+    wait_for_events(tmp_path / "out.events", 30)
     build.send_signal(number)
     if number == signal.SIGTERM:
         assert finished(build, timeout=20)["error"]["slug"] == "interrupted"
     build.communicate()
-    acknowledged = set(events_of(tmp_path / "out"))
+    acknowledged = set(events_of(tmp_path / "out.events"))
     result = finished(started(photos, tmp_path / "out", cluster))
     assert result["counts"]["encoded"] <= 120 - len(acknowledged)
     assert_like_local(photos, tmp_path / "out")
