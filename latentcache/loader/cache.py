@@ -7,7 +7,6 @@ import shlex
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields as attributes
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -173,12 +172,11 @@ class Cache(View):
             raise UsageError(f"field={name!r}: its kind is not installed", fix="install the package that made it")
         return recipe
 
-    def check(self, model: str | os.PathLike[str], field: str | None = None) -> None:
+    def check(self, model: str | os.PathLike[str]) -> None:
         """Raise unless this cache was made with a model. No weights are loaded.
 
         Args:
             model: Folder of a VAE, a pipeline or a tokenizer, or a hub id.
-            field: None: each field that the model makes.
 
         Raises:
             StaleCacheError: They differ; ``differences`` names the settings.
@@ -187,9 +185,8 @@ class Cache(View):
         """
         if not isinstance(model, str | os.PathLike):
             raise UnsupportedModelError(f"a {type(model).__name__} cannot be compared", fix="give its folder")
-        names = [*self.snapshots[0].fields] if field is None else [self._field(field)]
         for snapshot in self.snapshots:
-            if different := _model_differences(snapshot, names, model):
+            if different := _model_differences(snapshot, model):
                 raise StaleCacheError(
                     f"{snapshot.paths.root} was made with another model",
                     where=str(snapshot.paths.root),
@@ -519,14 +516,14 @@ def open_cache(
     return Cache([CachePart(held)], ReadSettings(checksum=checksum))
 
 
-def _model_differences(snapshot: Snapshot, names: Sequence[str], model: str | os.PathLike[str]) -> Differences:
+def _model_differences(snapshot: Snapshot, model: str | os.PathLike[str]) -> Differences:
     """(setting, cached, wanted) of the fields that a model makes; raises UnsupportedModelError if it makes none."""
     different, unsupported = Differences(), list[UnsupportedModelError]()
-    for name in names:
+    for name in snapshot.fields:
         kind, recipe, provenance = (getattr(snapshot.fields[name], part) for part in ("kind", "recipe", "provenance"))
         if kind is None or recipe is None:
             raise UnsupportedModelError(f"field {name}: its kind is not installed", fix="install its package")
-        settings = kind.settings(**{attributes(kind.settings)[0].name: os.fspath(model)})
+        settings = kind.settings(**{kind.encoder_setting: os.fspath(model)})
         context = DescribeContext(recipe=recipe, provenance=provenance, check=True)
         try:
             described = load(kind.describer)(settings, context)
@@ -534,6 +531,6 @@ def _model_differences(snapshot: Snapshot, names: Sequence[str], model: str | os
             unsupported.append(error)
             continue
         different += recipe.differences(described.recipe, (provenance, described.provenance))
-    if len(unsupported) == len(names):
+    if len(unsupported) == len(snapshot.fields):
         raise unsupported[0]
     return different

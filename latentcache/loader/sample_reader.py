@@ -34,8 +34,8 @@ from latentcache.loader.samples import (
     CachePart,
     Joined,
     Selection,
-    hidden_columns,
     prompt_row,
+    table_names,
 )
 from latentcache.loader.values import Affine, Draw, posterior, without_team
 from latentcache.plan.documents import Ints
@@ -141,7 +141,7 @@ class SampleReader(Reader):
             lacking = ", ".join(selection.lacking()) or "an item of their size"
             excluded = count_of(self.excluded, "samples are not served")
             lines.append(f"{title}: {excluded}, for lack of {lacking}; `latentcache verify` names them")
-        if hidden := hidden_columns(self._snapshot):
+        if hidden := table_names(self.snapshots)[1]:
             names = ", ".join(hidden)
             lines.append(f"{title}: batches lack the column {names} of the metadata table: rename it there and build")
         count, total, first = selection.without_caption() if "captions" in self.metadata else (0, 0, "")

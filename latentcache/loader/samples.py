@@ -378,7 +378,7 @@ def _requested(
         )
     holders = {name: _holder(snapshot, fields, column) for name, column in METADATA.items()}
     possible = {name: holder for name, holder in holders.items() if holder is not None} | {"keys": BUCKET}
-    possible = _of_tables(snapshots) | possible
+    possible = dict.fromkeys(table_names(snapshots)[0], TABLE) | possible
     if requested is None:
         return fields, {"names": TEXTS} | possible
     known = [*snapshot.fields, "names", "keys", "meta", *possible]
@@ -388,26 +388,17 @@ def _requested(
     return fields, {"names": TEXTS} | {name: possible[name] for name in names if name in possible}
 
 
-def _of_tables(snapshots: Sequence[Snapshot]) -> dict[str, str]:
-    """Columns of metadata tables that all snapshots have, but for those with the name of something else."""
+def table_names(snapshots: Sequence[Snapshot]) -> tuple[list[str], list[str]]:
+    """Columns of metadata tables that all snapshots have: those of a batch, and those that something else hides."""
     columns_of = [
         {(name.removeprefix(OF_TABLE), column.ndim) for name, column in snapshot.samples.columns.items()
          if name.startswith(OF_TABLE)}
         for snapshot in snapshots
     ]  # fmt: skip
-    taken = _taken(snapshots[0])
-    return {name: TABLE for name, _ in sorted(set.intersection(*columns_of)) if name not in taken}
-
-
-def hidden_columns(snapshot: Snapshot) -> list[str]:
-    """Columns of metadata tables that no batch has, because something else there has their name."""
-    columns = (name.removeprefix(OF_TABLE) for name in snapshot.samples.columns if name.startswith(OF_TABLE))
-    return sorted(_taken(snapshot).intersection(columns))
-
-
-def _taken(snapshot: Snapshot) -> set[str]:
-    masks = (f"{name}_mask" for name in snapshot.fields)
-    return {"names", "keys", "meta", *METADATA, *snapshot.fields, *masks}
+    names = sorted({name for name, _ in set.intersection(*columns_of)})
+    fields = snapshots[0].fields
+    taken = {"names", "keys", "meta", *METADATA, *fields, *(f"{name}_mask" for name in fields)}
+    return [name for name in names if name not in taken], [name for name in names if name in taken]
 
 
 def _holder(snapshot: Snapshot, fields: Sequence[str], column: str) -> str | None:
