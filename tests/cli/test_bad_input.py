@@ -64,8 +64,8 @@ def test_a_build_that_fails_early_writes_nothing(run, tmp_path, words, expected)
         tmp_path / word if number in (0, 2) and word[0] not in "-/" else word for number, word in enumerate(words)
     ]
     done = run("build", *paths, "--json")
-    found = {name: text.replace(str(tmp_path), "{tmp}") for name, text in done.error.items()}
-    assert (done.status, found) == (2, error(*expected))
+    shown = {name: text.replace(str(tmp_path), "{tmp}") for name, text in done.error.items()}
+    assert (done.status, shown) == (2, error(*expected))
     assert sorted(tmp_path.rglob("*")) == before
 
 

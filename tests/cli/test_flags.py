@@ -38,10 +38,10 @@ def parse(monkeypatch):
     """Run a command with the options of the toy kind and of the package; return the request."""
     kinds = registry.field_kinds() | {"toy": Toy()}
     monkeypatch.setattr(registry, "field_kinds", lambda: kinds)
-    found = []
+    requests = []
 
     def command(*, requested: flags.Requested) -> flags.Result:
-        found.append(requested)
+        requests.append(requested)
         return flags.Result({})
 
     app = typer.Typer()
@@ -49,7 +49,7 @@ def parse(monkeypatch):
 
     def call(*words):
         typer.main.get_command(app).main(args=[str(word) for word in words], standalone_mode=False)
-        return found[-1]
+        return requests[-1]
 
     return call
 

@@ -66,7 +66,7 @@ def test_random_crops_are_stored_served_and_verified(run, data, tmp_path):
     lefts = crop[:, 1].reshape(3, 6)
     assert variant.reshape(3, 6).tolist() == [list(range(6))] * 3
     resize, group = np.asarray(rows.columns["resize"])[:, 1].reshape(3, 6), np.asarray(rows.group)
-    width = np.array([one.dims[2] for one in rows.groups])[group].reshape(3, 6)
+    width = np.array([bucket.dims[2] for bucket in rows.groups])[group].reshape(3, 6)
     assert (lefts[:, 3:] == (resize - width - lefts)[:, :3]).all()
     assert len(np.unique(lefts[0])) > 2
     done = run("verify", tmp_path / "c", "--full", "--reencode", 18, "--json")
@@ -79,13 +79,13 @@ def test_crops_rotate_over_epochs(data, tmp_path):
     cache = opened(tmp_path / "c")
     rows = open_snapshot(tmp_path / "c").fields["latents"]
     stored = dict(zip(map(bytes, rows.row_keys()), np.asarray(rows.columns["crop"]).tolist(), strict=True))
-    loader, found = cache.loader(batch_size=1), set()
+    loader, served = cache.loader(batch_size=1), set()
     for epoch in range(12):
         loader.set_epoch(epoch)
         for batch in loader:
             key = batch["keys"]["latents"][0].numpy().tobytes()
-            found.add((batch["names"][0], key[1]))
+            served.add((batch["names"][0], key[1]))
             assert batch["crop_top_left"][0].tolist() == stored[key]
-    assert found == {(f"p{number}.png", variant) for number in range(3) for variant in range(3)}
+    assert served == {(f"p{number}.png", variant) for number in range(3) for variant in range(3)}
     first = {int(batch["keys"]["latents"][0][1]) for batch in cache.read(augment=False).loader(batch_size=1)}
     assert first == {0}

@@ -83,7 +83,7 @@ def test_the_options_of_captions_and_of_the_layout(run, config, tmp_path):
     assert run("info", cache, "--json").json["no_caption"]["count"] == 0
     with warnings.catch_warnings(record=True) as caught:
         open_cache(cache).loader(batch_size=1)
-    assert not [one for one in caught if "without captions" in str(one.message)]
+    assert not [item for item in caught if "without captions" in str(item.message)]
     wrong = run("build", data, "--out", tmp_path / "d", *SMALL, "--layout", "kohya", "--json")
     assert (wrong.status, wrong.error["slug"]) == (2, "usage")
 
@@ -103,13 +103,13 @@ def test_captions_that_are_not_stored_are_counted(run, data, tmp_path):
     words += ("--caption-lines", "all", "--json")
 
     def notes(*more):
-        return [one for one in run(*words, *more).json["items"] if one["reason"] == "captions-left"]
+        return [item for item in run(*words, *more).json["items"] if item["reason"] == "captions-left"]
 
     found = notes("--caption-variants", "2")
-    assert {(one["category"], one["count"], one["hint"]) for one in found} == {
+    assert {(item["category"], item["count"], item["hint"]) for item in found} == {
         ("note", 2, "a larger --caption-variants stores all of them")
     }
-    assert [one["field"] for one in found] == ["prompt_embeds", "pooled_prompt_embeds"]
+    assert [item["field"] for item in found] == ["prompt_embeds", "pooled_prompt_embeds"]
     assert notes("--caption-variants", "3") == []
 
 

@@ -30,7 +30,7 @@ def test_recognized_layout_with_reasons(run, kohya):
     assert (done.status, set(value)) == (0, KEYS)
     assert value["layout"]["word"] == "kohya"
     assert "10 repeats" in value["layout"]["why"]
-    sets = {one["name"]: one for one in value["layout"]["sets"]}
+    sets = {image_set["name"]: image_set for image_set in value["layout"]["sets"]}
     assert (sets["10_sks dog"]["repeats"], sets["10_sks dog"]["class_words"]) == (10, "sks dog")
     assert (sets["10_sks dog"]["samples"], sets["1_cat"]["samples"]) == (3, 2)
     assert value["captions"] == {"sidecar .txt": 1, "class words": 4}

@@ -21,10 +21,10 @@ def clock(monkeypatch):
     return now
 
 
-def state(total=200, cost_total=0, **given):
-    found = RunResult("latents", total, cost_total)
-    vars(found).update(given)
-    return found
+def state(total=200, cost_total=0, **attributes):
+    result = RunResult("latents", total, cost_total)
+    vars(result).update(attributes)
+    return result
 
 
 HALF = state(

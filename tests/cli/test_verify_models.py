@@ -105,8 +105,8 @@ def test_a_model_that_is_not_there_is_named_and_no_failure(run, cache, model, fo
     other = run("verify", cache, "--resolution", "128", "--json")
     assert (other.status, other.json["error"]["slug"]) == (2, "model-not-found"), "no flag is ignored in silence"
     moved = ("--model", model.with_name("moved"))
-    given = run("verify", cache, *moved, "--json")
-    assert (given.status, given.json["not_compared"]) == (0, [])
+    compared = run("verify", cache, *moved, "--json")
+    assert (compared.status, compared.json["not_compared"]) == (0, [])
     assert run("build", folder / "data", "--out", cache, *moved, "--json").json["counts"]["encoded"] == 0
     assert run("verify", cache, "--json").json["not_compared"] == [], "the build records the new place"
 

@@ -11,9 +11,9 @@ LINES = texts(200, longest=4000)
 
 @pytest.fixture
 def data(run, tmp_path):
-    made = write_texts(tmp_path / "a.jsonl", LINES)
-    assert run("build", made, "--tokenizer", "stub", "--workers", "0").status == 0
-    return made
+    records = write_texts(tmp_path / "a.jsonl", LINES)
+    assert run("build", records, "--tokenizer", "stub", "--workers", "0").status == 0
+    return records
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def cache(data):
 
 def found_by(run, cache, *words):
     done = run("verify", cache, *words, "--json")
-    found = done.json
-    return done.status, {name: number for name, number in found["counts"].items() if number}, found["items"]
+    value = done.json
+    return done.status, {name: number for name, number in value["counts"].items() if number}, value["items"]
 
 
 def test_a_changed_tokenizer_is_reported_by_part(run, tmp_path):
@@ -35,7 +35,7 @@ def test_a_changed_tokenizer_is_reported_by_part(run, tmp_path):
         path = model / f"{name}.json"
         path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | change), "utf-8")
     done = run("verify", tmp_path / "cache", "--json").json
-    assert [one["setting"] for one in done["recipe_diff"]] == ["normalizer", "special_tokens"]
+    assert [difference["setting"] for difference in done["recipe_diff"]] == ["normalizer", "special_tokens"]
     (item,) = done["items"]
     assert item["reason"] == "recipe:normalizer"
     assert "special_tokens" in item["expected"]
@@ -97,11 +97,11 @@ def test_a_missing_tokenizer_or_template_is_named(run, tmp_path):
 
 
 def test_a_rejected_line_that_moved_or_is_gone_is_no_finding(run, tmp_path):
-    made = write_texts(tmp_path / "a.jsonl", ["one", "", "two", ""])
-    assert run("build", made, "--tokenizer", "stub", "--allow-failed", "2").status == 0
-    write_texts(made, ["", "one", "two", ""])
+    records = write_texts(tmp_path / "a.jsonl", ["one", "", "two", ""])
+    assert run("build", records, "--tokenizer", "stub", "--allow-failed", "2").status == 0
+    write_texts(records, ["", "one", "two", ""])
     status, counts, _ = found_by(run, tmp_path / "a.jsonl.latentcache")
     assert (status, counts) == (0, {"quarantined": 2, "touched": 1, "ok": 1})
-    write_texts(made, ["", "one", "two"])
+    write_texts(records, ["", "one", "two"])
     status, counts, _ = found_by(run, tmp_path / "a.jsonl.latentcache")
     assert (status, counts) == (0, {"quarantined": 1, "touched": 1, "ok": 1})

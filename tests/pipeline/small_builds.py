@@ -135,7 +135,7 @@ def described(snapshot, name):
 
 
 def reasons(report):
-    return {one.name: one.reason for one in report.rejected}
+    return {rejection.name: rejection.reason for rejection in report.rejected}
 
 
 def tree(folder):

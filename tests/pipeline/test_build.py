@@ -38,10 +38,10 @@ def test_a_build_that_publishes_nothing_removes_what_a_killed_one_left(case, dat
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_number_of_workers_changes_no_row_and_no_item(case, tmp_path, workers):
     data = case.data(tmp_path / "data", 12)
-    one = built(case, data, out=tmp_path / "one", workers=0).cache
+    serial = built(case, data, out=tmp_path / "one", workers=0).cache
     other = built(case, data, out=tmp_path / "other", workers=workers, batch_size=3, commit_every=2).cache
-    assert rows_of(one, case.field) == rows_of(other, case.field)
-    arrays, other_arrays = arrays_of(one, case.field), arrays_of(other, case.field)
+    assert rows_of(serial, case.field) == rows_of(other, case.field)
+    arrays, other_arrays = arrays_of(serial, case.field), arrays_of(other, case.field)
     for name, values in arrays.items():
         assert all(np.array_equal(a, b) for a, b in zip(values, other_arrays[name], strict=True))
 

@@ -18,7 +18,7 @@ def data(tmp_path):
     return folder
 
 
-def found(folder, samples=None):
+def hashed_names(folder, samples=None):
     samples = scan(folder).samples if samples is None else samples
     table = with_equal_files(samples, "image", folder)
     known = table.inputs["image"].content.any(axis=1)
@@ -29,7 +29,7 @@ def test_only_files_of_equal_heads_are_hashed(data, monkeypatch):
     whole = []
     read = known.read_image
     monkeypatch.setattr(known, "read_image", lambda root, at: whole.append(at["path"]) or read(root, at))
-    table, names = found(data)
+    table, names = hashed_names(data)
     assert names == sorted(whole) == ["p0.bmp", "q.bmp"]
     content = table.inputs["image"].content
     assert content[0].tobytes() == content[3].tobytes()
@@ -41,6 +41,6 @@ def test_equal_images_of_tars_are_found_and_those_of_rows_are_left_to_a_worker(t
     images = some_images(4)
     form(tmp_path, {**images, "again": (next(iter(images.values()))[0], "")})
     samples = scan(tmp_path).samples
-    read = found(tmp_path, samples)[0].inputs["image"].content
+    read = hashed_names(tmp_path, samples)[0].inputs["image"].content
     assert int(read.any(axis=1).sum()) == equal
     assert len(np.unique(read, axis=0)) == 1 + bool(equal)

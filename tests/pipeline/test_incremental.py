@@ -115,4 +115,4 @@ def test_a_damaged_rejected_list_is_rewritten(tmp_path):
     listed.write_bytes(listed.read_bytes()[:-9])
     report = built(LATENTS, data, out=cache, allow_failed="1")
     assert report.fields["latents"].encoded == 0
-    assert [one.name for one in open_snapshot(cache).rejected] == ["1.png"]
+    assert [rejection.name for rejection in open_snapshot(cache).rejected] == ["1.png"]

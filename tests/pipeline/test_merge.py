@@ -39,8 +39,8 @@ def test_merging_again_copies_nothing_and_publishes_nothing(case, parts, tmp_pat
 @pytest.mark.parametrize("words", [["0/1", "0/1"], ["0/2", "1/2"]], ids=["whole", "parts"])
 def test_copies_of_one_folder_are_merged_and_a_build_of_it_adds_nothing(case, data, tmp_path, words):
     copy = shutil.copytree(data, tmp_path / "elsewhere" / "copy")
-    places = zip((data, copy), words, ("one", "other"), strict=True)
-    caches = [built(case, folder, part=part, out=tmp_path / name).cache for folder, part, name in places]
+    folders = zip((data, copy), words, ("one", "other"), strict=True)
+    caches = [built(case, folder, part=part, out=tmp_path / name).cache for folder, part, name in folders]
     report = merge_caches(caches, tmp_path / "merged")
     assert (report.samples, report.cached) == (12, 12)
     assert (again := built(case, data, out=tmp_path / "merged")).encoded == 0
@@ -78,10 +78,10 @@ def test_a_missing_part_is_named(parts, tmp_path):
 def test_recipes_that_differ_are_rejected_by_field(tmp_path):
     case = CASES["latents"]
     data = case.data(tmp_path / "data", 4)
-    one = built(case, data, out=tmp_path / "a", part="0/2").cache
+    half = built(case, data, out=tmp_path / "a", part="0/2").cache
     other = built(case, data, out=tmp_path / "b", part="1/2", recipe={"storage_dtype": "float32"}).cache
     with pytest.raises(StaleCacheError) as caught:
-        merge_caches([one, other], tmp_path / "merged")
+        merge_caches([half, other], tmp_path / "merged")
     assert caught.value.differences == (("latents.encoder.storage_dtype", "float16", "float32"),)
     assert not (tmp_path / "merged").exists()
 

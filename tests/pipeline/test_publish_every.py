@@ -30,8 +30,8 @@ def published(monkeypatch):
     """A snapshot is due after three inputs; the number and the samples of each one, with a lease on some."""
     seen, real = {}, build.publish
 
-    def publish(paths, *given, **named):
-        report = real(paths, *given, **named)
+    def publish(paths, *arguments, **named):
+        report = real(paths, *arguments, **named)
         snapshot = open_snapshot(paths.root)
         seen[report.snapshot] = {name.removesuffix(":1") for name in snapshot.samples.names}
         assert snapshot.complete
@@ -52,8 +52,8 @@ def test_snapshots_hold_the_samples_that_are_built(case, tmp_path, published, tr
     assert CachePaths(cache).snapshots() == [3, 4]
     plain = built(case, data, out=tmp_path / "plain").cache
     assert open_snapshot(cache).fingerprint == open_snapshot(plain).fingerprint
-    found, wanted = arrays_of(cache, case.field), arrays_of(plain, case.field)
-    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    arrays, expected = arrays_of(cache, case.field), arrays_of(plain, case.field)
+    assert all(np.array_equal(arrays[name], expected[name]) for name in expected)
     assert built(case, data, publish_every="10m").published is False
 
 
@@ -61,8 +61,8 @@ def test_a_snapshot_that_is_open_stays(tmp_path, published, monkeypatch):
     data, held = EDGES.data(tmp_path / "data", 16), []
     real = build.publish
 
-    def publish(paths, *given, **named):
-        report = real(paths, *given, **named)
+    def publish(paths, *arguments, **named):
+        report = real(paths, *arguments, **named)
         held.extend([open_leased(paths.root)] if report.snapshot == 2 else [])
         return report
 
@@ -119,8 +119,8 @@ def test_the_first_snapshot_has_every_bucket(tmp_path, published, monkeypatch):
     labels = []
     real = build.publish
 
-    def publish(paths, *given, **named):
-        report = real(paths, *given, **named)
+    def publish(paths, *arguments, **named):
+        report = real(paths, *arguments, **named)
         labels.append({group.label for group in open_snapshot(paths.root).fields["latents"].groups})
         return report
 
@@ -135,7 +135,9 @@ def test_opening_a_cache_before_its_first_snapshot_says_how_far_the_build_is(tmp
     data, states = EDGES.data(tmp_path / "data", 4), []
     monkeypatch.setattr(build, "_CLAIM_S", 0.0)
     monkeypatch.setattr(
-        build, "write_state", lambda *given, **more: (write_state(*given, **more), states.append(more["progress"]))
+        build,
+        "write_state",
+        lambda *arguments, **more: (write_state(*arguments, **more), states.append(more["progress"])),
     )
     cache = built(EDGES, data).cache
     assert {"field": "edge_map", "done": 4, "total": 4} in states
@@ -166,7 +168,7 @@ def test_a_duration_of_another_form(text):
 def test_a_build_that_was_killed_before_its_last_snapshot_is_ended(tmp_path, monkeypatch, trusted):
     data, real = EDGES.data(tmp_path / "data", 3), build.publish
     with monkeypatch.context() as patch:
-        patch.setattr(build, "publish", lambda *given, **named: real(*given, **named | {"is_part": True}))
+        patch.setattr(build, "publish", lambda *arguments, **named: real(*arguments, **named | {"is_part": True}))
         cache = built(EDGES, data).cache
     assert (len(open_snapshot(cache).samples), open_snapshot(cache).building) == (3, 3)
     assert built(EDGES, data).published

@@ -49,8 +49,8 @@ def test_a_vae_is_loaded_and_hashed_once_and_its_noise_is_recorded(tmp_path, tru
     kind, rows = field_kind("latents"), snapshot.fields["latents"]
     stored = [array for arrays in arrays_of(copied.cache, "latents").values() for array in arrays]
     again = reencode(snapshot, data, "latents", [0, 1, 2], described(snapshot, "latents"), device="cpu")
-    for row, made, device in again:
-        assert not kind.compare(stored[row], made.array, {**rows.noise, "device": device}, rows.recipe).differs
+    for row, result, device in again:
+        assert not kind.compare(stored[row], result.array, {**rows.noise, "device": device}, rows.recipe).differs
     monkeypatch.chdir(tmp_path)
     spelled = {"latents": {"model": "./model", "resolutions": (96,)}}
     changed = plan_build(BuildSettings(data=data, out=Path(cache), fields=spelled)).fields["latents"].changed

@@ -14,11 +14,11 @@ def test_changed_and_removed_inputs_are_failures(case, tmp_path):
     case.write(data, 0, seed=50)
     case.path(data, 1).unlink()
     again = reencode(snapshot, data, case.field, [0, 1, 2], described(snapshot, case.field), device="cpu")
-    made = {row: one for row, one, _ in again}
-    assert isinstance(made[0], Failure)
-    assert made[0].reason == "source-changed"
-    assert isinstance(made[1], Failure)
-    assert isinstance(made[2], Made)
+    results = {row: result for row, result, _ in again}
+    assert isinstance(results[0], Failure)
+    assert results[0].reason == "source-changed"
+    assert isinstance(results[1], Failure)
+    assert isinstance(results[2], Made)
 
 
 def test_verify_cache_accepts_command_options(case, tmp_path):
@@ -29,6 +29,6 @@ def test_verify_cache_accepts_command_options(case, tmp_path):
     assert verify_cache(cache, data, sample="1/1").checked["payloads"] == report.checked["payloads"] > 0
     assert verify_cache(cache, fields={case.field: {}}).recipe_diff == ()
     wrong = [{"cache": 5}, {"data": 5}, {"device": 5}, {"fields": [5]}, {"fields": {5: {}}}, {"fields": {"nope": {}}}]
-    for given in ({"sample": "no"}, {"reencode": -1}, {"seed": "x"}, *wrong):
-        with pytest.raises(UsageError, match="nope" if "nope" in str(given) else next(iter(given))):
-            verify_cache(**{"cache": cache, **given})
+    for arguments in ({"sample": "no"}, {"reencode": -1}, {"seed": "x"}, *wrong):
+        with pytest.raises(UsageError, match="nope" if "nope" in str(arguments) else next(iter(arguments))):
+            verify_cache(**{"cache": cache, **arguments})

@@ -53,11 +53,11 @@ def test_a_rejected_build_leaves_everything_as_it_was(case, rejected, exists, tm
     if exists:
         built(case, data, out=cache)
     case.write(data, 9)
-    given, error = rejected(case, data, tmp_path, monkeypatch)
-    given = replace(given, out=cache)
+    rejected_settings, error = rejected(case, data, tmp_path, monkeypatch)
+    rejected_settings = replace(rejected_settings, out=cache)
     before = tree(tmp_path)
     with pytest.raises(error) as caught:
-        build_cache(given)
+        build_cache(rejected_settings)
     assert tree(tmp_path) == before
     assert caught.value.fix
     monkeypatch.undo()

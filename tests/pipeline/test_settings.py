@@ -9,7 +9,7 @@ from latentcache.sources.options import SourceOptions
 
 
 @pytest.mark.parametrize(
-    ("given", "option"),
+    ("arguments", "option"),
     [
         ({"device": "gpu"}, "device='gpu'"),
         ({"device": "cpu*0"}, "device"),
@@ -27,9 +27,9 @@ from latentcache.sources.options import SourceOptions
         ({"part": "one"}, "part"),
     ],
 )
-def test_invalid_values_are_rejected_by_option(given, option):
+def test_invalid_values_are_rejected_by_option(arguments, option):
     with pytest.raises(UsageError) as caught:
-        BuildSettings(data=Path("x"), **given)
+        BuildSettings(data=Path("x"), **arguments)
     assert str(caught.value).startswith(option)
     assert caught.value.fix
 
@@ -45,7 +45,7 @@ def test_settings_of_a_field_may_be_a_mapping():
 
 
 @pytest.mark.parametrize(
-    ("given", "what", "fix"),
+    ("arguments", "what", "fix"),
     [
         ({"data": 3}, "data=3: must be Path", "leave data out"),
         ({"strict": "yes"}, "strict='yes': must be bool", "leave strict"),
@@ -68,9 +68,9 @@ def test_settings_of_a_field_may_be_a_mapping():
         ({"fps": 0}, "fps=0: must be 1 or more", "leave fps out"),
     ],
 )  # fmt: skip
-def test_types_and_values_are_checked_and_named_in_python(given, what, fix):
-    own = given.keys() <= {"data", "strict", "workers", "fields", "source"}
+def test_types_and_values_are_checked_and_named_in_python(arguments, what, fix):
+    of_build = arguments.keys() <= {"data", "strict", "workers", "fields", "source"}
     with pytest.raises(UsageError) as caught:
-        BuildSettings(**{"data": "x", **(given if own else {"fields": {"latents": given}})})
+        BuildSettings(**{"data": "x", **(arguments if of_build else {"fields": {"latents": arguments}})})
     assert caught.value.what_python.startswith(what)
     assert str(caught.value).partition("fix: ")[2].startswith(fix)

@@ -37,7 +37,7 @@ def test_content_hashes_are_shared_between_fields(data):
     for number in range(4, 8):
         shutil.copy(LATENTS.path(data, 0), LATENTS.path(data, number))
     report = built(LATENTS, data, fields=EDGES.fields() | LATENTS.fields())
-    assert [one.encoded for one in report.fields.values()] == [3, 3]
+    assert [field.encoded for field in report.fields.values()] == [3, 3]
     content = np.asarray(open_snapshot(report.cache).samples.inputs["image"].content)
     assert content.any(axis=1).all()
 
@@ -48,7 +48,7 @@ def test_a_shard_that_is_gone_takes_the_items_of_its_field_only(data):
     rows = open_snapshot(cache).fields["edge_map"]
     shutil.rmtree(CachePaths(cache).shard(rows.shards[int(rows.shard[0])]))
     report = built(LATENTS, data, fields=both)
-    assert {name: one.encoded for name, one in report.fields.items()} == {"latents": 0, "edge_map": 3}
+    assert {name: field.encoded for name, field in report.fields.items()} == {"latents": 0, "edge_map": 3}
     assert {len(rows) for rows in open_snapshot(cache).fields.values()} == {3}
 
 

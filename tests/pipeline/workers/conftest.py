@@ -42,9 +42,11 @@ class Toy:
     def jobs(self, texts: list[str], *, costs: dict[int, int] | None = None) -> list[Job]:
         """A job per text: a file for ``squares``, text for the other kinds."""
         variants = 2 if self.name == "squares" else 1
-        made = []
+        jobs = []
         for number, text in enumerate(texts):
-            outputs = tuple(Output(item=variants * number + one, group=0, variant=one) for one in range(variants))
+            outputs = tuple(
+                Output(item=variants * number + variant, group=0, variant=variant) for variant in range(variants)
+            )
             inputs: dict[str, Any] = {"record": {"text": text}}
             if self.name == "squares":
                 inputs = {"image": {"path": f"{number:03}.txt"}}
@@ -52,13 +54,13 @@ class Toy:
                 (self.folder / "data" / f"{number:03}.txt").write_text(text)
             content = b"" if self.name == "squares" else content_hash(text.encode())
             cost = (costs or {}).get(number, len(text))
-            made.append(Job(sample=number, name=text, inputs=inputs, content=content, outputs=outputs, cost=cost))
-        return made
+            jobs.append(Job(sample=number, name=text, inputs=inputs, content=content, outputs=outputs, cost=cost))
+        return jobs
 
     def task(self, **changes: Any) -> Task:
         (self.folder / "marks").mkdir(exist_ok=True)
         self.paths.shards.mkdir(parents=True, exist_ok=True)
-        given: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "field": self.name,
             "recipe": self.kind.recipe().as_json(),
             "producer": {"marks": str(self.folder / "marks"), **changes.pop("producer", {})},
@@ -68,17 +70,19 @@ class Toy:
             "device": "cpu*1",
             "workers": 1,
         }
-        return Task(**{**given, **changes})
+        return Task(**{**settings, **changes})
 
     def run(self, texts: list[str] | list[Job], **changes: Any) -> RunResult:
         jobs = self.jobs(texts) if texts and isinstance(texts[0], str) else list(texts)
         advanced = changes.pop("progress", lambda progress: None)
-        given = {name: changes.pop(name) for name in ("engine", "good") if name in changes}
+        options = {name: changes.pop(name) for name in ("engine", "good") if name in changes}
         cost, events = sum(job.cost for job in jobs), changes.pop("events", None)
-        given["results"] = RunResult(self.name, len(jobs), cost, events)
-        given |= {"total": len(jobs), "total_cost": cost, "warn": self.warnings.append}
+        options["results"] = RunResult(self.name, len(jobs), cost, events)
+        options |= {"total": len(jobs), "total_cost": cost, "warn": self.warnings.append}
         with LocalEngine() as engine:
-            return Run(self.task(**changes), iter(jobs), stop=self.stop, **{"engine": engine, **given}).run(advanced)
+            return Run(self.task(**changes), iter(jobs), stop=self.stop, **{"engine": engine, **options}).run(
+                advanced
+            )
 
     def times(self, stage: str, word: str) -> int:
         path = self.folder / "marks" / f"{stage}-{word}"
@@ -87,7 +91,7 @@ class Toy:
     def stored(self) -> dict[bytes, bytes]:
         """Read all committed items: key -> bytes."""
         catalog = load_catalog(self.paths)
-        items = [catalog.item(place) for place in catalog.all_items()]
+        items = [catalog.item(number) for number in catalog.all_items()]
         return {item.key: item.array.tobytes() for item in items}
 
 

@@ -31,18 +31,18 @@ SENT = [kind for kind in subclasses(LatentcacheError) if hasattr(errors, kind.__
 @pytest.mark.parametrize("kind", SENT)
 def test_errors_keep_class_message_and_status(kind):
     error = kind("what", where="where", why="why", fix="fix", slug="slug")
-    found = sent(Ended(error=portable(error))).error
-    assert type(found) is kind
-    assert (found.as_json(), found.exit_code) == (error.as_json(), error.exit_code)
+    received = sent(Ended(error=portable(error))).error
+    assert type(received) is kind
+    assert (received.as_json(), received.exit_code) == (error.as_json(), error.exit_code)
 
 
 def test_errors_of_libraries_are_sent_without_their_classes():
     assert sent(portable(OSError(errno.EIO, "broken", "/file"))).errno == errno.EIO
     assert isinstance(sent(portable(MemoryError("all"))), MemoryError)
-    found = sent(portable(np.linalg.LinAlgError("singular")))
-    assert type(found) is RuntimeError
-    assert str(found) == "LinAlgError: singular"
-    assert "singular" in found.__notes__[0]
+    received = sent(portable(np.linalg.LinAlgError("singular")))
+    assert type(received) is RuntimeError
+    assert str(received) == "LinAlgError: singular"
+    assert "singular" in received.__notes__[0]
 
 
 KEYS = [bytes([number]) * 32 for number in range(3)]

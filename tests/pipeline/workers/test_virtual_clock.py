@@ -175,17 +175,17 @@ def test_a_thousand_workers_that_fail_lose_nothing_and_little_time(words, monkey
 
 
 def test_a_job_that_machines_are_lost_with_ends_the_build_and_is_named(words, monkeypatch):
-    clock, given = Clock(), []
+    clock, leased = Clock(), []
 
     def fate(slot, work):
         if 77 not in work.jobs:
             return None
-        given.append(sorted(work.jobs))
+        leased.append(sorted(work.jobs))
         return Ended(died=True, lost=True, how="was lost")
 
     engine = VirtualEngine(clock, 4, fate)
     with pytest.raises(WorkerError, match="lost again and again") as caught:
         run(words, monkeypatch, engine, clock, 800)
-    assert [len(unit) for unit in given] == [8, 8, 8, 4, 2, 1, 1, 1, 1]
+    assert [len(unit) for unit in leased] == [8, 8, 8, 4, 2, 1, 1, 1, 1]
     assert "job 77" in caught.value.why
     assert sum(engine.encoded.values()) == 799, "all others are committed first"

@@ -44,33 +44,33 @@ class Bench:
 
 
 def test_a_full_shard_is_sealed_and_the_next_one_begins(tmp_path, monkeypatch):
-    bench, made = Bench(tmp_path, commit_every=1), entries(7)
-    monkeypatch.setattr(writer_module, "SHARD_BYTES", 3 * len(made[0].value))
-    bench.writer.put(made)
+    bench, batch_entries = Bench(tmp_path, commit_every=1), entries(7)
+    monkeypatch.setattr(writer_module, "SHARD_BYTES", 3 * len(batch_entries[0].value))
+    bench.writer.put(batch_entries)
     bench.writer.finish()
     assert [folder.name for folder in bench.paths.sealed_shards()] == ["one", "one-1", "one-2"]
-    assert bench.stored == set(keys(made))
+    assert bench.stored == set(keys(batch_entries))
     assert bench.paths.open_shards() == []
 
 
 @pytest.mark.parametrize("flush", [True, False])
 def test_commits_happen_by_time_or_on_request(tmp_path, monkeypatch, flush):
     monkeypatch.setattr(writer_module, "COMMIT_S", 60.0 if flush else 0.05)
-    bench, made = Bench(tmp_path), entries(2)
-    bench.writer.put(made[:1])
+    bench, batch_entries = Bench(tmp_path), entries(2)
+    bench.writer.put(batch_entries[:1])
     if flush:
         bench.writer.put(())
     until = time.monotonic() + 5
     while not bench.commits and time.monotonic() < until:
         time.sleep(0.01)
-    assert bench.commits == [keys(made[:1])]
-    bench.writer.put(made[1:])
+    assert bench.commits == [keys(batch_entries[:1])]
+    bench.writer.put(batch_entries[1:])
     bench.writer.finish()
-    assert bench.commits == [keys(made[:1]), keys(made[1:])]
+    assert bench.commits == [keys(batch_entries[:1]), keys(batch_entries[1:])]
 
 
 def test_a_failure_is_raised_by_put_and_by_finish_and_earlier_commits_stay(tmp_path, monkeypatch):
-    made, real, count = entries(6), ShardWriter.write, iter(range(100))
+    batch_entries, real, count = entries(6), ShardWriter.write, iter(range(100))
 
     def full_after_two(shard, batch):
         if next(count) >= 2:
@@ -82,11 +82,11 @@ def test_a_failure_is_raised_by_put_and_by_finish_and_earlier_commits_stay(tmp_p
 
     def put_until_it_fails():
         for _ in range(1000):
-            bench.writer.put(made)
+            bench.writer.put(batch_entries)
 
     with pytest.raises(DiskFullError):
         put_until_it_fails()
     with pytest.raises(DiskFullError):
         bench.writer.finish()
-    assert bench.commits == [list(made[0].item_keys), list(made[1].item_keys)]
+    assert bench.commits == [list(batch_entries[0].item_keys), list(batch_entries[1].item_keys)]
     assert [folder.name for folder in bench.paths.open_shards()] == ["one.open"]
