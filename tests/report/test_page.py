@@ -62,6 +62,7 @@ def test_a_page_shows_every_part_of_a_cache(gallery):
     assert (facts["sheet"]["shown"], len(facts["sheet"]["cards"])) == (27, 27)
     assert facts["plan"]["steps_per_epoch"] == sum(bucket["batches"] for bucket in facts["plan"]["buckets"])
     assert page.count('class="card"') == 27
+    assert "1</b><span>field<" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert len(page) < 5_000_000
     json.dumps(facts)

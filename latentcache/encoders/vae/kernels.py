@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr, tensor
 
 #: Values of a tile, and programs that add up one batch: a few for each multiprocessor.
 _TILE, _PROGRAMS = 4096, 1024
@@ -26,8 +27,8 @@ _FUSED = {"enable_fp_fusion": True}
 
 @triton.jit
 def _tile(
-    first: tl.tensor, pixels: tl.tensor, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+    first: tensor, pixels: tensor, CHANNELS: constexpr, WIDTH: constexpr, ROWS: constexpr
+) -> tuple[tensor, tensor]:
     """Offsets of a tile in its image, and which of them exist."""
     row = first + tl.arange(0, ROWS)
     channel = tl.arange(0, WIDTH)
@@ -37,13 +38,7 @@ def _tile(
 
 @triton.jit
 def _sums(
-    x: tl.tensor,
-    bias: tl.tensor,
-    sums: tl.tensor,
-    pixels: tl.tensor,
-    CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+    x: tensor, bias: tensor, sums: tensor, pixels: tensor, CHANNELS: constexpr, WIDTH: constexpr, ROWS: constexpr
 ) -> None:
     """Sums of values and of squares for each channel, (B, tiles, 2, C)."""
     image, tile, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -65,17 +60,17 @@ def _sums(
 
 @triton.jit
 def _factors(
-    sums: tl.tensor,
-    weight: tl.tensor,
-    shift: tl.tensor,
-    factors: tl.tensor,
-    count: tl.tensor,
-    tiles: tl.tensor,
-    eps: tl.tensor,
-    CHANNELS: tl.constexpr,
-    MEMBERS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+    sums: tensor,
+    weight: tensor,
+    shift: tensor,
+    factors: tensor,
+    count: tensor,
+    tiles: tensor,
+    eps: tensor,
+    CHANNELS: constexpr,
+    MEMBERS: constexpr,
+    WIDTH: constexpr,
+    ROWS: constexpr,
 ) -> None:
     """Factor and summand of each channel, (B, 2, C), for a group of ``MEMBERS`` channels with ``count`` values."""
     image, group = tl.program_id(0), tl.program_id(1)
@@ -101,15 +96,15 @@ def _factors(
 
 @triton.jit
 def _scaled(
-    x: tl.tensor,
-    bias: tl.tensor,
-    factors: tl.tensor,
-    out: tl.tensor,
-    pixels: tl.tensor,
-    SILU: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+    x: tensor,
+    bias: tensor,
+    factors: tensor,
+    out: tensor,
+    pixels: tensor,
+    SILU: constexpr,
+    CHANNELS: constexpr,
+    WIDTH: constexpr,
+    ROWS: constexpr,
 ) -> None:
     """Values with bias, times the factor plus the summand of their channel, then SiLU."""
     image, tile = tl.program_id(1), tl.program_id(0)
@@ -129,13 +124,7 @@ def _scaled(
 
 @triton.jit
 def _added(
-    x: tl.tensor,
-    other: tl.tensor,
-    bias: tl.tensor,
-    pixels: tl.tensor,
-    CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+    x: tensor, other: tensor, bias: tensor, pixels: tensor, CHANNELS: constexpr, WIDTH: constexpr, ROWS: constexpr
 ) -> None:
     """Another image and a bias added to an image in place; ``pixels`` are those of the whole batch."""
     tile = tl.program_id(0).to(tl.int64)
@@ -148,7 +137,7 @@ def _added(
 
 
 @triton.jit
-def _softmax(scores: tl.tensor, out: tl.tensor, columns: tl.tensor, scale: tl.tensor, WIDTH: tl.constexpr) -> None:
+def _softmax(scores: tensor, out: tensor, columns: tensor, scale: tensor, WIDTH: constexpr) -> None:
     """Softmax of one row of float32 scores."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     values = tl.load(scores + row * columns + column, mask=column < columns, other=float("-inf")) * scale
