@@ -57,11 +57,6 @@ class Format(Value):
     patch: int = 1
     """Cells of a patch on each side: height and width of latents are multiples of it."""
 
-    @property
-    def embeddings(self) -> list[str]:
-        """Embeddings that the model's ``forward`` takes."""
-        return [name for name in ("prompt_embeds", "pooled_prompt_embeds") if name in _leaves(self.forward)]
-
 
 def time_ids(batch: Mapping[str, Any]) -> torch.Tensor:
     """(B, 6) int64: original size, top left of the crop, target size; height or top first, pixels.
@@ -139,20 +134,19 @@ FORMATS: Mapping[str, Format] = {
 
 
 def check_sample_format(
-    name: str | None,
-    columns: Sequence[str],
-    served: Mapping[str, tuple[FieldRecipe | None, Sequence[tuple[int, ...]]]],
+    name: str | None, columns: Sequence[str], snapshot: Snapshot, shapes: Sequence[Mapping[str, tuple[int, ...]]]
 ) -> str | None:
-    """The name of a format for samples with these columns; None for plain.
+    """The name of a format for samples with these columns; None for plain. ``shapes``: field -> shape in each bucket.
 
-    ``served``: field -> its recipe (None: the kind is not installed) and the stored shapes of items.
+    Raises:
+        UsageError: The latents are of another model, or sizes that it is conditioned on are missing.
     """
     if name is None or choice("format", name, ("plain", *FORMATS)) == "plain":
         return None
     wanted = FORMATS[name]
     if "latents" not in columns:
         raise UsageError(f"format={name!r}: the batch has no latents", fix="add latents to fields, or format='plain'")
-    stored = served.get("latents", (None, ()))
+    stored = snapshot.fields["latents"].recipe, [shape["latents"] for shape in shapes if "latents" in shape]
     wrong = _misfits(wanted, *stored)
     if wrong:
         fitting = [other for other, candidate in FORMATS.items() if not _misfits(candidate, *stored)]
@@ -170,8 +164,9 @@ def check_sample_format(
 
 def check_embeddings(name: str, columns: Sequence[str], snapshot: Snapshot) -> None:
     """Raise UsageError if the model of a format needs embeddings that the cache, with these columns, lacks."""
-    wanted = FORMATS[name]
-    missing = [column for column in wanted.embeddings if column not in columns]
+    arguments = _leaves(FORMATS[name].forward)
+    embeddings = [column for column in ("prompt_embeds", "pooled_prompt_embeds") if column in arguments]
+    missing = [column for column in embeddings if column not in columns]
     if missing:
         model = Path(str(snapshot.fields["latents"].provenance.get("model", "")))
         pipelines = [folder for folder in (model, model.parent) if (folder / "model_index.json").is_file()]

@@ -123,15 +123,11 @@ class SampleReader(Reader):
 
     def check_format(self, name: str | None) -> str | None:
         """The format, if it fits; see ``formats.check_sample_format``."""
-        fields = self._snapshot.fields
+        columns = [*self.fields, *self.metadata]
         shapes = [dict(bucket.shapes) for bucket in self.index.buckets]
-        served = {
-            field: (fields[field].recipe, [shape[field] for shape in shapes if field in shape])
-            for field in self.fields
-        }
-        form = check_sample_format(name, [*self.fields, *self.metadata], served)
+        form = check_sample_format(name, columns, self._snapshot, shapes)
         if form is not None and self._selection.requested is None:
-            check_embeddings(form, [*self.fields, *self.metadata], self._snapshot)
+            check_embeddings(form, columns, self._snapshot)
         return form
 
     def notes(self, title: str) -> list[str]:
