@@ -160,8 +160,8 @@ class View:
                 another sample of its bucket takes its place, with a warning, and is counted in
                 ``loader.substituted``.
             shuffle_block: Samples (or rows) per window: an epoch shuffles the shards, then samples within each
-                window, so a step reads few shards. For a URL whose shards the disk cannot hold, or slow disks; take
-                at least ten thousand. By default all samples are shuffled together.
+                window, so a step reads few shards. For URLs, whose first batches wait for all their shards, and slow
+                disks; take at least ten thousand. By default all samples are shuffled together.
 
         Raises:
             UsageError: An argument, number, policy, format, field or device is not allowed, or the cache lacks
