@@ -29,10 +29,10 @@ class MemoryDocuments:
             tokenizer="ab" * 16, num_ids=num_ids, loss="all" if spans is None else "assistant"
         )
         self.dtype = np.dtype(self.recipe.dtype)
-        self.lengths = np.array([len(one) for one in ids], dtype=np.int64)
-        spans = [[(0, len(one))] for one in ids] if spans is None else spans
-        self.span_ends = np.cumsum([len(one) for one in spans], dtype=np.int64)
-        self.spans = np.array([span for one in spans for span in one], dtype=np.uint32).reshape(-1, 2)
+        self.lengths = np.array([len(document) for document in ids], dtype=np.int64)
+        spans = [[(0, len(document))] for document in ids] if spans is None else spans
+        self.span_ends = np.cumsum([len(document) for document in spans], dtype=np.int64)
+        self.spans = np.array([span for document in spans for span in document], dtype=np.uint32).reshape(-1, 2)
 
     def __len__(self):
         return len(self.ids)
@@ -40,9 +40,9 @@ class MemoryDocuments:
     def where(self, number):
         return f"memory:{number + 1}"
 
-    def gather(self, documents, found, places):
-        for document, place in zip(documents, places, strict=True):
-            found[place : place + len(self.ids[document])] = self.ids[document]
+    def gather(self, documents, target, starts):
+        for document, start in zip(documents, starts, strict=True):
+            target[start : start + len(self.ids[document])] = self.ids[document]
 
 
 def export(form, splits, out, num_ids=300, tokenizer="", on_progress=lambda *at: None):

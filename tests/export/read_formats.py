@@ -29,7 +29,7 @@ def read_megatron(prefix):
     lengths, begins, first = columns
     width = struct.calcsize(kind)
     sequences = [numbers(kind, ids[b : b + n * width]) for b, n in zip(begins, lengths, strict=True)]
-    assert [len(one) for one in sequences] == lengths
+    assert [len(sequence) for sequence in sequences] == lengths
     return [list(chain(*sequences[a:b])) for a, b in pairwise(first)]
 
 

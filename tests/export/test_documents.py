@@ -64,14 +64,14 @@ def test_batching_does_not_change_the_output(tmp_path, monkeypatch, limit, after
 
 
 def test_metadata_and_end_of_document_id(tmp_path):
-    made = export("megatron", DOCUMENTS, tmp_path / "a")
-    found = {"splits": {"train": 4}, "tokens": {"train": 12}, "dtype": "uint16", "last_id": 1}
-    assert counts(made) == found
+    ids = export("megatron", DOCUMENTS, tmp_path / "a")
+    numbers = {"splits": {"train": 4}, "tokens": {"train": 12}, "dtype": "uint16", "last_id": 1}
+    assert counts(ids) == numbers
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "a").iterdir()}
     assert sizes == {"train.bin": 24, "train.idx": 34 + 4 * 12 + 5 * 8}
     parts = {"train": MemoryDocuments(DOCUMENTS), "validation": MemoryDocuments([[5, 6]])}
-    made = export("megatron", parts, tmp_path / "b")
-    assert (made["validation"].last_id, counts(made)["last_id"]) == (6, None)
+    ids = export("megatron", parts, tmp_path / "b")
+    assert (ids["validation"].last_id, counts(ids)["last_id"]) == (6, None)
     assert export("megatron", [*DOCUMENTS, [4]], tmp_path / "c")["train"].last_id is None
 
 
@@ -84,12 +84,12 @@ def test_metadata_and_end_of_document_id(tmp_path):
     ],
 )
 def test_labels_are_never_dropped(spans, masked):
-    made = MemoryDocuments(DOCUMENTS, spans=spans)
+    documents = MemoryDocuments(DOCUMENTS, spans=spans)
     if not masked:
-        reject_masked(made, "megatron")
+        reject_masked(documents, "megatron")
         return
     with pytest.raises(UsageError, match=f"{masked} of 4 documents") as caught:
-        reject_masked(made, "megatron")
+        reject_masked(documents, "megatron")
     assert caught.value.where == ("memory:2" if masked == 2 else "memory:3")
     assert "hf-disk" in caught.value.fix
 
@@ -100,7 +100,7 @@ def test_a_split_without_documents_and_a_damaged_cache_are_named(tmp_path, form)
     with pytest.raises(PlanError, match="no document is in validation"):
         export(form, splits, tmp_path / "out")
     build(write_texts(tmp_path / "data.jsonl", texts(20)), tmp_path / "cache")
-    made = open_cache(tmp_path / "cache").documents()
+    documents = open_cache(tmp_path / "cache").documents()
     tamper(tmp_path / "cache")
     with pytest.raises(CorruptEntryError):
-        export(form, {"train": made}, tmp_path / "other")
+        export(form, {"train": documents}, tmp_path / "other")

@@ -176,8 +176,8 @@ def test_whole_folders_are_those_that_the_trainer_accepted(tmp_path, trainer):
 
 if __name__ == "__main__":
     facts = {name_of(case): files_of(*case) for case in CASES}
-    for each in TRAINER_FORMATS:
+    for name in TRAINER_FORMATS:
         with tempfile.TemporaryDirectory() as folder:
-            facts[f"{each} folder"] = folder_of(each, Path(folder))
+            facts[f"{name} folder"] = folder_of(name, Path(folder))
     GOLDEN.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     sys.stdout.write(f"wrote {GOLDEN}\n")

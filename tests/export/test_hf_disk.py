@@ -29,8 +29,8 @@ class Packed:
         return len(self.rows)
 
     def batch(self, rows):
-        made = [self._row(self.rows[row], row) for row in rows]
-        return {name: np.stack([row[name] for row in made]) for name in made[0]}
+        columns = [self._row(self.rows[row], row) for row in rows]
+        return {name: np.stack([row[name] for row in columns]) for name in columns[0]}
 
     def _row(self, lengths, number):
         used = sum(lengths)
@@ -64,14 +64,14 @@ def test_datasets_opens_it(tmp_path, trainer, layout, monkeypatch):
     splits = {"train": ROWS, "validation": Packed([[4]])}
     export(splits, tmp_path / "out", trainer, layout, lambda *progress: seen.append(progress))
     assert seen == [(2, 6), (4, 6), (5, 6), (6, 6)]
-    found = load_from_disk(str(tmp_path / "out"))
-    assert set(found) == {"train", "validation"}
-    assert found["train"].column_names == list(COLUMNS[trainer][layout])
+    dataset = load_from_disk(str(tmp_path / "out"))
+    assert set(dataset) == {"train", "validation"}
+    assert dataset["train"].column_names == list(COLUMNS[trainer][layout])
     whole = ROWS.batch(range(5))
     for row in range(5):
-        assert found["train"][row]["input_ids"] == whole["input_ids"][row].tolist()
-        assert found["train"][row]["labels"] == whole["labels"][row].tolist()
-    tensors = found["train"].with_format("torch")[0]
+        assert dataset["train"][row]["input_ids"] == whole["input_ids"][row].tolist()
+        assert dataset["train"][row]["labels"] == whole["labels"][row].tolist()
+    tensors = dataset["train"].with_format("torch")[0]
     assert {str(value.dtype) for value in tensors.values()} == {"torch.int64"}
     info = json.loads((tmp_path / "out" / "train" / "dataset_info.json").read_text())
     assert {feature["_type"] for feature in info["features"].values()} == {"Sequence"}

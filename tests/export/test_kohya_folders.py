@@ -42,16 +42,16 @@ def test_each_form_holds_the_values_of_the_cache(run, kohya, release, name, suff
     data, cache, out = kohya
     done = run("export", cache, out, *EXPORT, "--release", release, "--json")
     assert (done.status, done.json["samples"], done.json["written"]) == (0, 4, 13)
-    found = arrays(out / "1_cats" / name)
+    written = arrays(out / "1_cats" / name)
     loader = open_cache(cache).read(scaled=False).loader(batch_size=1, seed=None)
     batch = next(batch for batch in (loader.batch([row]) for row in range(4)) if batch["names"] == ["p0.png"])
     latents = batch["latents"][0].float().numpy()
     at = suffix.format(h=latents.shape[1], w=latents.shape[2])
-    assert set(found) == {f"latents{at}", f"original_size{at}", f"crop_ltrb{at}"}
-    assert found[f"latents{at}"].dtype == np.float32
-    np.testing.assert_array_equal(found[f"latents{at}"], latents)
-    assert found[f"original_size{at}"].tolist() == [400, 240]
-    left, top, right, bottom = found[f"crop_ltrb{at}"].tolist()
+    assert set(written) == {f"latents{at}", f"original_size{at}", f"crop_ltrb{at}"}
+    assert written[f"latents{at}"].dtype == np.float32
+    np.testing.assert_array_equal(written[f"latents{at}"], latents)
+    assert written[f"original_size{at}"].tolist() == [400, 240]
+    left, top, right, bottom = written[f"crop_ltrb{at}"].tolist()
     assert (left, right) == (0, 320)
     assert bottom - top == pytest.approx(320 * 240 / 400)
     assert (out / "1_cats/p0.txt").read_text("utf-8") == "caption 0, tag"
@@ -66,10 +66,10 @@ def test_flips_and_several_resolutions_share_a_file(run, kohya):
     data, cache, out = kohya
     build(data, cache, **LIKE | {"resolutions": (256, 320), "flip": True})
     assert run("export", cache, out, *EXPORT, "--release", "suffixed").status == 0
-    found = arrays(out / "1_cats/p2_0300x0300_sdxl.npz")
+    written = arrays(out / "1_cats/p2_0300x0300_sdxl.npz")
     kinds = ("latents", "latents_flipped", "original_size", "crop_ltrb")
-    assert set(found) == {f"{kind}_{side}x{side}" for kind in kinds for side in (32, 40)}
-    assert not np.array_equal(found["latents_32x32"], found["latents_flipped_32x32"])
+    assert set(written) == {f"{kind}_{side}x{side}" for kind in kinds for side in (32, 40)}
+    assert not np.array_equal(written["latents_32x32"], written["latents_flipped_32x32"])
     refused = run("export", cache, out, *EXPORT, "--release", "stable", "--json")
     assert "holds one resolution" in refused.error["what"]
 

@@ -139,7 +139,7 @@ def test_masks_in_files_are_files_beside_the_images(run, data, tmp_path):
     assert run("export", tmp_path / "cache", out, *EXPORT).status == 0
     assert (out / "masks/1_cats/a.png").samefile(data / "weights/cats/a.png")
     datasets = tomllib.loads((out / "dataset.toml").read_text("utf-8"))["datasets"]
-    with_masks = [one for dataset in datasets for one in dataset["subsets"] if "conditioning_data_dir" in one]
+    with_masks = [entry for dataset in datasets for entry in dataset["subsets"] if "conditioning_data_dir" in entry]
     assert with_masks == [
         {"image_dir": f"{out}/1_{name}", "num_repeats": 1, "conditioning_data_dir": f"{out}/masks/1_{name}"}
         for name in ("cats", "dogs")
@@ -195,6 +195,7 @@ def test_masks_from_transparency_are_arrays_of_pixels(run, tmp_path):
     masks = [np.load(out / f"1_images/{number}.npz")["alpha_mask"] for number in range(3)]
     assert [(mask.shape, mask.dtype.name) for mask in masks] == [((256, 256), "float32")] * 3
     np.testing.assert_allclose([mask.mean() for mask in masks], [0, 100 / 255, 1], atol=0.01)
-    ((subset,),) = [each["subsets"] for each in tomllib.loads((out / "dataset.toml").read_text("utf-8"))["datasets"]]
+    (dataset,) = tomllib.loads((out / "dataset.toml").read_text("utf-8"))["datasets"]
+    (subset,) = dataset["subsets"]
     assert subset["alpha_mask"] is True
     assert "alpha_mask: true" in " ".join(done.json["advice"])

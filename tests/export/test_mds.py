@@ -27,9 +27,9 @@ class Rows:
     def batch(self, rows):
         ids = np.zeros((len(rows), self.length), dtype=np.int64)
         mask = np.zeros_like(ids)
-        for place, row in enumerate(rows):
-            ids[place, : len(self.rows[row])] = self.rows[row]
-            mask[place, : len(self.rows[row])] = 1
+        for number, row in enumerate(rows):
+            ids[number, : len(self.rows[row])] = self.rows[row]
+            mask[number, : len(self.rows[row])] = 1
         return {"input_ids": ids, "attention_mask": mask, "labels": np.where(mask, ids, -100)}
 
 
@@ -63,15 +63,15 @@ def test_rows_of_a_cache(tmp_path):
         {"train": cache.rows(pad=128), "validation": cache.rows(chunk=8, last_chunk="drop")}, tmp_path / "out", 258
     )
     assert read_mds(tmp_path / "out/train") == documents
-    found = read_mds(tmp_path / "out/validation")
-    assert found == [string[at : at + 8] for at in range(0, len(string) - 7, 8)]
+    rows = read_mds(tmp_path / "out/validation")
+    assert rows == [string[at : at + 8] for at in range(0, len(string) - 7, 8)]
 
 
 @pytest.mark.parametrize("length", [1, 255, 256, 65_535, 65_536, 70_000])
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 def test_a_sample_is_as_long_as_the_format_says(length, dtype):
-    made = sample([array(np.arange(length, dtype=dtype))])
+    data = sample([array(np.arange(length, dtype=dtype))])
     side = 1 if length < 256 else 2 if length < 65_536 else 4
-    assert len(made) == 4 + 1 + side + length * np.dtype(dtype).itemsize
-    assert made[:4] == (len(made) - 4).to_bytes(4, "little")
-    assert made[4] == {1: 4, 2: 5, 4: 6}[side]
+    assert len(data) == 4 + 1 + side + length * np.dtype(dtype).itemsize
+    assert data[:4] == (len(data) - 4).to_bytes(4, "little")
+    assert data[4] == {1: 4, 2: 5, 4: 6}[side]

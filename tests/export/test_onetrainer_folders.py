@@ -57,8 +57,8 @@ def test_flips_and_resolutions_are_drawn_for_each_variation(run, tmp_path):
     concept = {**still(enable_random_flip=True), "path": str(data), "image_variations": 8, "name": "my cats"}
     path = config(tmp_path, concept, resolution="256, 320")
     assert run("export", cache, out, *EXPORT, "--trainer-config", path).status == 0
-    (made,) = json.loads((out / "concepts.json").read_text())
-    assert (made["name"], made["image_variations"]) == ("my cats", 8)
+    (written,) = json.loads((out / "concepts.json").read_text())
+    assert (written["name"], written["image_variations"]) == ("my cats", 8)
     path = config(tmp_path, concept, {**still(), "path": "elsewhere"}, resolution="256, 320")
     lines = run("export", cache, tmp_path / "other", *EXPORT, "--trainer-config", path, "--json").json["advice"]
     assert not any("in no concept" in line for line in lines)
@@ -70,8 +70,8 @@ def test_flips_and_resolutions_are_drawn_for_each_variation(run, tmp_path):
     for number in range(4):
         latents = [item(folder / f"{number}.pt")["latent_image"] for folder in folders]
         sizes = [item(folder / "aggregate.pt")[number]["crop_resolution"] for folder in folders]
-        assert [(8 * one.shape[1], 8 * one.shape[2]) for one in latents] == sizes
-        assert len({one.numpy().tobytes() for one in latents}) > 2
+        assert [(8 * latent.shape[1], 8 * latent.shape[2]) for latent in latents] == sizes
+        assert len({latent.numpy().tobytes() for latent in latents}) > 2
 
 
 def test_masks_are_exported_beside_latents(run, tmp_path):
@@ -140,9 +140,10 @@ def test_a_concept_keeps_the_settings_of_its_release_and_of_its_text(run, tmp_pa
     concept |= {"text": {"enable_tag_shuffling": True, "prompt_source": "filename"}, "text_variations": 3}
     path = config(tmp_path, concept)
     assert run("export", cache, out, *EXPORT, "--trainer-config", path).status == 0
-    (made,) = json.loads((out / "concepts.json").read_text())
-    assert (made["image"]["a_new_setting"], made["image"]["__version"], made["text_variations"]) == (0.5, 1, 3)
-    assert (made["text"]["enable_tag_shuffling"], made["text"]["prompt_source"]) == (True, "filename")
+    (written,) = json.loads((out / "concepts.json").read_text())
+    image = written["image"]
+    assert (image["a_new_setting"], image["__version"], written["text_variations"]) == (0.5, 1, 3)
+    assert (written["text"]["enable_tag_shuffling"], written["text"]["prompt_source"]) == (True, "filename")
 
 
 def test_a_concept_with_subfolders_stays_one(run, tmp_path):

@@ -22,7 +22,7 @@ from latentcache.export.tokens import FILES
 __all__ = ["images"]
 READERS = os.environ.get("LATENTCACHE_READERS", "")
 DOCUMENTS = [[number % 251] * (number % 13 + 1) for number in range(40)]
-WIDE = [[number * 2000 + place for place in range(number % 5 + 1)] for number in range(1, 40)]
+WIDE = [[number * 2000 + token for token in range(number % 5 + 1)] for number in range(1, 40)]
 #: Stand-ins for torchvision, which mosaicml-streaming imports for images.
 TORCHVISION = """
 import importlib.machinery, types
@@ -40,9 +40,9 @@ for name in ('', '.datasets', '.datasets.folder', '.transforms', '.transforms.fu
 PROGRAMS = {
     "megatron": """
 from megatron.core.datasets.indexed_dataset import IndexedDataset
-found = IndexedDataset(sys.argv[1] + '/train')
-first = found.document_indices.tolist()
-print(json.dumps([[int(i) for s in range(a, b) for i in found[s]] for a, b in zip(first, first[1:])]))
+dataset = IndexedDataset(sys.argv[1] + '/train')
+first = dataset.document_indices.tolist()
+print(json.dumps([[int(i) for s in range(a, b) for i in dataset[s]] for a, b in zip(first, first[1:])]))
 """,
     "datatrove": """
 import numpy
@@ -51,19 +51,19 @@ from datatrove.utils.dataset import DatatroveFolderDataset
 file, width = sys.argv[1] + '/train/00000_tokens.ds', int(sys.argv[2])
 ends = load_doc_ends(open(file + '.index', 'rb'))
 reader = get_data_reader(open(file, 'rb'), ends, nb_bytes=width)
-found = [numpy.frombuffer(one, 'u%d' % width).tolist() for one in reader]
+documents = [numpy.frombuffer(ids, 'u%d' % width).tolist() for ids in reader]
 windows = DatatroveFolderDataset(sys.argv[1] + '/train', seq_len=7, token_size=width)
-string = [one for document in found for one in document]
+string = [token for document in documents for token in document]
 assert [windows[i]['input_ids'].tolist() for i in range(len(windows))] == [
     string[at : at + 8] for at in range(0, len(string) - 7, 8)]
-print(json.dumps(found))
+print(json.dumps(documents))
 """,
     "mds": TORCHVISION
     + """
 from streaming import MDSWriter, StreamingDataset
 from pathlib import Path
-found = StreamingDataset(local=sys.argv[1], split='train', shuffle=False, batch_size=1)
-rows = [found[number]['tokens'] for number in range(len(found))]
+dataset = StreamingDataset(local=sys.argv[1], split='train', shuffle=False, batch_size=1)
+rows = [dataset[number]['tokens'] for number in range(len(dataset))]
 kind = rows[0].dtype.name
 with MDSWriter(out=sys.argv[1] + '/again', columns={'tokens': 'ndarray:' + kind}) as writer:
     for row in rows:

@@ -147,9 +147,9 @@ def test_folders_repeats_and_resolutions_of_a_configuration(run, tmp_path):
     done = run("export", tmp_path / "cache", out, *EXPORT["musubi"], "--trainer-config", config, "--json")
     assert done.status == 0, done.error
     assert tomllib.loads((out / "dataset.toml").read_text())["general"]["batch_size"] == 4
-    found = {(entry["image_directory"].rpartition("/")[2], entry["resolution"][0], entry["num_repeats"])
+    written = {(entry["image_directory"].rpartition("/")[2], entry["resolution"][0], entry["num_repeats"])
              for entry in datasets(out)}  # fmt: skip
-    assert found == {("images-1x", 256, 1), ("images-1x", 320, 1), ("images-3x", 256, 3), ("images-3x", 320, 3)}
+    assert written == {("images-1x", 256, 1), ("images-1x", 320, 1), ("images-3x", 256, 3), ("images-3x", 320, 3)}
     assert (out / "images-3x/dogs_p0.jpg").samefile(tmp_path / "sets/dogs/p0.JPG")
     assert (out / "cache/images-3x-320x320/dogs_p0_0300x0200_zi.safetensors").exists()
 

@@ -33,7 +33,7 @@ def main():
     steps["DownloadHuggingfaceDatasets"].start(0)
     paths.start(0)
     buckets.start(0)
-    found = {}
+    draws = {}
     for index, path in enumerate(paths.paths):
         with Image.open(path) as image:
             size = (image.height, image.width)
@@ -44,8 +44,8 @@ def main():
         module.functional = MagicMock(hflip=lambda _: "flipped")
         drawn = [list(buckets.get_item(variation, index)["crop_resolution"]) for variation in variations]
         flipped = [flips.get_item(variation, index)["image"] == "flipped" for variation in variations]
-        found.setdefault(paths.concepts[index]["path"], []).append([path.rpartition("/")[2], drawn, flipped])
-    sys.stdout.write("\n" + json.dumps(found))
+        draws.setdefault(paths.concepts[index]["path"], []).append([path.rpartition("/")[2], drawn, flipped])
+    sys.stdout.write("\n" + json.dumps(draws))
 
 
 def _answers(step, **known):

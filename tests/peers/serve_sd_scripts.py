@@ -50,13 +50,13 @@ def main():
                 for part in ("original_sizes_hw", "crop_top_lefts", "target_sizes_hw"):
                     served[f"{name}/{part}"] = np.array(batch[part][number])
                 outputs = batch.get("text_encoder_outputs_list") or [
-                    one
+                    values_of_part
                     for part in (
                         "text_encoder_outputs1_list",
                         "text_encoder_outputs2_list",
                         "text_encoder_pool2_list",
                     )
-                    if (one := batch.get(part)) is not None
+                    if (values_of_part := batch.get(part)) is not None
                 ]
                 for order, values in enumerate(outputs):
                     served[f"{name}/text{order}"] = np.asarray(values[number])

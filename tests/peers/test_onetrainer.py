@@ -95,17 +95,17 @@ def test_every_image_is_accepted_and_every_value_is_equal(run, masked, vaes, tmp
     for row in range(10):
         batch = loader.batch([row])
         for epoch in range(5):
-            found = of_image(served, batch["names"][0].rpartition("/")[2], epoch)
-            if not found:  # dropped in this epoch
+            item = of_image(served, batch["names"][0].rpartition("/")[2], epoch)
+            if not item:  # dropped in this epoch
                 continue
             seen.add(row)
-            np.testing.assert_array_equal(found["latent_image"], batch["latents"][0].numpy())
-            np.testing.assert_array_equal(found["latent_mask"], batch["mask"][0].numpy())
-            assert found["prompt" if name == "sd" else "prompt_1"].item() == batch["captions"][0]
+            np.testing.assert_array_equal(item["latent_image"], batch["latents"][0].numpy())
+            np.testing.assert_array_equal(item["latent_mask"], batch["mask"][0].numpy())
+            assert item["prompt" if name == "sd" else "prompt_1"].item() == batch["captions"][0]
             if name != "sd":
-                assert found["original_resolution"].tolist() == batch["original_size"][0].tolist()
-                assert found["crop_resolution"].tolist() == batch["target_size"][0].tolist()
-                assert found["crop_offset"].tolist() == batch["crop_top_left"][0].tolist()
+                assert item["original_resolution"].tolist() == batch["original_size"][0].tolist()
+                assert item["crop_resolution"].tolist() == batch["target_size"][0].tolist()
+                assert item["crop_offset"].tolist() == batch["crop_top_left"][0].tolist()
     words = ("--for", "onetrainer", "--batch-size", "2", "--resolution", "256", "--bucket-step", MODELS[name][3])
     plan = run("plan", masked, *words, "--json").json["trainer"]
     alone = sum(bucket["samples"] for bucket in plan["buckets"] if not bucket["batches"])
@@ -127,14 +127,14 @@ def test_conditioning_images_of_an_inpainting_model_are_taken(run, conditioned, 
     loader, seen = reader.loader(batch_size=1, seed=None), set()
     for row, epoch in product(range(10), range(3)):
         batch = loader.batch([row])
-        found = of_image(served, batch["names"][0].rpartition("/")[2], epoch)
-        if not found:  # dropped in this epoch
+        item = of_image(served, batch["names"][0].rpartition("/")[2], epoch)
+        if not item:  # dropped in this epoch
             continue
         seen.add(row)
-        np.testing.assert_array_equal(found["latent_image"], batch["latents"][0].numpy())
-        np.testing.assert_array_equal(found["latent_conditioning_image"], batch["control"][0].numpy())
-        mask = batch["mask"][0].numpy() if masked else np.ones_like(found["latent_mask"])
-        np.testing.assert_array_equal(found["latent_mask"], mask)
+        np.testing.assert_array_equal(item["latent_image"], batch["latents"][0].numpy())
+        np.testing.assert_array_equal(item["latent_conditioning_image"], batch["control"][0].numpy())
+        mask = batch["mask"][0].numpy() if masked else np.ones_like(item["latent_mask"])
+        np.testing.assert_array_equal(item["latent_mask"], mask)
     assert len(seen) > 7
 
 
@@ -158,9 +158,9 @@ def test_the_text_of_a_variation_is_that_of_the_caption_that_it_draws(run, tmp_p
         texts |= {batch["captions"][0]: batch["prompt_embeds"][0].numpy() for batch in loader}
     drawn = set()
     for epoch, number in product(range(3), range(10)):
-        if found := of_image(served, f"p{number}.png", epoch):
-            np.testing.assert_array_equal(found["text_encoder_hidden_state"], texts[found["prompt"].item()])
-            drawn.add(found["prompt"].item())
+        if item := of_image(served, f"p{number}.png", epoch):
+            np.testing.assert_array_equal(item["text_encoder_hidden_state"], texts[item["prompt"].item()])
+            drawn.add(item["prompt"].item())
     assert len(drawn) > 10
 
 
@@ -197,18 +197,18 @@ def test_text_is_taken_and_every_value_is_equal(run, masked, tmp_path, name):
     loader = open_cache(tmp_path / "cache").read(repeats=False, dtype=torch.float32).loader(batch_size=1, seed=None)
     for row in range(10):
         batch = loader.batch([row])
-        found = of_image(served, batch["names"][0].rpartition("/")[2])
-        if not found:
+        item = of_image(served, batch["names"][0].rpartition("/")[2])
+        if not item:
             continue
         ids, masks = batch["prompt_ids"][0].numpy()
-        joined = [found[key] for key in sorted(found) if key in ("tokens", "tokens_1", "tokens_2", "tokens_3")]
+        joined = [item[key] for key in sorted(item) if key in ("tokens", "tokens_1", "tokens_2", "tokens_3")]
         np.testing.assert_array_equal(np.concatenate(joined), ids)
         if name in ("sd3", "flux"):
             np.testing.assert_array_equal(
-                np.concatenate([found[key] for key in sorted(found) if "_mask_" in key]), masks
+                np.concatenate([item[key] for key in sorted(item) if "_mask_" in key]), masks
             )
         for key, values in expected_text(name, batch).items():
-            np.testing.assert_array_equal(found[key], values, err_msg=key)
+            np.testing.assert_array_equal(item[key], values, err_msg=key)
 
 
 def wide_t5():

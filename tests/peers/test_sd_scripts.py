@@ -57,14 +57,14 @@ def test_every_image_is_accepted_and_every_value_is_equal(sets, vaes, tmp_path, 
     for row in range(10):
         batch = loader.batch([row])
         name_of = batch["names"][0].rpartition("/")[2]
-        found = {key.partition("/")[2]: value for key, value in served.items() if key.startswith(f"{name_of}@")}
-        np.testing.assert_array_equal(found["latents"], batch["latents"][0].numpy())
-        assert found["caption"].item() == batch["captions"][0]
-        assert found["original_sizes_hw"].tolist() == batch["original_size"][0].tolist()
+        item = {key.partition("/")[2]: value for key, value in served.items() if key.startswith(f"{name_of}@")}
+        np.testing.assert_array_equal(item["latents"], batch["latents"][0].numpy())
+        assert item["caption"].item() == batch["captions"][0]
+        assert item["original_sizes_hw"].tolist() == batch["original_size"][0].tolist()
         cells = 4 if architecture == "hunyuan-image" else 1  # it counts 8 pixels for a cell, which has 32
-        assert (found["target_sizes_hw"] * cells).tolist() == batch["target_size"][0].tolist()
+        assert (item["target_sizes_hw"] * cells).tolist() == batch["target_size"][0].tolist()
         left, top, *_ = letterbox(Size(*batch["original_size"][0].tolist()), Size(*batch["target_size"][0].tolist()))
-        assert found["crop_top_lefts"].tolist() == [int(top), int(left)]
+        assert item["crop_top_lefts"].tolist() == [int(top), int(left)]
     run = TrainerRun(
         trainer=KohyaTrainer(),
         tables=(KohyaTable(resolution=Size(256, 256), min_side=128, max_side=512),),
@@ -100,17 +100,17 @@ def exported_with_text(data, folder, architecture, name):
 @pytest.mark.parametrize(("architecture", "name"), TEXTS)
 def test_text_is_taken_and_every_value_is_equal(sets, tmp_path, architecture, name):
     pipe, cache = exported_with_text(sets, tmp_path, architecture, name)
-    own = [tmp_path / "model", pipe.system_prompt] if architecture == "lumina" else []
-    served, counts = serve(name, tmp_path / "out", architecture, "text", *own)
+    encoder = [tmp_path / "model", pipe.system_prompt] if architecture == "lumina" else []
+    served, counts = serve(name, tmp_path / "out", architecture, "text", *encoder)
     assert counts is not None, served
     loader = open_cache(cache).read(repeats=False, dtype=torch.float32).loader(batch_size=1, seed=None)
     for row in range(10):
         batch = loader.batch([row])
         start = f"{batch['names'][0].rpartition('/')[2]}@"
-        found = [served[key] for key in sorted(served) if key.startswith(start) and "/text" in key]
-        for values, expected in zip(found, expected_text(architecture, batch), strict=True):
+        item = [served[key] for key in sorted(served) if key.startswith(start) and "/text" in key]
+        for values, expected in zip(item, expected_text(architecture, batch), strict=True):
             np.testing.assert_array_equal(values, expected)
-        for order, values in enumerate(found if own else ()):
+        for order, values in enumerate(item if encoder else ()):
             theirs, mask = (served[f"{batch['captions'][0]}/own{part}"] for part in (order, 2))
             np.testing.assert_allclose(values[mask > 0], theirs[mask > 0], atol=1e-5)
 

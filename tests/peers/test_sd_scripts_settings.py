@@ -37,8 +37,8 @@ def test_flips_are_taken(sets, vaes, tmp_path, name):
         drawn = (flips.batch([row], epoch=epoch)["latents"][0].numpy() for epoch in range(64))
         flipped = next(values for values in drawn if not np.array_equal(values, batch["latents"][0].numpy()))
         start = f"{batch['names'][0].rpartition('/')[2]}@"
-        found = next(value for key, value in served.items() if key.startswith(start) and key.endswith("/latents"))
-        np.testing.assert_array_equal(found, flipped)
+        latents = next(value for key, value in served.items() if key.startswith(start) and key.endswith("/latents"))
+        np.testing.assert_array_equal(latents, flipped)
 
 
 CONFIG = """

@@ -143,8 +143,8 @@ def test_a_changed_caption_is_encoded_again_and_verify_names_it(run, ten, models
     said, counts = serve(out, "sdxl", models / "sdxl")
     assert counts is None
     assert "the trainer encodes again" in said
-    found = {finding["path"] for finding in run("verify", out, "--json").json["findings"]}
-    assert found == {"images-1x/p3.txt"}
+    changed = {finding["path"] for finding in run("verify", out, "--json").json["findings"]}
+    assert changed == {"images-1x/p3.txt"}
 
 
 def test_control_images_are_a_conditioning_data_set(models, tmp_path):

@@ -108,4 +108,4 @@ def test_ranks_count_too(run, scattered):
     loaders = [open_cache(scattered).loader(batch_size=1, rank=rank, world_size=2) for rank in (0, 1)]
     steps = list(zip(*loaders, strict=True))
     assert len(steps) == 5
-    assert all(one["latents"].shape == other["latents"].shape for one, other in steps)
+    assert all(first["latents"].shape == second["latents"].shape for first, second in steps)
