@@ -25,7 +25,6 @@ import typer
 
 from latentcache.cli import console
 from latentcache.cli.console import Result
-from latentcache.cli.help import OF_BUILD
 from latentcache.errors import UsageError
 from latentcache.store.paths import url_of
 from latentcache.value import Value
@@ -82,6 +81,8 @@ _SETTINGS = {
 _COMMANDS = ("build", "info", "inspect", "merge", "plan", "report", "show", "verify")
 #: Parameters of commands that name caches, or a cache to be written.
 _CACHES, _OUT = ("cache", "other", "path", "parts"), "out_folder"
+#: ``rich_help_panel`` of the options that field kinds and DATA have in every command: only ``build`` explains them.
+_OF_BUILD = "build"
 #: Settings of a build that change nothing before it encodes.
 _OF_WORK = ("publish_every", "commit_every", "events", "engine", "address", "scratch")
 
@@ -252,7 +253,7 @@ def _run_options(command: str) -> dict[str, _Option]:
 def _annotation(field: str, flag: str, attribute: dataclasses.Field[Any], hint: Any) -> Any:
     """The annotated type that typer makes an option of."""
     about, kind, several = attribute.metadata, *_plain(hint)
-    panel = {"rich_help_panel": OF_BUILD} if field else {}
+    panel = {"rich_help_panel": _OF_BUILD} if field else {}
     text = {"help": about.get("help", ""), "show_default": False, **panel}
     if kind is bool:
         both = flag if attribute.default is False else f"{flag}/--no-{flag.lstrip('-')}"

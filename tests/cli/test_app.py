@@ -58,7 +58,6 @@ def test_the_help_of_build_begins_with_model_and_resolution(run):
     [
         (("build", "x", "--res", "256"), "(Possible options: --resolution)"),
         (("build", "x", "--tokeniser", "t"), "(Possible options: --tokenizer)"),
-        (("info", "x", "--resolution", "4"), "it is an option of build, verify, inspect, plan"),
     ],
 )
 def test_a_mistyped_option_is_recognized(run, words, meant):
