@@ -61,14 +61,17 @@ def sheet_facts(
     chosen = _chosen(snapshot, crops, set(reasons), count)
     cards = {number: _card(snapshot, crops, number, reasons) for number in chosen}
     most_bytes, points = _BUDGET // max(len(chosen), 26), dict[int, Points]()
-    for number, frames in _originals(snapshot, root, crops, chosen) if root is not None else ():
+    others = [number for number in range(len(crops.row)) if number not in cards]
+    read = [*chosen, *others[: max(_LEAST_FITTED - len(chosen), 0)]]
+    for number, frames in _originals(snapshot, root, crops, read) if root is not None else ():
+        card = cards.get(number, {"marks": []})
         if isinstance(frames, UnusableSampleError):
-            cards[number]["marks"].append({"kind": "bad", "text": f"the file: {frames.what}"})
+            card["marks"].append({"kind": "bad", "text": f"the file: {frames.what}"})
         elif frames:
-            cards[number] |= {"original": _thumbnail(frames, most_bytes), "frames": len(frames)}
+            card |= {"original": _thumbnail(frames, most_bytes), "frames": len(frames)}
             points |= _points(crops, number, frames[0], stored)
     preview = _fitted(points) if len(points) >= _LEAST_FITTED else None
-    misfits = preview.misfits if preview is not None else ()
+    misfits = [number for number in preview.misfits if number in cards] if preview is not None else []
     for number in misfits:
         cards[number]["marks"].append({"kind": "bad", "text": "latent unlike its image"})
     decode, no_decode = _model(crops.rows) if decoded else (None, "")

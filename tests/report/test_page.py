@@ -75,6 +75,7 @@ def test_the_worst_crops_come_first_and_n_limits_the_images(gallery):
     assert len(losses) == 5
     assert losses[0] > 0.1
     assert "5 of 27 samples" in page
+    assert facts["sheet"]["preview"], "it is fitted on some more images"
     none, page = page_of(gallery / "cache", images=0)
     assert none["sheet"] is None
     assert "data:image" not in page
