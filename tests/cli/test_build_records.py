@@ -1,11 +1,4 @@
-import pytest
 from small_cache import counts
-from small_tokens import write_texts
-
-
-@pytest.fixture
-def data(tmp_path):
-    return write_texts(tmp_path / "a.jsonl", ["one", "two", ("bad",)])
 
 
 def test_a_record_too_large_for_memory_is_quarantined_and_retried(run, tmp_path):

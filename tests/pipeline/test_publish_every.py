@@ -25,10 +25,18 @@ def until(count):
     return lambda due, jobs: jobs if due == math.inf else islice(jobs, count)
 
 
+class Published(dict):
+    """Snapshots by number: the names of samples; with the labels of groups, and leases on some."""
+
+    def __init__(self):
+        super().__init__()
+        self.leased, self.leases, self.labels = [], [], []
+
+
 @pytest.fixture
 def published(monkeypatch):
-    """A snapshot is due after three inputs; the number and the samples of each one, with a lease on some."""
-    seen, real = {}, build.publish
+    """Snapshots of a build; one is due after three inputs."""
+    seen, real = Published(), build.publish
 
     def publish(paths, *arguments, **named):
         report = real(paths, *arguments, **named)
@@ -38,6 +46,8 @@ def published(monkeypatch):
         assert bool(snapshot.building) == named["is_part"]
         for rows in snapshot.fields.values():
             assert set(np.asarray(rows.sample).tolist()) == set(range(len(snapshot.samples)))
+        seen.labels.append({group.label for rows in snapshot.fields.values() for group in rows.groups})
+        seen.leases += [open_leased(paths.root)] if report.snapshot in seen.leased else []
         return report
 
     monkeypatch.setattr(build, "until", until(2))
@@ -57,16 +67,9 @@ def test_snapshots_hold_the_samples_that_are_built(case, tmp_path, published, tr
     assert built(case, data, publish_every="10m").published is False
 
 
-def test_a_snapshot_that_is_open_stays(tmp_path, published, monkeypatch):
-    data, held = EDGES.data(tmp_path / "data", 16), []
-    real = build.publish
-
-    def publish(paths, *arguments, **named):
-        report = real(paths, *arguments, **named)
-        held.extend([open_leased(paths.root)] if report.snapshot == 2 else [])
-        return report
-
-    monkeypatch.setattr(build, "publish", publish)
+def test_a_snapshot_that_is_open_stays(tmp_path, published):
+    data = EDGES.data(tmp_path / "data", 16)
+    published.leased.append(2)
     cache = built(EDGES, data, publish_every="10m").cache
     assert len(published) == 6
     assert CachePaths(cache).snapshots() == [2, 5, 6]
@@ -116,19 +119,10 @@ def test_the_first_snapshot_has_every_bucket(tmp_path, published, monkeypatch):
     for number in range(200):
         bucket = 0 if number < 160 else number % 5
         draw(tmp_path / "data" / f"{number:03}.png", number, height=sizes[bucket][0], width=sizes[bucket][1])
-    labels = []
-    real = build.publish
-
-    def publish(paths, *arguments, **named):
-        report = real(paths, *arguments, **named)
-        labels.append({group.label for group in open_snapshot(paths.root).fields["latents"].groups})
-        return report
-
-    monkeypatch.setattr(build, "publish", publish)
     built(LATENTS, tmp_path / "data", publish_every="10m")
     assert [len(names) for names in published.values()] == [80, 160, 200]
-    assert len(labels[0]) == 5
-    assert labels[0] == labels[-1]
+    assert len(published.labels[0]) == 5
+    assert published.labels[0] == published.labels[-1]
 
 
 def test_opening_a_cache_before_its_first_snapshot_says_how_far_the_build_is(tmp_path, monkeypatch):

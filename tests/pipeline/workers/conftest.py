@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +95,9 @@ class Toy:
 
 
 @pytest.fixture(autouse=True)
-def toy_kinds(monkeypatch):
-    """Register the toy kinds for this process and its workers."""
-    monkeypatch.setenv(registry.VARIABLE, os.environ.get(registry.VARIABLE, ""))
+def toy_kinds(toy_kind):
+    """Register the toy kinds, too."""
     registry.register(TOYS)
-    yield
-    registry.field_kinds.cache_clear()
 
 
 @pytest.fixture(params=["squares", "words"])
