@@ -26,20 +26,20 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def samples(*, with_spans: bool = True) -> SampleTable:
+def samples() -> SampleTable:
     nothing = np.zeros((3, 16), dtype=np.uint8)
     names = Strings.of(["a.png", "b.tar", "c.parquet"])
     held = Input(
         content=nothing,
         file=np.arange(3, dtype=np.int32),
-        line=np.array([0, 4, 2], dtype=np.uint32) if with_spans else None,
+        line=np.array([0, 4, 2], dtype=np.uint32),
     )
     spans = np.array([(0, 0), (6, len(DATA)), (1, 0)], dtype=np.uint64)
     return SampleTable(
         names=Strings.of(["a.png", "b.tar/x.png", "c.parquet:2"]),
         files=Files(names=names, stat=np.zeros((3, 6), dtype=np.uint64), content=nothing),
         inputs={"image": held},
-        columns={SPAN: spans} if with_spans else {},
+        columns={SPAN: spans},
     )
 
 

@@ -321,7 +321,7 @@ def put_table(folder, form, *rows):
 
 
 @pytest.mark.parametrize("form", TABLE_FORMS)
-def test_two_columns_of_captions_need_a_choice(build, captions, data, form):
+def test_two_columns_of_captions_or_images_need_a_choice(build, captions, data, form):
     put(data / "a.png", png(60))
     put_table(data, form, {"file_name": "a.png", "text": "a text", "prompt": "a prompt"})
     report = build(*IMAGES)
@@ -330,11 +330,6 @@ def test_two_columns_of_captions_need_a_choice(build, captions, data, form):
     for column in ("prompt", "text"):
         assert build(*IMAGES, "--caption-column", column)["exit_code"] == 0
         assert captions() == {"a.png": f"a {column}"}
-
-
-@pytest.mark.parametrize("form", TABLE_FORMS)
-def test_two_columns_of_images_need_a_choice(build, data, form):
-    put(data / "a.png", png(60))
     put_table(data, form, {"image": "a.png", "path": "a.png", "text": "a cat"})
     assert build(*IMAGES)["error"]["fix"] == "name it: --image-column=image"
 

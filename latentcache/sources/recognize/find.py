@@ -48,6 +48,7 @@ from latentcache.sources.records import KINDS
 from latentcache.sources.splits import choose_split, read_as_train, splits_of, unread_folders
 
 IMAGES, RECORDS = "images", "records"
+_TABLES = frozenset(TABLE_NAMES)
 KOHYA = "kohya"
 #: Names of the folders that hold training images and regularization images, as kohya_ss makes them.
 IMAGE_FOLDERS, REG_FOLDERS = ("img", "image", "images"), ("reg", "regularization")
@@ -227,7 +228,12 @@ def find_kind(inventory: Inventory, options: SourceOptions, inputs: Collection[s
         if extension_of(name) in KINDS:
             return RECORDS
         raise not_a_folder(inventory.data)
-    has_images = _holds_images(inventory, options)
+    configs = {name for trainer in CONFIGS.values() for name in trainer.names}
+    has_images = (
+        not configs.isdisjoint(inventory.top.others)
+        or any(folder.images or not _TABLES.isdisjoint(folder.others) for folder in inventory.below())
+        or any(recognize(inventory, options) is not None for recognize in ARCHIVES.values())
+    )
     if has_images and "image" in inputs:
         return IMAGES
     if not holds_records(inventory):
@@ -269,16 +275,6 @@ def is_config(data: Path) -> bool:
         return _trainer(read_config(data).value) is not None
     except (SourceError, OSError):
         return False  # whoever reads it as something else says why
-
-
-def _holds_images(inventory: Inventory, options: SourceOptions) -> bool:
-    """True if a folder holds images: by an archive, a metadata table, a configuration, or the name of any file."""
-    configs = {name for trainer in CONFIGS.values() for name in trainer.names}
-    if configs.intersection(inventory.top.others):
-        return True
-    if any(folder.images or {*TABLE_NAMES}.intersection(folder.others) for folder in inventory.below()):
-        return True
-    return any(recognize(inventory, options) is not None for recognize in ARCHIVES.values())
 
 
 def _of_folder(inventory: Inventory, options: SourceOptions) -> Layout:
