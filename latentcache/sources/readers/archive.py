@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 
 def open_archives(layout: Layout, findings: Findings) -> dict[str, tuple[ImageSet, StatMemo]]:
-    """The set and the memo of each archive of a layout, in the byte order of names; what is not there is rejected."""
+    """The set and the memo of each archive of a layout, in the byte order of names; missing ones are rejected."""
     owners = {name: image_set for image_set in layout.sets for name in image_set.files}
     findings.notes.add(*missing_shards(owners if layout.folders else ()))  # not beside a file that was named alone
     archives = dict[str, tuple[ImageSet, StatMemo]]()

@@ -23,7 +23,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import OF_TABLE, STAT_WIDTH, Files, Input, Rejected, SampleTable, table_column
 from latentcache.identity.content import HASH_BYTES, StatMemo
 from latentcache.sources.captions import longer_files, read_captions
-from latentcache.sources.causes import Findings, counted, in_order, rejected
+from latentcache.sources.causes import counted, in_order, rejected
 from latentcache.sources.formats.archives import TAR
 from latentcache.sources.inventory import (
     CAPTION_EXTENSIONS,
@@ -98,21 +98,13 @@ class _Files:
     ``first``: archives and tables, which come before the others, and their memos.
     """
 
-    def __init__(
-        self,
-        inventory: Inventory,
-        layout: Layout,
-        first: Mapping[str, StatMemo],
-        findings: Findings,
-        *,
-        videos: bool,
-    ) -> None:
+    def __init__(self, request: Scan, inventory: Inventory, layout: Layout, first: Mapping[str, StatMemo]) -> None:
         self._layout, self._count = layout, len(first)
         texts = (image_set.captions.extensions for image_set in layout.sets)
-        images = IMAGE_EXTENSIONS if videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS
+        images = IMAGE_EXTENSIONS if request.options.videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS
         self._wanted = images.union(CAPTION_EXTENSIONS, *texts)
         self._used = layout.used.union(first, *(image_set.files for image_set in layout.sets))
-        self.partners, self.findings = Partners(), findings
+        self.partners, self.findings = Partners(), request.findings
         self.owners = dict[tuple[int, ...], int]()
         self.is_in_order = True
         """True if the images are in the byte order of their names: no folder of images is in another one."""
@@ -266,12 +258,11 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
     archives = open_archives(layout, findings)
     tables = {rule.table: StatMemo(*[0] * STAT_WIDTH) for rule in rules if rule.table}
     first = {name: memo for name, (_, memo) in archives.items()} | tables
-    files = _Files(inventory, layout, first, findings, videos=request.options.videos)
+    files = _Files(request, inventory, layout, first)
     findings.notes.add(*layout.notes)
     read = dict[int, tuple[bytes, StatMemo]]()
     if tables:
-        positions = {name: number for number, name in enumerate(first)}
-        units, read = read_tables(layout, root, files.of_sets(), positions, findings)
+        units, read = read_tables(layout, root, files.of_sets(), findings)
         units = units.take(np.argsort(units["image"]))
     else:
         units = _of_folders(layout, files)

@@ -61,35 +61,33 @@ def read_tables(
     layout: Layout,
     root: Path,
     images: Mapping[int, Mapping[str, tuple[int, str]]],
-    positions: Mapping[str, int],
     findings: Findings,
 ) -> tuple[Units, dict[int, tuple[bytes, StatMemo]]]:
     """Read the tables of a layout, the deepest one first; raises TableError if one of them cannot be read.
 
     Args:
-        layout: Each of its sets is a table.
+        layout: Each of its sets is a table, and the tables are the first files.
         root: Names are below it.
         images: Set -> names of the images in its folder -> position of the image, and the caption file beside it.
-        positions: Position of each table among the files.
         findings: Of the scan; what it names already is not rejected again.
 
     Returns:
-        The samples, and position of each table -> content hash and memo.
+        The samples, and number of each table -> content hash and memo.
     """
     named, notes = findings.names(), findings.notes
-    taken, contents = dict[str, tuple[int, int, int, Row]](), dict[int, tuple[bytes, StatMemo]]()
+    taken, contents = dict[str, tuple[int, int, Row]](), dict[int, tuple[bytes, StatMemo]]()
     unlisted = dict[str, str]()
     for number, image_set in sorted(enumerate(layout.sets), key=lambda pair: -len(pair[1].prefix)):
         inside, rule, table = images.get(number, {}), image_set.captions, image_set.captions.table
         rows, content, memo = read_table(root, table, image_set.prefix, rule)
-        contents[positions[table]] = content, memo
+        contents[number] = content, memo
         first_rows = match_rows(table, _with_columns(table, rows, notes), inside, {*named, *unlisted}, root, findings)
         differing = list[str]()
         for name, row in first_rows.items():
             if name not in inside or row.error is not None:
                 continue
             row = row._replace(caption=None if row.caption is None else rule.formatted(row.caption))
-            *_, deeper = taken.setdefault(name, (inside[name][0], positions[table], number, row))
+            *_, deeper = taken.setdefault(name, (inside[name][0], number, row))
             differing += [name] if deeper.caption != row.caption else []
         notes.count("in-two-sets", "images have another caption in a deeper table, which counts", differing)
         unlisted |= {name: table for name in inside if name not in first_rows}
@@ -101,14 +99,14 @@ def read_tables(
     return _units(taken.values()), contents
 
 
-def _units(taken: Collection[tuple[int, int, int, Row]]) -> Units:
-    """Samples of (position of the image, position of the table, set, row)."""
+def _units(taken: Collection[tuple[int, int, Row]]) -> Units:
+    """Samples of (position of the image, set, row)."""
     rows = [row for *_, row in taken]
-    image, table, owner = np.array([numbers for *numbers, _ in taken], dtype=np.int32).reshape(-1, 3).T
+    image, owner = np.array([numbers for *numbers, _ in taken], dtype=np.int32).reshape(-1, 2).T
     is_captioned = [row.caption is not None for row in rows]
     return Units(
         image=image,
-        caption=np.where(is_captioned, table, -1),
+        caption=np.where(is_captioned, owner, -1),
         owner=owner,
         line=np.where(is_captioned, np.array([row.line for row in rows], dtype=np.uint32), 0),
         text=np.array([row.caption or "" for row in rows], dtype=object),
