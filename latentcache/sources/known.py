@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
+from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, RACY_NS, StatMemo, content_hash
 from latentcache.sources.causes import Findings
 from latentcache.sources.layout import above
@@ -92,7 +92,7 @@ class KnownFiles:
         self, request: Scan, names: Strings, memos: NDArray[np.uint64], reading: NDArray[np.uint8] | None
     ) -> None:
         table, count = request.known, len(names)
-        self.table, self.names = table, names
+        self.table, self.names, self.reading = table, names, reading
         self.position = np.full(count, -1, dtype=np.int32)
         """(F,) position in the snapshot's files; -1 for a file that is new or may have changed."""
         self.stat = memos
@@ -111,6 +111,11 @@ class KnownFiles:
             before = np.zeros((count, HASH_BYTES), np.uint8) if old is None else take_rows(old, self.position)
             now = np.zeros_like(before) if reading is None else reading
             self.distrust((before != now).any(axis=1) & (self.position >= 0))
+
+    @property
+    def files(self) -> Files:
+        """The files of now as a table of samples has them."""
+        return Files(names=self.names, stat=self.stat, content=self.content, reading=self.reading)
 
     def distrust(self, files: NDArray[Any]) -> None:
         """Forget files: their positions, or (F,) True for each."""

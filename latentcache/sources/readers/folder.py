@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from latentcache.errors import EmptySourceError, UnusableSampleError, count_of
 from latentcache.fields.captions import further_captions
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import OF_TABLE, STAT_WIDTH, Files, Input, Rejected, SampleTable, table_column
+from latentcache.fields.table import OF_TABLE, STAT_WIDTH, Input, Rejected, SampleTable, table_column
 from latentcache.identity.content import HASH_BYTES, StatMemo
 from latentcache.sources.captions import longer_files, read_captions
 from latentcache.sources.causes import counted, in_order, rejected
@@ -274,8 +274,7 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
     _pair(request, layout, files, units)
     names, memos = _used_files(files.names, files.memos, units, len(first))
     sets = [image_set for image_set, _ in archives.values()]
-    reading = _readings(len(names), units, rules, sets)
-    held = KnownFiles(request, names, memos, reading)
+    held = KnownFiles(request, names, memos, _readings(len(names), units, rules, sets))
     for number, (content, memo) in read.items():
         held.remember(number, content, memo)
     if archives:
@@ -287,7 +286,7 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
     caption, good = read_captions(root, held, rules, units, findings)
     units = units if good.all() else units.take(good)
     assert caption.text is not None
-    samples = _samples(units, held, caption, layout.sets, reading)
+    samples = _samples(units, held, caption, layout.sets)
     counts = _counts(layout.sets, units, caption.text, samples.names)
     if counts.first_without and set(counts.captions) != {NO_CAPTION}:
         number = counts.captions[NO_CAPTION]
@@ -410,9 +409,7 @@ def _is_of_file(column: str) -> bool:
     return column not in _SET_COLUMNS and not column.startswith(OF_TABLE)
 
 
-def _samples(
-    units: Units, held: KnownFiles, caption: Input, sets: Sequence[ImageSet], reading: NDArray[np.uint8] | None
-) -> SampleTable:
+def _samples(units: Units, held: KnownFiles, caption: Input, sets: Sequence[ImageSet]) -> SampleTable:
     images, inside = units["image"], np.flatnonzero(units["member"])
     rows = np.maximum(held.rows_of("image", images), units["known"])
     if held.table is not None and held.is_whole(rows):
@@ -444,8 +441,7 @@ def _samples(
     for name, file in units.files.items():
         if name not in inputs:
             inputs[name] = Input(content=take_rows(held.content, file), file=file.astype(np.int32))
-    files = Files(names=held.names, stat=held.stat, content=held.content, reading=reading)
-    return SampleTable(names=names, files=files, inputs=inputs, columns=columns)
+    return SampleTable(names=names, files=held.files, inputs=inputs, columns=columns)
 
 
 def _nothing(inventory: Inventory, layout: Layout, notes: Sequence[Rejected]) -> EmptySourceError:

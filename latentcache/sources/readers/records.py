@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, count_of
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
+from latentcache.fields.table import STAT_WIDTH, Input, SampleTable
 from latentcache.identity.content import HASH_BYTES, StatMemo
 from latentcache.sources.causes import Findings, in_order, rejected
 from latentcache.sources.formats.archives import kind_of_archive
@@ -132,7 +132,7 @@ def scan_records(request: Scan, inventory: Inventory) -> ScanResult:
     table = held.table
     if table is None or len(known) < len(names) or not is_range(held.position, len(table.files)):
         new = np.frombuffer(rows, dtype=_ROW)
-        table = _table(held, reading, np.concatenate([_known(held.table, *held.rows_in("record", known)), new]))
+        table = _table(held, np.concatenate([_known(held.table, *held.rows_in("record", known)), new]))
     rejections = in_order(findings.rejected)
     if part is None:  # else they may be in other parts
         is_none = np.bincount(np.asarray(table.inputs["record"].file), minlength=len(names)) == 0
@@ -188,7 +188,7 @@ def _known(table: SampleTable | None, rows: NDArray[np.integer], file: NDArray[n
     return known
 
 
-def _table(held: KnownFiles, reading: NDArray[np.uint8], rows: NDArray[Any]) -> SampleTable:
+def _table(held: KnownFiles, rows: NDArray[Any]) -> SampleTable:
     """Rows in any order as samples, by file and line."""
     position = rows["file"].astype(np.int64) << 32 | rows["line"]
     if not (np.diff(position) >= 0).all():
@@ -204,7 +204,7 @@ def _table(held: KnownFiles, reading: NDArray[np.uint8], rows: NDArray[Any]) -> 
     content = column["content"].view(np.uint8).reshape(-1, HASH_BYTES)
     return SampleTable(
         names=Strings.of(chain.from_iterable(labels())),
-        files=Files(names=held.names, stat=held.stat, content=held.content, reading=reading),
+        files=held.files,
         inputs={"record": Input(content=content, file=column["file"], line=column["line"])},
         columns={"characters": column["characters"], "form": column["form"]},
     )
