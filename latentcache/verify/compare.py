@@ -234,10 +234,18 @@ class _Comparison:
 
     def unusable(self, row: int, cause: str, detail: str) -> None:
         """Add a sample whose file cannot be used now."""
-        category, reason, actual = _unusable(cause, detail)
         self.is_unusable[row] = True
-        expected = "a file that can be read" if category == "unverifiable" else "the sample"
-        self.findings.add(category, reason, np.array([row]), expected=expected, found=actual, hint=hint_for(cause))
+        sample, hint = np.array([row]), hint_for(cause)
+        if cause in _UNREADABLE:
+            expected = "a file that can be read"
+            self.findings.add("unverifiable", cause, sample, expected=expected, found=detail, hint=hint)
+            return
+        reason = "caption-changed" if cause.startswith("caption") else "source-changed"
+        if cause in _GONE:
+            reason = "source-removed"
+        else:
+            detail = f"{cause}: {detail}"
+        self.findings.add("stale", reason, sample, expected="the sample", found=detail, hint=hint)
 
 
 def _own_content(samples: SampleTable, row: int) -> str:
@@ -385,15 +393,6 @@ def _reason_of(name: str, reasons: Mapping[str, Rejected]) -> Rejected | None:
     if item is None or item.name == name or item.reason in _UNREADABLE:
         return item
     return replace(item, reason="hidden", detail=f"{item.name}: {item.reason}, {item.detail}")
-
-
-def _unusable(cause: str, detail: str) -> tuple[str, str, str]:
-    """Category and reason of an input that cannot be used for this cause, and the words."""
-    if cause in _UNREADABLE:
-        return "unverifiable", cause, detail
-    if cause in _GONE:
-        return "stale", "source-removed", detail
-    return "stale", "caption-changed" if cause.startswith("caption") else "source-changed", f"{cause}: {detail}"
 
 
 def _quarantined(item: Rejected, line: int = 0) -> Finding:
