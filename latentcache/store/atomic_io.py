@@ -98,8 +98,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def unreadable(path: Path, error: Exception) -> StoreError:
     """The error for a file or folder that could not be read.
 
-    It is damage if the bytes are wrong, or if no file is there. A disk that fails, or a missing permission, says
-    nothing about the bytes, so nothing may be set aside or made again for it.
+    Wrong bytes and missing files are damage. A failing disk and a missing permission say nothing about the bytes, so
+    the caller must not set anything aside or make it again.
     """
     if isinstance(error, StoreError):
         return error

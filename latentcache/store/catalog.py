@@ -39,7 +39,7 @@ Table = tuple[NDArray[np.uint64], NDArray[np.uint32]]
 """Sorted numbers, and the item of each."""
 
 
-#: Where an item is: positions in the catalog and in the index of the shard, the others as in ``FieldRows``.
+#: Location of an item: its shard in the catalog, its entry in the shard's index; other names as in ``FieldRows``.
 LOCATION_TYPES = np.dtype("i4,u4,u8,u4,u8,u8,u4,u4")
 LOCATION_TYPES.names = ("shard", "entry", "offset", "head", "bytes", "checksum", "start", "length")
 
@@ -115,7 +115,7 @@ class Catalog:
         return numbers
 
     def find_same(self, same: bytes, key: bytes) -> int:
-        """The item with a same-hash whose key differs from this key in its content only; -1: there is none."""
+        """The item that the encoder saw as ``same``, under a key that differs in its content only; -1: none."""
         wanted, hashes = (np.frombuffer(data, dtype=np.uint8)[None] for data in (key, same))
         _, items = self._candidates(_SAME, mixed(wanted, hashes))
         for _, _, index, rows in self._parts(items):

@@ -1,8 +1,8 @@
 """Columns of numbers and strings in one safetensors file, read by position. Normative text: docs/format/columns.md.
 
 A column is a tensor. If all its rows are equal it is stored as one row, and equal columns are stored once. The
-checksum of a column is checked when it is first read whole. Files are read with positional reads and never mapped, so
-a file that is cut short is an error and not a signal.
+checksum of a column is checked when it is first read whole. Nothing is mapped: a file that is cut short is an error,
+not a signal.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The builder's lock answers at once and names its holder. Workers inherit its descriptor; a build that finds it held in
 the name of a dead process waits for its workers.
 
-A reader has a lease of its snapshot, a shared lock on ``manifest.json``, so that no collector removes the files that
-it still reads. A lease writes nothing, so it works on a read-only folder. A forked child shares it; a pickled
+A reader has a lease of its snapshot: a shared lock on ``manifest.json``. Thus ``gc`` removes no file that is still
+read. A lease writes nothing, so it works on a read-only folder. A forked child shares it; a pickled
 reader takes its own. Without locks in the file system, do not collect while a reader is open.
 """
 

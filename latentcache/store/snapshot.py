@@ -34,7 +34,7 @@ MANIFEST, COLUMNS, REJECTED = "manifest.json", "columns.safetensors", "rejected.
 #: Columns of the entries and of the rows of a field, with their types.
 ENTRY_TYPES = {"shard": "i4", "offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8"}
 ROW_TYPES = {"sample": "i4", "entry": "i4", "group": "i4", "variant": "u1", "start": "u4", "length": "u4"}
-#: How often, and how far apart in seconds, a snapshot is looked for that is not being removed.
+#: Tries to lease the current snapshot while ``gc`` removes others, and seconds between two of them.
 _TRIES, _WAIT_S = 50, 0.02
 _SLICE = 1 << 17
 #: The bytes of an entry in a file: its key, the byte at which its payload begins, and the bytes of head and payload.

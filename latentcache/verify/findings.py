@@ -285,7 +285,7 @@ def shown_text(value: str) -> str:
 
 
 class Commands(Value):
-    """Makes commands for one cache from the words of the command line that its check was given."""
+    """Adds the command that mends a finding, with the flags that the user gave."""
 
     common: str = ""
     """Flags that every later command needs too: ``--field package.module:Kind``."""
