@@ -79,10 +79,6 @@ class RowPart:
         )
         self.lengths = self.plan.row_lengths()
 
-    def where(self, row: int) -> str:
-        """File and line of the first document in a row."""
-        return self.documents.where(int(self.plan.document[self.plan.pieces(row).start]))
-
 
 class RowReader(Reader):
     """Rows of several parts, as a loader reads them; if ``named``, with their names. Picklable."""
@@ -145,8 +141,9 @@ class RowReader(Reader):
 
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""
-        part = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return self.parts[part].where(row - int(self._starts[part]))
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        part, pieces = self.parts[number], self.parts[number].plan.pieces(row - int(self._starts[number]))
+        return part.documents.where(int(part.plan.document[pieces.start]))
 
     def read(self, batch: BatchIndex, pool: BufferPool, *, on_device: bool) -> Batch:
         """The batch of an index; rows of tokens are the same in every epoch and on every device."""
