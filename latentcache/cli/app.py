@@ -202,7 +202,7 @@ def _fail(command: str, error: BaseException, argv: Sequence[str]) -> int:
         typer.echo(str(error), err=True)
         return UsageError.exit_code
     _suggest(error)
-    known = console.as_known(error, argv)
+    known = console.as_known(error)
     if os.environ.get("LATENTCACHE_DEBUG"):
         import traceback
 

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import json
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -101,19 +100,14 @@ def error_lines(error: LatentcacheError | None) -> list[str]:
     return [f"error[{error.slug}]: {error.what}", *more, f"  fix: {error.fix}"]
 
 
-def as_known(error: BaseException, argv: Sequence[str] = ()) -> LatentcacheError:
+def as_known(error: BaseException) -> LatentcacheError:
     """Any exception of a command line as a LatentcacheError; an unexpected one becomes status 70."""
     if isinstance(error, LatentcacheError):
         return error
     if isinstance(error, _CallError):
         context = getattr(error, "ctx", None)
         where = getattr(context, "command_path", "latentcache")
-        missing = getattr(error, "param", None) if type(error).__name__ == "MissingParameter" else None
-        fix = f"{where} --help"
-        if missing is not None and missing.param_type_name == "option":
-            value = "8" if missing.metavar == "N" else missing.metavar
-            fix = f"{shlex.join(['latentcache', *argv])} {missing.opts[0]} {value}"
-        return UsageError(error.format_message().strip().rstrip("."), where=where, fix=fix)
+        return UsageError(error.format_message().strip().rstrip("."), where=where, fix=f"{where} --help")
     if isinstance(error, Signalled | KeyboardInterrupt | typer.Abort):
         number = signal.Signals(error.args[0] if isinstance(error, Signalled) else signal.SIGINT)
         return InterruptedBuildError(

@@ -29,7 +29,7 @@ from latentcache.pipeline.settings import MAX_PIXELS
 from latentcache.pipeline.workers.batching import attempt, read_inputs, too_large
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import listing_of, names_root
-from latentcache.store.snapshot import FieldRows, Snapshot
+from latentcache.store.snapshot import Snapshot
 
 _CHANGED = Failure(reason="source-changed", detail="its inputs are not those that the cache was made from")
 
@@ -64,7 +64,15 @@ def reencode(
                 sample_columns={
                     name: np.asarray(column[sample]).tolist() for name, column in samples.columns.items()
                 },
-                outputs=tuple(_output(held, row) for row in items),
+                outputs=tuple(
+                    Output(
+                        item=row,
+                        group=int(held.group[row]),
+                        variant=int(held.variant[row]),
+                        columns={name: np.asarray(values[row]).tolist() for name, values in held.columns.items()},
+                    )
+                    for row in items
+                ),
             )
             for row, result in _encoded(producer, str(root), job):
                 yield row, result, producer.device
@@ -90,9 +98,3 @@ def _encoded(producer: Producer, root: str, job: Job) -> Iterator[tuple[int, Mad
             yield item.output.item, (results.result() if isinstance(results, Future) else results)[0]
         except MemoryError as error:
             yield item.output.item, too_large(error)
-
-
-def _output(held: FieldRows, row: int) -> Output:
-    """Return the output to make again, with the columns that were stored beside it."""
-    columns = {name: np.asarray(values[row]).tolist() for name, values in held.columns.items()}
-    return Output(item=row, group=int(held.group[row]), variant=int(held.variant[row]), columns=columns)
