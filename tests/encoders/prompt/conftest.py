@@ -1,4 +1,4 @@
-"""Pipelines of a test module, made once each."""
+"""Pipelines, made once each."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from made_pipelines import make_pipeline
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pipelines(tmp_path_factory):
     """Create a pipeline by class name; returns the pipeline and its folder."""
     pipelines_by_name: dict[str, tuple[object, Path]] = {}
