@@ -411,10 +411,10 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         usable = {name: node for name, node in nodes.items() if not self._nodes[name].left_out}
         wanted = sorted((number, name) for name, node in usable.items() for number in range(self._size(node)))
         counts = Counter(name for _, name in wanted[: self._most])
-        there = Counter(actor.node for actor in self._actors.values())
+        actors = Counter(actor.node for actor in self._actors.values())
         for name, neighbors in counts.items():
             if time.monotonic() >= self._nodes[name].paused_until:
-                for _ in range(neighbors - there[name]):
+                for _ in range(neighbors - actors[name]):
                     self._create(nodes[name], neighbors)
         left_out = [self._nodes[name].left_out for name in nodes if self._nodes[name].left_out]
         if left_out and not wanted and not any(node.has_worked for node in self._nodes.values()):

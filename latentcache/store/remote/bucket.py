@@ -178,10 +178,10 @@ class Bucket:
 
     def copy(self, source: str, key: str) -> None:
         """Write an object that is below another URL here too, inside the store if the bucket is the same."""
-        theirs, ours = urlsplit(f"{source}/{key}"), urlsplit(f"{self.url}/{key}")
-        if theirs[:2] == ours[:2]:
-            bucket = self._open(f"{ours.scheme}://{ours.netloc}")
-            self._patiently(lambda: self._obstore.copy(bucket, theirs.path.lstrip("/"), ours.path.lstrip("/")))
+        origin, target = urlsplit(f"{source}/{key}"), urlsplit(f"{self.url}/{key}")
+        if origin[:2] == target[:2]:
+            bucket = self._open(f"{target.scheme}://{target.netloc}")
+            self._patiently(lambda: self._obstore.copy(bucket, origin.path.lstrip("/"), target.path.lstrip("/")))
             return
         with tempfile.TemporaryDirectory(prefix="latentcache-") as folder:
             path = Path(folder, Path(key).name)

@@ -180,8 +180,8 @@ class DiskCache:
             if used > self.max_bytes and _remove_unused(path):
                 used -= files[path].st_size
         if used > self.max_bytes and self._first_warning.acquire(blocking=False):  # once
-            more = f"shards in use need {used} bytes, more than disk_cache_bytes={self.max_bytes}"
-            warnings.warn(f"{self._paths.root}: {more}; take a smaller shuffle_block or more bytes", stacklevel=2)
+            problem = f"shards in use need {used} bytes, more than disk_cache_bytes={self.max_bytes}"
+            warnings.warn(f"{self._paths.root}: {problem}; take a smaller shuffle_block or more bytes", stacklevel=2)
         try:
             os.truncate(part, size)
         except OSError as error:

@@ -349,11 +349,11 @@ def _check_successor(bucket: Bucket, paths: CachePaths, head: Head, new: Head) -
         raise _somebody_else(bucket, paths)
 
 
-def _check_predecessor(bucket: Bucket, paths: CachePaths, mine: Head, head: Head) -> None:
+def _check_predecessor(bucket: Bucket, paths: CachePaths, local: Head, head: Head) -> None:
     """Raise RemoteError if a pull would take the place of work that the URL does not have."""
-    if head.cache != mine.cache:
+    if head.cache != local.cache:
         raise _other(bucket, paths)
-    if mine.snapshot > head.snapshot or (mine.snapshot == head.snapshot and mine.manifest != head.manifest):
+    if local.snapshot > head.snapshot or (local.snapshot == head.snapshot and local.manifest != head.manifest):
         raise RemoteError(
             f"{paths.root} has a snapshot that {bucket.url} does not have",
             where=str(paths.root),
