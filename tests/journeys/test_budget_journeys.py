@@ -76,10 +76,21 @@ def test_hard_data_has_an_epoch_with_every_image(tmp_path, name, limits):
         warnings.simplefilter("ignore")  # of images that fill a batch alone
         for sizes in ({"batch_size": 4}, {"batch_pixels": 4 * 64 * 64}, {"batch_size": 64}):
             loader = cache.loader(**sizes)
-            names = {one for batch in loader for one in batch["names"]}
+            names = {name for batch in loader for name in batch["names"]}
             assert (len(loader) > 0, len(names)) == (True, count)
     if limits:
         assert len(cache.buckets) == 1
+    for size in (4, 64):
+        compared = look("plan", tmp_path / "data", *IMAGES, *limits, "--compare", "--batch-size", str(size), "--json")
+        rows = {row["name"]: row for row in compared.json["compare"] if "why" not in row}
+        for row in rows.values():
+            assert (row["used"] + row["dropped"], row["steps_per_epoch"] > 0) == (count, row["used"] > 0)
+        planned = rows["planned"]
+        assert (planned["used"], planned["steps_per_epoch"] * size) == (count, count + planned["repeated"])
+        if size == 4:
+            plan = look("plan", tmp_path / "cache", "--batch-size", "4", "--json").json
+            assert planned["repeated"] == plan["samples_repeated"]
+            assert planned["shapes"] == len(plan["buckets"])
 
 
 def test_sources_of_other_batch_sizes_resume(captioned, tmp_path):
