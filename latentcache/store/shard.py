@@ -172,8 +172,9 @@ def seal_folder(folder: Path, name: str = "") -> Path:
     # A builder killed in the middle of a commit leaves a state that only the memory of the system may hold: an index
     # of it, durable, over a file that is not, would make a power cut later turn a whole shard into a damaged one.
     sync_file(folder / "data.mdb")
-    num_entries = write_index(folder, sealed.name)
-    if num_entries == 0:
+    columns = collect_index(folder / "data.mdb")
+    _write(folder, sealed.name, columns)
+    if not len(columns["offset"]):
         shutil.rmtree(folder)
         return sealed
     with suppress(OSError):  # advice to people; a file system without modes does no harm
@@ -409,13 +410,6 @@ def read_entry(descriptor: int, offset: int, length: int, key: bytes | None = No
         why = f"checksum: expected {header.payload_checksum:016x}, found {computed:016x}"
         raise CorruptEntryError("the payload of an entry is damaged", key=header.key.hex(), reason="payload", why=why)
     return header, value
-
-
-def write_index(folder: Path, name: str) -> int:
-    """Index a closed shard of this final name; return the number of entries."""
-    columns = collect_index(folder / "data.mdb")
-    _write(folder, name, columns)
-    return len(columns["offset"])
 
 
 def remove_entries(folder: Path, keys: NDArray[Any]) -> None:
