@@ -173,3 +173,12 @@ def test_libraries_that_clean_captions_are_in_the_recipe_and_a_missing_one_is_re
     again = describe_sequence(PromptSettings(), replace(CONTEXT, **cached)).recipe
     differing = [name for name, *_ in descriptions[0].recipe.differences(again)]
     assert differing == ["arguments"], "another machine without the library encodes the captions anew, and says so"
+
+
+@pytest.mark.parametrize(("computes_bfloat16", "precision"), [(True, "bfloat16"), (False, "float32")])
+def test_a_card_that_emulates_bfloat16_computes_float32(flux, computes_bfloat16, precision):
+    context = DescribeContext(device="cuda:0", ask=lambda target, **arguments: computes_bfloat16)
+    first = describe_sequence(PromptSettings(text_encoder=str(flux)), context)
+    assert (first.recipe.compute_dtype, first.recipe.storage_dtype) == (precision, "bfloat16")
+    cached = {"recipe": first.recipe, "provenance": first.provenance, "ask": None}
+    assert describe_sequence(PromptSettings(), replace(context, **cached)).recipe == first.recipe
