@@ -100,7 +100,8 @@ class Musubi(base.Format):
         """See ``Format``."""
         files, stem = dict[str, base.Make](), sample.stem.rpartition("/")[2]
         for dataset in self._datasets(sample):
-            bucket = self._bucket(sample, dataset)
+            table = dataset.table
+            bucket = table.nearest(sample.size) if self.geometry.upscale else table.within(sample.size)
             size = bucket if sample.frames else sample.size
             clip = f"_00000-{sample.frames:03d}" if sample.frames else ""
             name = f"{stem}{clip}_{size.width:04d}x{size.height:04d}_{self.architecture.code}.safetensors"
@@ -147,12 +148,6 @@ class Musubi(base.Format):
     def _datasets(self, sample: base.Sample) -> list[base.Dataset]:
         """Those of an image: one for each resolution."""
         return [dataset for dataset in self.datasets if dataset.folder == sample.folder]
-
-    def _bucket(self, sample: base.Sample, dataset: base.Dataset) -> Size:
-        """The bucket of an image in a data set; that of an export is among those of the cache."""
-        table = dataset.table
-        bucket: Size | None = table.nearest(sample.size) if self.geometry.upscale else table.within(sample.size)
-        return bucket or table.resolution
 
     def _latents(self, sample: base.Sample, size: Size, bucket: Size) -> bytes:
         tensors = dict[str, torch.Tensor]()

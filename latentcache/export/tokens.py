@@ -75,7 +75,12 @@ class TokenExport(Export):
         documents = {name: part.documents() for name, part in parts.items()}
         for part in documents.values() if settings.format != "hf-disk" else ():
             reject_masked(part, settings.format)
-        rows = {name: part.rows(**self._layout()) for name, part in parts.items()} if settings.layout else {}
+        layout: dict[str, Any] = {settings.layout: settings.length}
+        if settings.overflow is not None:
+            layout["overflow"] = settings.overflow
+        if settings.format == "mds" and settings.layout == "chunk":
+            layout["last_chunk"] = "drop"  # a collator would pad a short row, and would need a padding token
+        rows = {name: part.rows(**layout) for name, part in parts.items()} if settings.layout else {}
         self._splits: Mapping[str, Any] = rows or documents
         self.noun = "rows" if rows else "documents"
         self._documents = self.cache.documents()
@@ -95,8 +100,18 @@ class TokenExport(Export):
 
     def write(self, folder: Folder, on_progress: Advanced) -> tuple[dict[str, Any], dict[str, Any]]:
         """See ``Export``."""
-        settings, metadata, about, more = self.settings, self._metadata(), dict[str, Any](), dict[str, Any]()
+        settings, about, more = self.settings, dict[str, Any](), dict[str, Any]()
         root, dtype = folder.root, self._documents.dtype.name
+        field = self.snapshot.fields[self._documents.field]
+        metadata = {
+            **self.facts,
+            "documents": len(self._documents),
+            "field": self._documents.field,
+            "recipe_id": field.recipe_id.hex(),
+            "recipe": dict(field.recipe_json),
+            "tokenizer": str(field.provenance.get("tokenizer", "")),
+            "validation": settings.validation,
+        }
         if settings.layout:
             metadata["overflow"] = settings.overflow
             about = {
@@ -126,28 +141,6 @@ class TokenExport(Export):
         about |= counts(written) if not settings.layout else {}
         folder.add_all()
         return metadata | about, {"format": settings.format, "part": metadata["part"], **more, **about}
-
-    def _layout(self) -> dict[str, Any]:
-        """Arguments of ``cache.rows``."""
-        settings = self.settings
-        wanted: dict[str, Any] = {settings.layout: settings.length}
-        if settings.overflow is not None:
-            wanted["overflow"] = settings.overflow
-        if settings.format == "mds" and settings.layout == "chunk":
-            wanted["last_chunk"] = "drop"  # a collator would pad a short row, and would need a padding token
-        return wanted
-
-    def _metadata(self) -> dict[str, Any]:
-        field = self.snapshot.fields[self._documents.field]
-        return {
-            **self.facts,
-            "documents": len(self._documents),
-            "field": self._documents.field,
-            "recipe_id": field.recipe_id.hex(),
-            "recipe": dict(field.recipe_json),
-            "tokenizer": str(field.provenance.get("tokenizer", "")),
-            "validation": self.settings.validation,
-        }
 
 
 def write_splits(

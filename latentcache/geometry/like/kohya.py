@@ -213,13 +213,9 @@ def _subsets(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _check(path: Path, subsets: Sequence[Mapping[str, Any]]) -> None:
     """Raise a UsageError for settings that one cache cannot follow."""
-    for subset in subsets:
-        if subset.get("dataset_config"):
-            problem, fix = (
-                f"{path}: has its data sets in another file",
-                f"--trainer-config {subset['dataset_config']}",
-            )
-            raise UsageError(problem, where=str(path), fix=fix)
+    if named := [subset["dataset_config"] for subset in subsets if subset.get("dataset_config")]:
+        problem, fix = f"{path}: has its data sets in another file", f"--trainer-config {named[0]}"
+        raise UsageError(problem, where=str(path), fix=fix)
     folders = dict[str, set[str]]()
     for subset in subsets:
         parts = [str(subset.get(name)) for name in ("image_dir", "metadata_file", "num_repeats", "is_reg")]

@@ -89,7 +89,8 @@ class Musubi(trainer.Trainer):
         trainer.check_alike(path, datasets, {"enable_bucket": False, "bucket_no_upscale": False})
         first = datasets[0]
         sides = tuple(dict.fromkeys(_resolution(dataset) for dataset in datasets))
-        frames = sorted({_rounded(each) for dataset in datasets for each in dataset.get("target_frames", ())})
+        clips = [int(frames) for dataset in datasets for frames in dataset.get("target_frames", ())]
+        frames = sorted({(clip - 1) // 4 * 4 + 1 for clip in clips})  # as the trainer rounds them
         words = [f"resolution [{side.width}, {side.height}]" for side in sides]
         words += [trainer.shown(name, first, default) for name, default in _SIZES.items() if name != "resolution"]
         words += [f"{name} is not used" for name in _UNUSED if any(dataset.get(name) for dataset in datasets)]
@@ -121,8 +122,3 @@ def _resolution(dataset: Mapping[str, Any]) -> Size:
     value = dataset.get("resolution", _SIZES["resolution"])
     width, height = value if isinstance(value, list) else (value, value)
     return Size(int(height), int(width))
-
-
-def _rounded(frames: Any) -> int:
-    """Frames of a clip as the trainer rounds them: 1 and a multiple of 4."""
-    return (int(frames) - 1) // 4 * 4 + 1

@@ -164,12 +164,18 @@ class SimpleTuner(trainer.Trainer):
             raise UsageError(problem, where=str(path), fix=fix)
         words, options = _sizes(path, backends, general)
         batch, rounding = general.get("train_batch_size"), int(general.get("aspect_bucket_rounding") or 2)
+        no_latents = [
+            f"{backend.get('id')}: {name} = {str(backend[name]).lower()}"
+            for backend in backends
+            for name, values in _NO_LATENTS.items()
+            if backend.get(name) in values and (not name.startswith("crop") or backend.get("crop"))
+        ]
+        no_latents += [f"aspect_bucket_rounding = {rounding}"] if rounding != 2 else []
         return trainer.TrainerSettings(
             words=", ".join(words),
             options=options,
             source={"config": str(backend_path.resolve()), "layout": ""},
-            no_latents=_set(backends, _NO_LATENTS)
-            + ((f"aspect_bucket_rounding = {rounding}",) if rounding != 2 else ()),
+            no_latents=tuple(no_latents),
             no_text=tuple(
                 f"{backend.get('id')}: caption_shuffle.enable = true"
                 for backend in backends
@@ -238,12 +244,3 @@ def _side(backend: Mapping[str, Any]) -> int:
     """Resolution of a backend as the side of a square, in pixels."""
     value = float(backend["resolution"])
     return int(math.sqrt(value * 1e6)) if backend["resolution_type"] == "area" else int(value)
-
-
-def _set(backends: Sequence[Mapping[str, Any]], forbidden: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
-    return tuple(
-        f"{backend.get('id')}: {name} = {str(backend[name]).lower()}"
-        for backend in backends
-        for name, values in forbidden.items()
-        if backend.get(name) in values and (not name.startswith("crop") or backend.get("crop"))
-    )
