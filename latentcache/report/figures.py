@@ -18,7 +18,6 @@ from latentcache.errors import CorruptEntryError, MissingEntryError, UsageError
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.dtypes import FLOATS, as_floats
 from latentcache.fields.settings import flat_settings
-from latentcache.geometry.sizes import Size
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
@@ -74,10 +73,6 @@ class Crops(Value, eq=False):
     def enlarged(self) -> NDArray[np.float64]:
         """(n,) enlargement; 1 or less: the image was not enlarged."""
         return np.asarray((self.resize / np.maximum(self.original, 1)).max(axis=1))
-
-    def size(self, number: int) -> tuple[Size, Size]:
-        """The image and the bucket of one item."""
-        return Size(*self.original[number].tolist()), Size(*self.bucket[number].tolist())
 
     def box(self, number: int) -> dict[str, float]:
         """The crop in percent of the image: ``left``, ``top``, ``width``, ``height``."""

@@ -120,7 +120,7 @@ def _chosen(snapshot: Snapshot, crops: Crops, named: set[str], count: int) -> li
 def _card(snapshot: Snapshot, crops: Crops, number: int, reasons: Mapping[str, list[str]]) -> dict[str, Any]:
     samples, sample = snapshot.samples, int(crops.sample[number])
     name, caption = samples.names[sample], samples.inputs.get("caption")
-    size, bucket = crops.size(number)
+    height, width = crops.original[number].tolist()
     loss, enlarged = float(crops.loss[number]), float(crops.enlarged[number])
     texts = caption.text[sample].split(BETWEEN) if caption is not None and caption.text is not None else None
     marks = [{"kind": "bad", "text": reason} for reason in reasons.get(name, ())]
@@ -130,9 +130,9 @@ def _card(snapshot: Snapshot, crops: Crops, number: int, reasons: Mapping[str, l
     return {
         "name": name,
         "captions": texts or [],
-        "size": f"{size.width} x {size.height}",
-        "bucket": f"{bucket.width} x {bucket.height}",
-        "aspect": size.width / max(size.height, 1),
+        "size": f"{width} x {height}",
+        "bucket": "{1} x {0}".format(*crops.bucket[number].tolist()),
+        "aspect": width / max(height, 1),
         "loss": loss,
         "enlarged": enlarged,
         "box": crops.box(number),
