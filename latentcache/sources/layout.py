@@ -283,10 +283,10 @@ class Partners:
         if folder == "":
             return image
         if folder is not None:
-            for inner in (
-                stem.removeprefix(image_set.prefix),
-                *[stem.rpartition("/")[2]][image_set.paired_by_path :],
-            ):
+            names = [stem.removeprefix(image_set.prefix)]
+            if not image_set.paired_by_path:
+                names.append(stem.rpartition("/")[2])
+            for inner in names:
                 if (file := self._apart.get(f"{folder}/{inner}")) is not None:
                     return file
         return self._beside.get((role, stem), -1)
@@ -302,7 +302,7 @@ class Partners:
 def unfit(data: Path, word: str, why: str) -> UsageError:
     """The error for a layout that was asked for and is not there."""
     return UsageError(
-        f"{data} cannot be read so",
+        f"{data} does not have this layout",
         argument="layout",
         value=word,
         where=str(data),
