@@ -179,12 +179,12 @@ def loss_spans(corpus: Corpus, plan: RowPlan) -> LossSpans:
     first = spans[:, 0] - plan.start[piece]
     last = np.minimum(first + spans[:, 1], plan.length[piece])
     first = np.maximum(first, skip[piece])
-    some = last > first
-    piece = piece[some]
+    learned = last > first
+    piece = piece[learned]
     return LossSpans(
         ends=np.cumsum(np.bincount(rows[piece], minlength=len(plan)), dtype=np.int64),
-        first=(first[some] + columns[piece]).astype(np.int32),
-        last=(last[some] + columns[piece]).astype(np.int32),
+        first=(first[learned] + columns[piece]).astype(np.int32),
+        last=(last[learned] + columns[piece]).astype(np.int32),
     )
 
 
@@ -311,9 +311,9 @@ def _some_rows(plan: RowPlan, which: NDArray[np.integer] | NDArray[np.bool_]) ->
 
 def _named(documents: NDArray[np.integer], corpus: Corpus) -> str:
     """The first documents by file, line and length."""
-    some = [f"{corpus.where(number)} ({corpus.length[number]} tokens)" for number in documents[:_NAMED].tolist()]
-    more = len(documents) - len(some)
-    return ", ".join(some) + (f" and {more} more" if more > 0 else "")
+    names = [f"{corpus.where(number)} ({corpus.length[number]} tokens)" for number in documents[:_NAMED].tolist()]
+    more = len(documents) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
 def best_fit(length: NDArray[np.integer], capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -349,15 +349,15 @@ def _rows(counts: list[int], capacity: int) -> list[int]:
             else:
                 rows = list(range(opened, opened + needed))
                 opened += needed
-            full, some = divmod(min(waiting, fit * len(rows)), fit)
+            full, rest = divmod(min(waiting, fit * len(rows)), fit)
             placed += rows[:full] if fit == 1 else chain.from_iterable(repeat(row, fit) for row in rows[:full])
             rooms[room - fit * length] += rows[:full]
             occurring |= (full > 0) << (room - fit * length)
-            if some:
-                placed += [rows[full]] * some
-                rooms[room - some * length].append(rows[full])
-                occurring |= 1 << (room - some * length)
+            if rest:
+                placed += [rows[full]] * rest
+                rooms[room - rest * length].append(rows[full])
+                occurring |= 1 << (room - rest * length)
             if wide and not rooms[room]:
                 occurring ^= 1 << room
-            waiting -= full * fit + some
+            waiting -= full * fit + rest
     return placed

@@ -284,8 +284,8 @@ def _in_steps(
     """
     batches, plans = report.batches, report.buckets
     filled = [_filled(rows, plan) for rows, plan in zip(parts, plans, strict=True) if plan.steps]
-    rows = np.concatenate([np.empty(0, dtype=np.int32), *(some for some, _ in filled)])
-    is_pad = np.concatenate([np.empty(0, dtype=np.bool_), *(some for _, some in filled)])
+    rows = np.concatenate([np.empty(0, dtype=np.int32), *(of_bucket for of_bucket, _ in filled)])
+    is_pad = np.concatenate([np.empty(0, dtype=np.bool_), *(of_bucket for _, of_bucket in filled)])
     counts = np.array([plan.steps for plan in plans], dtype=np.int64)
     bucket = np.repeat(np.array([plan.number for plan in plans], dtype=np.int32), counts)
     sizes = np.repeat(np.array([plan.size for plan in plans], dtype=np.int64), counts)
@@ -392,10 +392,11 @@ class Epochs:
                 raise ValueError(f"version {state['version']!r}; this version of latentcache reads {STATE_VERSION}")
             seed = None if state["seed"] is None else as_index(state["seed"])
             epoch = as_index(state["epoch"])
-            legs = [
-                (self._sizes(size, as_index(world_size)), as_index(steps))
-                for size, world_size, steps in state["legs"]
-            ]
+            remainder, legs = self.report.batches.remainder, list[Leg]()
+            for size, world_size, steps in state["legs"]:
+                sizes = size if isinstance(size, dict) else {"batch_size": size}
+                batches = BatchPlan(**sizes, world_size=as_index(world_size), remainder=remainder)
+                legs.append((batches, as_index(steps)))
             if epoch < 0 or not legs or min(steps for _, steps in legs) < 0:
                 raise ValueError(f"epoch {epoch} with the legs {legs}")
         except (KeyError, TypeError, ValueError) as error:
@@ -428,11 +429,6 @@ class Epochs:
     def _legs(self, position: Position) -> tuple[Leg, ...]:
         """Return the legs of an epoch that were delivered; the last leg has the sizes in use."""
         return (*position.earlier, (self.report.batches, position.delivered))
-
-    def _sizes(self, size: Any, world_size: int) -> BatchPlan:
-        """The sizes of a checkpoint; raises an error if they are none."""
-        sizes = size if isinstance(size, dict) else {"batch_size": size}
-        return BatchPlan(**sizes, world_size=world_size, remainder=self.report.batches.remainder)
 
     def _rest(self, position: Position) -> EpochPlan:
         return rest_of_epoch(self._index, self._legs(position), seed=position.seed, epoch=position.epoch)
