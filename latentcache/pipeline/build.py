@@ -529,8 +529,9 @@ def with_read_contents(samples: SampleTable, kind: FieldKind, read: ReadColumns)
         for number, name in enumerate(kind.inputs):
             there = read.stat[:, number].any(axis=1)
             if samples.inputs[name].text is None and there.any():
-                contents = read.content[there, number], read.stat[there, number]
-                samples = with_contents(samples, name, read.sample[there].astype(np.intp), *contents)
+                jobs: Any = slice(None) if there.all() else there  # a slice copies nothing
+                contents = read.content[jobs, number], read.stat[jobs, number]
+                samples = with_contents(samples, name, read.sample[jobs], *contents)
     return samples
 
 

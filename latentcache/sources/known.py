@@ -193,12 +193,14 @@ def with_contents(
     contents[rows] = content
     stats, whole = writable(samples.files.stat), writable(samples.files.content)
     part: NDArray[np.bool_] = np.zeros(len(rows), np.bool_) if held.line is None else np.asarray(held.line)[rows] > 0
-    stats[files[~part]], whole[files[~part]] = stat[~part], content[~part]
-    same = (stats[files, :5] == stat[:, :5]).all(axis=1) & part
-    moments = np.full(len(stats), np.iinfo(np.uint64).max, dtype=np.uint64)
-    np.minimum.at(moments, files[part], np.where(same, stat[:, 5], 0)[part])
-    archives = np.unique(files[part])
-    before, moments = stats[archives, 5], moments[archives]
+    alone: Any = ~part if part.any() else slice(None)  # a slice copies nothing
+    stats[files[alone]], whole[files[alone]] = stat[alone], content[alone]
+    files, stat = files[part], stat[part]
+    same = (stats[files, :5] == stat[:, :5]).all(axis=1)
+    archives, archive = np.unique(files, return_inverse=True)
+    moments = np.full(len(archives), np.iinfo(np.uint64).max, dtype=np.uint64)
+    np.minimum.at(moments, archive, np.where(same, stat[:, 5], 0))
+    before = stats[archives, 5]
     stats[archives, 5] = np.where(before > 0, np.minimum(before, moments), moments)
     inputs = {**samples.inputs, name: replace(held, content=contents)}
     return replace(samples, files=replace(samples.files, stat=stats, content=whole), inputs=inputs)
