@@ -68,9 +68,9 @@ Chunk = Annotated[int | None, _shared("--chunk N", "Make rows with N tokens cut 
 Overflow = Annotated[str | None, _shared("--overflow POLICY", _OVERFLOW)]
 
 
-#: Mapping of the options of DATA that were given; None: none was.
+#: The options of DATA on the command line; None if there are none.
 Source = Any
-#: Mapping of the settings of a build that were given, but its data, cache and fields.
+#: The settings of a build on the command line, without data, cache and fields.
 Run = Any
 #: Command -> module and name of the class of its settings.
 _SETTINGS = {

@@ -495,7 +495,7 @@ def _plural(inputs: Iterable[str]) -> str:
 
 
 def _replanned(work: FieldWork, samples: SampleTable) -> int:
-    """Items that another recipe would have, if it were decided for the samples of now; 0 if these are as before."""
+    """Count the items that ``--replan`` would encode again; 0 if the recipe would stay the same."""
     if work.before is None or work.kept is not None:
         return 0
     recipe = work.kind.completed(work.recipe, lambda: samples, again=True)
@@ -511,14 +511,14 @@ def _replanned(work: FieldWork, samples: SampleTable) -> int:
 
 
 def slices(jobs: Iterator[Job], every: float | None) -> Iterator[Iterator[Job]]:
-    """Jobs in slices that end when a snapshot is due; each is taken before the next one begins."""
+    """Cut jobs into slices that end when a snapshot is due. Use up each slice before you take the next one."""
     for job in jobs:
         due = time.monotonic() + (math.inf if every is None else every)
         yield chain([job], until(due, jobs))
 
 
 def until(due: float, jobs: Iterator[Job]) -> Iterator[Job]:
-    """Jobs as long as there is time."""
+    """Yield jobs until the time is over."""
     while time.monotonic() < due and (job := next(jobs, None)) is not None:
         yield job
 

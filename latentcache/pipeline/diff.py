@@ -80,7 +80,7 @@ class FieldWork:
     result: RunResult | None = None
     """Result of its run; None: there was nothing to do, or no run yet."""
     replan: int = 0
-    """Items to encode again if what its recipe decided for earlier samples were decided for these."""
+    """Items that ``--replan`` would encode again."""
     noise: Mapping[str, Any] = field(default_factory=dict)
     """Joined noise of encoders: of the items in ``before``, of a run, of parts."""
 
@@ -175,7 +175,7 @@ class FieldWork:
         return 0 if before is None or before.recipe_id == self.recipe.recipe_id else before.entries
 
     def shuffle(self, samples: SampleTable) -> None:
-        """Have jobs of every group come early, for snapshots of a part; records stay in the order of their files."""
+        """Bring jobs of every group to the front: an early snapshot has every bucket. Records keep their order."""
         if samples.inputs[self.kind.inputs[0]].line is not None:
             return
         sample = self.plan.sample[self.todo]

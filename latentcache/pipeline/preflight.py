@@ -120,7 +120,7 @@ class Existing(Value):
 
 
 def read_existing(settings: BuildSettings) -> Existing:
-    """Read what the cache holds. Damage is reported, not raised: entries are found by key without a snapshot."""
+    """Read what the cache holds. Damage is reported, not raised, because entries are found by key alone."""
     paths = CachePaths(settings.cache)
     begun, state, snapshot = read_state(paths), dict[str, Any](), None
     current, damage = 0, ""

@@ -240,7 +240,7 @@ def publish(
 
 
 def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalog, root: Path) -> NewSnapshot:
-    """Draw up the next snapshot; completes the rejections of the works."""
+    """Put the next snapshot together, and add missing rejections to the works."""
     samples, is_waiting = base.samples, np.zeros(len(base.samples), dtype=np.bool_)
     for work in works if base.building else ():
         lacking = work.plan.sample[(work.catalog_item < 0) & (work.plan.variant < work.recipe.spec.first_prompt)]
@@ -272,7 +272,7 @@ def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalo
 
 
 def _part_of(work: FieldWork, samples: SampleTable, catalog: Catalog) -> FieldWork:
-    """The same work for a snapshot of some of its samples."""
+    """A copy of the work for a snapshot that has some of its samples."""
     part = replace(work, kept=None, plan=replace(work.plan, sample=work.plan.sample.copy()))
     if work.kept is not None:
         find_items(part, samples, catalog)
@@ -423,7 +423,7 @@ def samples_in_use(
 
 
 def _without_young_stats(stat: Any) -> Any:
-    """Stat memos, with 0 as the moment of hashing where it is too early to trust them: every build has another."""
+    """Stat memos with 0 as time of hashing for files that just changed: each build would store another time."""
     memos = np.ascontiguousarray(stat, dtype=np.uint64).reshape(-1, STAT_WIDTH)
     young = racy(memos) & (memos[:, -1] != 0)
     if not young.any():

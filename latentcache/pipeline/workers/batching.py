@@ -281,7 +281,7 @@ class Batches:
         self._in_flight: deque[tuple[list[PendingItem], Results | Future[Results]]] = deque()
 
     def add(self, item: PendingItem) -> list[PendingItem]:
-        """Have an item wait; gives the items of its group once another one would not fit into their batch."""
+        """Keep an item for a batch; return the items of its group once their batch is full."""
         group, job = self._groups[item.group], item.owner.job
         waiting = self.waiting.setdefault(item.group, [])
         waiting.append(item)
@@ -292,7 +292,7 @@ class Batches:
         return self.take(item.group) if large or len(waiting) >= self._limits[item.group] else []
 
     def take(self, group: int | None = None) -> list[PendingItem]:
-        """The items that wait of a group [default: of the one that holds most memory]."""
+        """Return and forget the waiting items of a group [default: the group that holds most memory]."""
         if group is None:
             group = max(self.waiting, key=lambda number: num_bytes(self.waiting[number]))
         del self._costs[group]
@@ -304,7 +304,7 @@ class Batches:
         return [item for batch, _ in self._in_flight for item in batch]
 
     def submit(self, items: Sequence[PendingItem]) -> list[Result]:
-        """Begin to encode items of one group; gives results that are there meanwhile, also of earlier items."""
+        """Start to encode items of one group; return the results that are ready, also of earlier items."""
         done: list[Result] = []
         waiting = list(items)
         while waiting:
@@ -328,7 +328,7 @@ class Batches:
         return done + self.collect(wait=False)
 
     def collect(self, *, wait: bool) -> list[Result]:
-        """Results that are there, or all of them."""
+        """Return the results that are ready; with ``wait`` all of them."""
         done: list[Result] = []
         while self._in_flight and (wait or _is_done(self._in_flight[0][1])):
             done += self._fetch()

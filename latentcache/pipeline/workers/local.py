@@ -356,7 +356,7 @@ class WorkerThread(_Watched):
 
 
 class LocalEngine(AbstractContextManager["LocalEngine"]):
-    """Workers of this machine, see :class:`Engine`; ``device`` is the one that questions are about.
+    """Workers of this machine, see :class:`Engine`; questions are answered on ``device``.
 
     ``neighbors`` engines share the memory and the cores of the machine, this one included.
     """

@@ -30,7 +30,7 @@ _SENT_BYTES, _SENT_S = 256 << 20, 600.0
 #: Batches waiting for the writer; more would only hide a slow disk in memory.
 _QUEUE_BATCHES = 8
 _Batch = tuple[Sequence[NewEntry], Sequence[TrackedJob]]
-#: Comes out of the queue if a commit is late; an empty batch that was put in is another one.
+#: Returned in place of a batch when a commit is due. An empty batch from a caller is another object.
 _LATE: _Batch = ((), ())
 
 
