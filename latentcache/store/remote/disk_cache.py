@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
@@ -45,8 +45,9 @@ class DiskCache:
         """None: everything that is read stays on the disk."""
         self._sizes, self._paths = sizes, CachePaths(folder)
         self._process, self._mutex, self._first_warning = os.getpid(), threading.Lock(), threading.Lock()
-        self._kept: list[Future[ShardFile]] = []
-        self._fetched: weakref.WeakValueDictionary[str, Future[ShardFile]] = weakref.WeakValueDictionary()
+        self._fetched: MutableMapping[str, Future[ShardFile]] = {}
+        if max_bytes is not None:
+            self._fetched = weakref.WeakValueDictionary()
 
     def __reduce__(self) -> Any:
         return DiskCache, (self.url, self._paths.root, self._sizes, self.max_bytes)
@@ -80,8 +81,6 @@ class DiskCache:
                     fetched = self._threads.submit(self._fetch, shard)
                 self._fetched[shard] = fetched
                 fetched.add_done_callback(partial(self._forget_failed, shard))
-                if self.max_bytes is None:
-                    self._kept.append(fetched)
             return fetched
 
     def has(self, shard: str) -> bool:
