@@ -9,16 +9,8 @@ import time
 import numpy as np
 
 from latentcache.fields.latents import PixelProfile
-from latentcache.fields.protocol import (
-    Described,
-    FieldKind,
-    FieldRecipe,
-    FieldSpec,
-    Made,
-    Prepared,
-    Producer,
-    WorkSize,
-)
+from latentcache.fields.protocol import Described, FieldKind, Made, Prepared, Producer, WorkSize
+from latentcache.fields.recipe import FieldRecipe, FieldSpec
 from latentcache.fields.settings import Settings, setting
 from latentcache.images.decode import decode
 
