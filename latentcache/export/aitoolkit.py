@@ -79,7 +79,8 @@ class AiToolkit(base.Format):
     name = "ai-toolkit"
     architectures = _ROWS
     is_scaled = True
-    fields: Mapping[str, Sequence[str]] = {"latents": (base.LATENTS,), "text": (base.TEXT, base.POOLED)}
+    latent_fields = (base.LATENTS,)
+    text_fields = (base.TEXT, base.POOLED)
     extensions = ("jpg", "jpeg", "png", "webp")
     no_caption = "uses default_caption, else the empty caption"
     several_lines = "all of them"

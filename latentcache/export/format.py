@@ -183,8 +183,9 @@ class Format:
     """As ``--to``, ``build --like`` and ``plan --for`` name it."""
     is_scaled: bool = False
     """True: latents are written as the model trains on them; False: as the encoder makes them."""
-    fields: Mapping[str, Sequence[str]] = {"latents": (LATENTS, MASK), "text": (TEXT, POOLED, IDS)}
-    """``latents`` and ``text`` of ``--fields`` -> fields of the cache that it writes, if they are there."""
+    latent_fields: Sequence[str] = (LATENTS, MASK)
+    """Fields of the cache that it writes for ``--fields latents``, if they are there."""
+    text_fields: Sequence[str] = (TEXT, POOLED, IDS)
     optional: Sequence[str] = ()
     """Fields that a sample may lack."""
     architectures: Sequence[Architecture] = ()
@@ -195,7 +196,6 @@ class Format:
     """Images that the trainer finds by their names; others are written as PNG."""
     shared: Sequence[str] = ("repeats", "is_reg")
     """Attributes that all samples of a folder of the export share."""
-    has_videos: bool = False
     has_flips: bool = True
     no_caption: str = ""
     """What the trainer does with an image without a caption."""
@@ -233,7 +233,7 @@ class Format:
     @property
     def takes_control(self) -> bool:
         """True if the model takes latents of control images."""
-        return CONTROL in self.fields["latents"] and (not self.architectures or self.architecture.has_control)
+        return CONTROL in self.latent_fields and (not self.architectures or self.architecture.has_control)
 
     def target(self, sample: Sample) -> str:
         """Name of an image in the exported folder; the given sample still has its name in the data set as target."""

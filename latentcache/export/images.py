@@ -64,7 +64,10 @@ class ImageExport(Export):
     def __init__(self, settings: ExportSettings) -> None:
         super().__init__(settings)
         trainer, kinds = TRAINER_FORMATS[settings.format], settings.fields or "latents"
-        names = [name for kind, fields in trainer.fields.items() if kinds in (kind, "all") for name in fields]
+        names = [
+            *(trainer.latent_fields if kinds != "text" else ()),
+            *(trainer.text_fields if kinds != "latents" else ()),
+        ]
         self.fields = [name for name in names if name in self.snapshot.fields]
         self._recipe = self._checked_recipe()
         self._root = names_root(settings.data or Path(self.snapshot.source["root"]), self.snapshot.source)
@@ -164,7 +167,7 @@ class ImageExport(Export):
             problem = f"{settings.cache}: holds no embeddings of captions"
             raise UsageError(problem, fix=f"{build('--text-encoder PIPELINE')}; or --fields latents")
         self.check_demo()
-        has_clips = field.recipe.geometry.clips is not None and not TRAINER_FORMATS[settings.format].has_videos
+        has_clips = field.recipe.geometry.clips is not None and not TRAINERS[settings.format].has_videos
         if has_clips or field.recipe.geometry.crops > 1:
             raise UsageError(
                 f"{settings.cache}: holds clips or several crops, which --to {settings.format} cannot write",

@@ -57,10 +57,11 @@ class Musubi(base.Format):
 
     name = "musubi"
     architectures = _ROWS
-    fields: Mapping[str, Sequence[str]] = {"latents": (base.LATENTS, base.CONTROL), "text": (base.TEXT, base.POOLED)}
+    latent_fields = (base.LATENTS, base.CONTROL)
+    text_fields = (base.TEXT, base.POOLED)
     extensions = ("png", "jpg", "jpeg", "webp", "bmp", "avif", "mp4", "mov", "mkv", "webm", "m4v")
     shared = ()
-    has_videos, has_flips = True, False
+    has_flips = False
     no_caption = "leaves them out"
     several_lines = "all of them"
 

@@ -103,10 +103,7 @@ class OneTrainer(base.Format):
         Text(base.SD, (base.IDS,)),
         *(Text(pipeline, (base.POOLED, base.IDS)) for pipeline in (base.SDXL, base.SD3, base.FLUX)),
     )
-    fields: Mapping[str, Sequence[str]] = {
-        "latents": (base.LATENTS, base.MASK, base.CONTROL),
-        "text": (base.TEXT, base.POOLED, base.IDS),
-    }
+    latent_fields = (base.LATENTS, base.MASK, base.CONTROL)
     draws_captions = True
     extensions = ("bmp", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif")
     no_caption = "trains on the empty caption"

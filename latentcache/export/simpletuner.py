@@ -44,10 +44,7 @@ class SimpleTuner(base.Format):
         Text(base.SD3, (base.POOLED,), name="sd3"),
         Text(base.FLUX, (base.POOLED, base.IDS), name="flux"),
     )
-    fields: Mapping[str, Sequence[str]] = {
-        "latents": (base.LATENTS, base.CONTROL),
-        "text": (base.TEXT, base.POOLED, base.IDS),
-    }
+    latent_fields = (base.LATENTS, base.CONTROL)
     optional = (base.CONTROL,)
     is_scaled = True
     extensions = ("bmp", "jpg", "jpeg", "png", "tif", "tiff", "webp")
