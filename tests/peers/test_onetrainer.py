@@ -41,17 +41,19 @@ def serve(out, name, *, text=False, epochs=1, **config):
 
 
 @pytest.fixture(scope="session")
-def masked(sets):
-    """Ten images, one of them with a mask."""
-    draw(sets / "1_dogs/p7-masklabel.png", TEN[7], seed=77)
-    return sets
+def images(sets, tmp_path_factory):
+    """Ten images in two folders, one of them with a mask."""
+    folder = tmp_path_factory.mktemp("images") / "ten"
+    shutil.copytree(sets, folder)
+    draw(folder / "1_dogs/p7-masklabel.png", TEN[7], seed=77)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def conditioned(masked, tmp_path_factory):
+def conditioned(images, tmp_path_factory):
     """The same with a conditioning image for each."""
     folder = tmp_path_factory.mktemp("conditioned") / "ten"
-    shutil.copytree(masked, folder)
+    shutil.copytree(images, folder)
     for number, path in enumerate(sorted(folder.glob("*/p?.png"))):
         draw(path.with_name(f"{path.stem}-condlabel.png"), TEN[number], seed=50 + number)
     return folder
@@ -82,8 +84,8 @@ def of_image(served, name, epoch=0):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_image_is_accepted_and_every_value_is_equal(run, masked, vaes, tmp_path, name):
-    out = make(name, masked, tmp_path, vaes / name)
+def test_every_image_is_accepted_and_every_value_is_equal(run, images, vaes, tmp_path, name):
+    out = make(name, images, tmp_path, vaes / name)
     served, counts = serve(out, name, epochs=5, masked_training=True)
     assert counts is not None, served
     loader = (
@@ -107,7 +109,7 @@ def test_every_image_is_accepted_and_every_value_is_equal(run, masked, vaes, tmp
                 assert item["crop_resolution"].tolist() == batch["target_size"][0].tolist()
                 assert item["crop_offset"].tolist() == batch["crop_top_left"][0].tolist()
     words = ("--for", "onetrainer", "--batch-size", "2", "--resolution", "256", "--bucket-step", MODELS[name][3])
-    plan = run("plan", masked, *words, "--json").json["trainer"]
+    plan = run("plan", images, *words, "--json").json["trainer"]
     alone = sum(bucket["samples"] for bucket in plan["buckets"] if not bucket["batches"])
     assert len(seen) == 10 - alone
     assert counts["batches"] == counts["lengths"] == [plan["steps_per_epoch"]] * 5
@@ -177,7 +179,7 @@ LENGTHS = {"sd3": ("--text-length", "154"), "flux": ("--text-length", "77")}
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_text_is_taken_and_every_value_is_equal(run, masked, tmp_path, name):
+def test_text_is_taken_and_every_value_is_equal(run, images, tmp_path, name):
     import transformers
 
     torch.manual_seed(0)
@@ -191,7 +193,7 @@ def test_text_is_taken_and_every_value_is_equal(run, masked, tmp_path, name):
     make_pipeline(PIPELINES[name], tmp_path / "model", **parts)
     fields = "latents,prompt_embeds,prompt_ids" + (",pooled_prompt_embeds" if name != "sd" else "")
     more = ("--fields", fields, *LENGTHS.get(name, ()))
-    out = make(name, masked, tmp_path, tmp_path / "model", *more, export=("--fields", "all"))
+    out = make(name, images, tmp_path, tmp_path / "model", *more, export=("--fields", "all"))
     served, counts = serve(out, name, text=True)
     assert counts is not None, served
     loader = open_cache(tmp_path / "cache").read(repeats=False, dtype=torch.float32).loader(batch_size=1, seed=None)
@@ -280,8 +282,8 @@ def test_flips_and_resolutions_are_those_that_its_generator_draws(run, condition
 
 
 @pytest.mark.parametrize("wrong", ["listing", "settings", "shape"])
-def test_wrong_exports_are_refused(run, masked, vaes, tmp_path, wrong):
-    out = make("sdxl", masked, tmp_path, vaes / "sdxl")
+def test_wrong_exports_are_refused(run, images, vaes, tmp_path, wrong):
+    out = make("sdxl", images, tmp_path, vaes / "sdxl")
     if wrong == "settings":
         path = out / "concepts.json"
         path.write_text(path.read_text().replace('"enable_random_hue": false', '"enable_random_hue": true'))
@@ -311,7 +313,7 @@ def test_buckets_smaller_than_a_batch_give_no_step(run, vaes, tmp_path):
         assert counts["batches"] == counts["lengths"] == [steps] == [0 if batch == 4 else 5]
 
 
-def test_it_trains_an_epoch_from_our_folder(run, masked, tmp_path):
+def test_it_trains_an_epoch_from_our_folder(run, images, tmp_path):
     """Its trainer and a tiny SDXL, with a VAE and text encoders that fail if used: as many steps as ``plan`` says."""
     import diffusers
     import transformers
@@ -322,9 +324,9 @@ def test_it_trains_an_epoch_from_our_folder(run, masked, tmp_path):
     parts |= {"unet": tiny_unet(2048, 1280), "scheduler": diffusers.DDIMScheduler(beta_schedule="scaled_linear")}
     make_pipeline(PIPELINES["sdxl"], tmp_path / "model", **parts)
     fields = ("--fields", "latents,prompt_embeds,pooled_prompt_embeds,prompt_ids", "--masks", "none")
-    out = make("sdxl", masked, tmp_path, tmp_path / "model", *fields, export=("--fields", "all"))
+    out = make("sdxl", images, tmp_path, tmp_path / "model", *fields, export=("--fields", "all"))
     trained = said_by(command_of("train_onetrainer.py", out, tmp_path / "model", tmp_path / "work", "1"))
     words = ("--for", "onetrainer", "--resolution", "256", "--batch-size", "2", "--json")
-    assert trained["steps"] == run("plan", masked, *words).json["trainer"]["steps_per_epoch"] == 7
+    assert trained["steps"] == run("plan", images, *words).json["trainer"]["steps_per_epoch"] == 7
     assert len(trained["losses"]) == 7
     assert run("verify", out).status == 0
