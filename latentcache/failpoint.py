@@ -56,7 +56,8 @@ class _Armed:
                 why=f"expected name:n:action, with a name of {', '.join(NAMES)}",
                 fix=f"unset {VARIABLE}, or for example {VARIABLE}=after-commit:2:kill",
             )
-        self.left, self.build = int(number), build
+        self.left = int(number)
+        self.build = build
 
     def passed(self, name: str) -> None:
         """Count a passage; act at the n-th one."""

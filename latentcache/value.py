@@ -52,7 +52,8 @@ def typed(kind: Any, value: Any) -> Any:
     Raises:
         TypeError: It has another type.
     """
-    inner, outer = get_args(kind), get_origin(kind) or kind
+    inner = get_args(kind)
+    outer = get_origin(kind) or kind
     if NoneType in inner:
         others = tuple(member for member in inner if member is not NoneType)
         return None if value is None else typed(Union[others], value)  # noqa: UP007 - no | of a tuple
@@ -74,7 +75,8 @@ def typed(kind: Any, value: Any) -> Any:
 
 def typed_parts(kind: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a dataclass, each as :func:`typed`; raises TypeError for an unknown one."""
-    hints, converted = _hints(kind), dict[str, Any]()
+    hints = _hints(kind)
+    converted = dict[str, Any]()
     for name, value in parts.items():
         try:
             if name not in hints:

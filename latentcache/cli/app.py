@@ -231,7 +231,9 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Options in sections, then those that only ``--help-all`` explains by name."""
-        shows_all, records, hidden = ctx.meta.get(_SHOWS_ALL, False), dict[str, list[tuple[str, str]]](), list[str]()
+        shows_all = ctx.meta.get(_SHOWS_ALL, False)
+        records = dict[str, list[tuple[str, str]]]()
+        hidden = list[str]()
         parameters = [(_section(self, parameter), parameter) for parameter in self.get_params(ctx)]
         for section, parameter in sorted(parameters, key=_rank):
             record = parameter.get_help_record(ctx)

@@ -113,11 +113,13 @@ def as_known(error: BaseException) -> LatentcacheError:
         return InterruptedBuildError(
             f"interrupted by {number.name}", signal_number=number, fix="run the command again"
         )
-    is_of_system, why = isinstance(error, OSError | MemoryError), str(error)
+    is_of_system = isinstance(error, OSError | MemoryError)
+    why = str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         slug, problem, fix = "disk-full", "the disk is full", "free some space, then run again"
     elif isinstance(error, OSError):
-        slug, problem = "system", f"the operating system reports: {error.strerror or error}"
+        slug = "system"
+        problem = f"the operating system reports: {error.strerror or error}"
         fix = "check the path and its permissions, then run again"
     elif isinstance(error, MemoryError):
         slug, problem = "memory", "this machine is out of memory"
@@ -262,7 +264,8 @@ def word_of(category: str) -> str:
 
 
 def _finding_lines(finding: Finding, more: int = 0) -> Iterator[str]:
-    line, rejected = f":{finding.line}" if finding.line else "", finding.category == "quarantined"
+    line = f":{finding.line}" if finding.line else ""
+    rejected = finding.category == "quarantined"
     name = f"{finding.path}{line}" if finding.path else finding.file or finding.key
     if finding.names:
         name = f"{count_of(finding.count, 'samples')}{f' of {name}' if name else ''}"

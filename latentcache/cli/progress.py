@@ -65,7 +65,8 @@ class ProgressDisplay:
         self.counted_up(done // 1_000_000, total // 1_000_000, "MB")
 
     def _due(self) -> bool:
-        now, interval = time.monotonic(), _DRAW_S if sys.stderr.isatty() else _LINE_S
+        now = time.monotonic()
+        interval = _DRAW_S if sys.stderr.isatty() else _LINE_S
         if self._quiet or now - self._shown < interval:
             return False
         self._shown = now
@@ -137,7 +138,8 @@ class BuildProgress(ProgressDisplay):
     def _details(self, progress: RunResult) -> str:
         """The time left, rates and counts."""
         elapsed = max(time.monotonic() - (progress.began or self._started), 1e-6)
-        encoded, reused = progress.encoded, progress.copied + progress.skipped
+        encoded = progress.encoded
+        reused = progress.copied + progress.skipped
         rate, settled = encoded / elapsed, encoded + reused
         speed = progress.cost_done * encoded / max(settled, 1) / elapsed  # cost of encoded work alone
         planned = self.plan.fields.get(progress.field) if self.plan else None
@@ -153,7 +155,8 @@ def _data_lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     """(label, text): what was recognized in DATA, in a few lines."""
     from latentcache.sources.layout import INPUTS
 
-    listing, counts = plan.listing, Counter[str]()
+    listing = plan.listing
+    counts = Counter[str]()
     if listing is None:
         return
     layout, images = listing.layout, listing.images

@@ -76,7 +76,8 @@ def compared(
     from latentcache.geometry.like.trainers import TRAINERS
 
     _check(planned, batches, "--compare")
-    rows, lost = list[dict[str, Any]](), [dict[str, float]() for _ in batch_sizes]
+    rows = list[dict[str, Any]]()
+    lost = [dict[str, float]() for _ in batch_sizes]
     for name in (GIVEN, PLANNED, *TRAINERS):
         row: dict[str, Any] = {"name": name}
         try:
@@ -112,10 +113,12 @@ def _run(planned: Planned, name: str, batches: BatchPlan, grad_accum: int) -> Tr
     from latentcache.geometry.like.trainers import TRAINERS
     from latentcache.plan.trainers import OurLoader, TrainerRun
 
-    recipe, size = planned.recipe, batches.batch_size
+    recipe = planned.recipe
+    size = batches.batch_size
     assert isinstance(recipe, LatentsRecipe)
     assert isinstance(size, int)
-    geometry, options = recipe.geometry, planned.settings or LatentsSettings()
+    geometry = recipe.geometry
+    options = planned.settings or LatentsSettings()
     trainer = TRAINERS.get(name) or OurLoader(batches.remainder, geometry.min_pixels)
     if name == PLANNED:
         settings = LatentsSettings(
@@ -182,7 +185,8 @@ def _sizes(planned: Planned, trainer: Trainer) -> list[Counter[Clip]]:
     from latentcache.fields.latents import LatentsRecipe
     from latentcache.geometry.sizes import Size
 
-    columns, count = planned.samples.columns, len(planned.samples)
+    columns = planned.samples.columns
+    count = len(planned.samples)
     times = np.asarray(columns.get("repeats", np.ones(count, np.int64))).tolist()
     set_of = np.asarray(columns.get("image_set", np.zeros(count, np.int64))).tolist()
     regs = [bool(image_set.get("is_reg")) for image_set in planned.sets] or [False]

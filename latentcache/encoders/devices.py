@@ -158,7 +158,8 @@ class Translator(Value):
         raise failure  # outside ``except``: no frame of the failed call is kept
 
     def _translated(self, subject: str, error: Exception) -> LatentcacheError:
-        text, why = f"{type(error).__name__}: {error}".lower(), first_line(error)
+        text = f"{type(error).__name__}: {error}".lower()
+        why = first_line(error)
         if isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY):
             return DeviceMemoryError(f"no memory left on the device for {subject}", why=why)
         if any(sign in text for sign in _DEVICE_FAILED):

@@ -234,7 +234,8 @@ def fingerprint(tensors: Tensors) -> str:
 
 def fingerprint_memo(tensors: Tensors, known: Mapping[str, Any] | None) -> dict[str, Any]:
     """Fingerprint tensors, unless the memo ``known`` of an earlier build has the same files; return the new memo."""
-    names, files = json_hash(sorted(tensors)).hex(), sorted({info.path for info in tensors.values()})
+    names = json_hash(sorted(tensors)).hex()
+    files = sorted({info.path for info in tensors.values()})
     memos = [StatMemo.of(path.stat(), seen_ns=time.time_ns()) for path in files]
     stats = [[str(path.resolve()), *memo.identity] for path, memo in zip(files, memos, strict=True)]
     if known is not None and (known.get("names"), known.get("stats")) == (names, stats):

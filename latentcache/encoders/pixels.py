@@ -90,7 +90,9 @@ class PixelProducer(Producer):
 
     def _items(self, job: Job, images: Sequence[EncodedImage | EncodedClip], data: bytes) -> list[Prepared]:
         """Decode the last image once, crop it once for each placement, and flip the crop of a flipped variant."""
-        geometry, size, source = self._recipe.geometry, images[0].size, images[-1]
+        geometry = self._recipe.geometry
+        size = images[0].size
+        source = images[-1]
         content = content_hash(data) if geometry.crop == "random" else b""
         placements = [
             _placement(output, self._groups[output.group], size, content, geometry) for output in job.outputs
@@ -100,9 +102,11 @@ class PixelProducer(Producer):
         crops = cut(source, dict.fromkeys(placements), frames, self._recipe, decoded)
         items = []
         for output, upright in zip(job.outputs, placements, strict=True):
-            pixels, placement = crops[upright], upright
+            pixels = crops[upright]
+            placement = upright
             if geometry.flips(output.variant):
-                pixels, placement = np.ascontiguousarray(pixels[..., ::-1, :]), flipped(upright)
+                pixels = np.ascontiguousarray(pixels[..., ::-1, :])
+                placement = flipped(upright)
             items.append(_prepared(output, pixels, placement, scaled=source.size != size))
         return items
 

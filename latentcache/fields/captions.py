@@ -75,7 +75,8 @@ class CaptionVariants(Value):
             middle, _, last = rest.partition(self.keep)
             if end:
                 return self._tags(first), self._tags(middle), self._tags(last)
-        tags, kept = self._tags(caption), int(self.keep) if self.keep.isdecimal() else 0
+        tags = self._tags(caption)
+        kept = int(self.keep) if self.keep.isdecimal() else 0
         return tags[:kept], tags[kept:], []
 
     def _tags(self, text: str) -> list[str]:

@@ -9,7 +9,6 @@ encodes nothing again. Library versions, batch size and device are provenance: r
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from itertools import chain
@@ -261,30 +260,18 @@ class LatentsRecipe(FieldRecipe):
 
     def identity(self) -> dict[str, Any]:
         """The part that enters the id, as JSON values without floats; with random crops also their number."""
-        pixels, encoder = asdict(self.pixels), self.encoder.identity()
+        pixels = asdict(self.pixels)
+        encoder = self.encoder.identity()
         return {**self.geometry.identity(), "pixels": pixels, "encoder": encoder}
 
     def group(self, bucket: Size, frames: int = 1) -> Group:
         """The items of one bucket: images, or clips of so many frames."""
-        cells, clips = latent_size(bucket, self.encoder.factor), self.geometry.clips
-        dims, axis = (frames, bucket.height, bucket.width), () if clips is None else ((frames - 1) // clips.step + 1,)
+        cells = latent_size(bucket, self.encoder.factor)
+        clips = self.geometry.clips
+        dims = (frames, bucket.height, bucket.width)
+        axis = () if clips is None else ((frames - 1) // clips.step + 1,)
         shape = (self.encoder.stored_channels, *axis, cells.height, cells.width)
         return Group(label=clip_label(dims), shape=shape, dims=dims)
-
-
-def parse_size(text: str) -> Size:
-    """``704x1152`` as height and width; raises UsageError."""
-    match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
-    if match is None:
-        size = f"{text}x{text}" if text.isdecimal() else "704x1152"
-        raise UsageError(
-            "not a size",
-            argument="buckets",
-            value=text,
-            why="expected HEIGHTxWIDTH",
-            fix=f"--bucket={size}",
-        )
-    return Size(int(match[1]), int(match[2]))
 
 
 class LatentsSettings(Settings):
@@ -302,7 +289,7 @@ class LatentsSettings(Settings):
         metavar="PIXELS",
     )
     buckets: tuple[Size, ...] | None = setting(
-        "Use this bucket, HEIGHTxWIDTH; repeat for several.", flag="--bucket", metavar="HxW", parse=parse_size
+        "Use this bucket, HEIGHTxWIDTH; repeat for several.", flag="--bucket", metavar="HxW", parse=Size.parse
     )
     bucket_step: int | None = setting("Round sides to this number [default: 64]", metavar="PIXELS", min=1)
     plan_buckets: int | None = setting(
@@ -413,11 +400,14 @@ class Latents(FieldKind):
         target = recipe.geometry.target
         if target is None or (recipe.geometry.planned and not again):
             return recipe
-        geometry, table = replace(recipe.geometry, planned=()), samples()
-        size, repeats = np.asarray(table.columns["original_size"]), table.columns.get("repeats")
+        geometry = replace(recipe.geometry, planned=())
+        table = samples()
+        size = np.asarray(table.columns["original_size"])
+        repeats = table.columns.get("repeats")
         rows = np.flatnonzero((size > 0).all(axis=1) & (size.prod(axis=1, dtype=np.int64) >= geometry.min_pixels))
         frames, _ = clip_frames(table, rows, geometry.clips, self.name)
-        rows, frames = rows[frames > 0], frames[frames > 0]
+        rows = rows[frames > 0]
+        frames = frames[frames > 0]
         if not len(rows):  # every image is rejected: the next build plans
             return recipe
         times = np.ones(len(size), dtype=np.int64) if repeats is None else np.asarray(repeats)
@@ -431,12 +421,14 @@ class Latents(FieldKind):
 
     def plan(self, samples: SampleTable, recipe: LatentsRecipe) -> FieldPlan:
         """Buckets of every sample; each distinct size and length is placed once."""
-        size, geometry = np.asarray(samples.columns["original_size"]), recipe.geometry
+        size = np.asarray(samples.columns["original_size"])
+        geometry = recipe.geometry
         has_inputs = [np.asarray(samples.inputs[name].file) >= 0 for name in self.needed]
         rows = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(has_inputs))
         clips = geometry.clips if self.one_frame or not self.follows else None
         frames, unfit = clip_frames(samples, rows, clips, self.name)
-        rows, frames = rows[frames > 0], frames[frames > 0]
+        rows = rows[frames > 0]
+        frames = frames[frames > 0]
         images = size[rows]
         size_codes, size_number = _distinct(images[:, 0].astype(np.int64) << 32 | images[:, 1])
         input_codes, input_number = _distinct(size_number.astype(np.int64) * _LENGTHS + frames)
@@ -648,7 +640,8 @@ def _notes_on_sizes(
 
 def _altered(samples: SampleTable, rows: NDArray[np.intp]) -> list[Rejected]:
     """One note for each of ``ALTERATIONS`` with the number of images that it is made to."""
-    column, notes = samples.columns.get(ALTERED), list[Rejected]()
+    column = samples.columns.get(ALTERED)
+    notes = list[Rejected]()
     for bit, (reason, words, hint) in enumerate(ALTERATIONS if column is not None else ()):
         some = rows[(np.asarray(column)[rows] >> bit & 1).astype(np.bool_)]
         if len(some):
@@ -687,6 +680,7 @@ def _spread(
     flat = np.array([group for groups in groups_of_input for group in groups], dtype=np.int32)
     if (counts == 1).all() and len(counts):
         return samples.astype(np.int32), flat[input_number]
-    repeats, first = counts[input_number], (np.cumsum(counts) - counts)[input_number]
+    repeats = counts[input_number]
+    first = (np.cumsum(counts) - counts)[input_number]
     within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     return np.repeat(samples, repeats).astype(np.int32), flat[np.repeat(first, repeats) + within]

@@ -64,7 +64,8 @@ class Mask(Paired):
 
     def plan(self, samples: SampleTable, recipe: LatentsRecipe) -> FieldPlan:
         """As of the image, with a note on samples without a mask."""
-        planned, rows = super().plan(samples, recipe), self._without(samples)
+        planned = super().plan(samples, recipe)
+        rows = self._without(samples)
         if not len(rows):
             return planned
         detail = f"{count_of(len(rows), 'samples have')} no mask: all of their image or clip counts in the loss"

@@ -123,7 +123,8 @@ class PromptRecipe(FieldRecipe):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide a variant's embeddings, without the number of variants and the prompts."""
-        shown, rule = self.as_json(), self.captions.rule()
+        shown = self.as_json()
+        rule = self.captions.rule()
         for name in ("captions", "empty_prompt", "negative_prompt"):
             del shown[name]
         return shown | ({"captions": rule} if rule else {})
@@ -227,9 +228,11 @@ class PromptEmbeds(FieldKind):
         self, samples: SampleTable, rows: NDArray[np.int32], recipe: PromptRecipe
     ) -> tuple[NDArray[np.int64], tuple[Rejected, ...]]:
         """(n,) variants of each row, and a note if some have more captions than variants."""
-        texts, number = samples.inputs["caption"].text, recipe.captions.number
+        texts = samples.inputs["caption"].text
+        number = recipe.captions.number
         assert texts is not None
-        counts, left = np.ones(len(rows), dtype=np.int64), list[int]()
+        counts = np.ones(len(rows), dtype=np.int64)
+        left = list[int]()
         if number == 1 and captions_at_most(texts) == 1:
             return counts, ()
         for start in range(0, len(rows), _BLOCK):

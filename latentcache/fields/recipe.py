@@ -168,14 +168,17 @@ def compare_floats(
     of_build = zip(least, measured_in_build, _OF_FLOOR, strict=True)
     allowed = [max(low, number * times) for low, number, times in of_build]
     step = _STEP[storage_dtype]
-    differs, worst = False, [0.0, 0.0]
+    differs = False
+    worst = [0.0, 0.0]
     if stored.shape != remade.shape or not (is_finite(stored) and is_finite(remade)):
-        differs, worst = True, [math.inf, math.inf]
+        differs = True
+        worst = [math.inf, math.inf]
     else:
         sides = (np.array_split(as_floats(side).astype(np.float64), parts) for side in (stored, remade))
         for old, new, name in zip(*sides, ("scale", "scale_logvar")[:parts], strict=True):
             apart = np.abs(old - new)
-            unit, rounding = max(float(old.std()), float(noise.get(name, 0.0))), 2 * step * float(np.abs(old).max())
+            unit = max(float(old.std()), float(noise.get(name, 0.0)))
+            rounding = 2 * step * float(np.abs(old).max())
             for number, difference in enumerate((float(apart.max()), float(apart.mean()))):
                 differs |= difference > max(allowed[number] * unit, rounding)
                 worst[number] = max(worst[number], difference / unit if unit else math.inf if difference else 0.0)
@@ -187,7 +190,8 @@ def compare_floats(
 
 def measured(first: NDArray[np.float32], other: NDArray[np.float32]) -> dict[str, float]:
     """``largest`` and ``mean`` difference of two encodings in standard deviations, and ``scale``: that deviation."""
-    apart, scale = np.abs(first - other), float(first.std()) or 1.0
+    apart = np.abs(first - other)
+    scale = float(first.std()) or 1.0
     return {"largest": float(apart.max()) / scale, "mean": float(apart.mean()) / scale, "scale": scale}
 
 

@@ -25,7 +25,8 @@ class Strings(Sequence[str]):
     def __init__(self, data: Any, ends: Any) -> None:
         if isinstance(data, np.ndarray):  # a slice of bytes costs half as much as one of an array
             width = np.int32 if len(data) <= np.iinfo(np.int32).max else np.int64
-            data, ends = data.tobytes(), np.asarray(ends, dtype=width)
+            data = data.tobytes()
+            ends = np.asarray(ends, dtype=width)
         self._data, self._ends = data, ends
 
     @property
@@ -44,7 +45,9 @@ class Strings(Sequence[str]):
     @classmethod
     def of(cls, strings: Iterable[str]) -> Strings:
         """Make a column from strings; surrogate escapes become the bytes they stand for."""
-        data, lengths, remaining = bytearray(), array("q"), iter(strings)
+        data = bytearray()
+        lengths = array("q")
+        remaining = iter(strings)
         while part := list(islice(remaining, _NEAR)):  # no string is kept
             text = "".join(part)
             lengths.extend(
@@ -76,7 +79,8 @@ class Strings(Sequence[str]):
 
     def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
         """The strings at these positions (from 0), several times faster than one by one."""
-        chosen, strings = np.asarray(positions, dtype=np.int64), list[str]()
+        chosen = np.asarray(positions, dtype=np.int64)
+        strings = list[str]()
         if isinstance(self._ends, np.ndarray):
             return _cut(self._data, self._ends[chosen - 1] * (chosen > 0), self._ends[chosen])
         for start in range(0, len(chosen), _NEAR):
@@ -84,7 +88,8 @@ class Strings(Sequence[str]):
             low, high = int(part.min()), int(part.max())
             if high - low < _GAP_STRINGS * len(part):
                 bounds = self._bounds(low, high + 1)
-                text, at = self._bytes(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
+                text = self._bytes(int(bounds[0]), int(bounds[-1]))
+                at = bounds - bounds[0]
                 strings += _cut(text, at[part - low], at[part - low + 1])
                 continue
             bounds = self._ends[np.concatenate([(part - 1).clip(min=0), part])].astype(np.int64)
@@ -101,7 +106,8 @@ class Strings(Sequence[str]):
 
     def empty(self) -> tuple[int, int]:
         """Count empty strings, and find the position of the first of them; -1: there is none."""
-        count, first = 0, -1
+        count = 0
+        first = -1
         for start in range(0, len(self), _SLICE):
             empties = np.flatnonzero(np.diff(self._bounds(start, min(start + _SLICE, len(self)))) == 0)
             first = start + int(empties[0]) if first < 0 and len(empties) else first

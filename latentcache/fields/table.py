@@ -121,7 +121,8 @@ class SampleTable(Value):
 
     def where(self, row: int) -> tuple[str, int]:
         """File and line of a sample; a sample that has a name of its own, as files and members have, has line 0."""
-        lead, name = next(iter(self.inputs.values()), None), self.names[row]
+        lead = next(iter(self.inputs.values()), None)
+        name = self.names[row]
         if lead is not None and lead.line is not None and (line := int(lead.line[row])):
             file = self.files.names[int(lead.file[row])]
             if name == f"{file}:{line}":

@@ -130,7 +130,8 @@ def _ratios(images: NDArray[np.integer], times: NDArray[np.integer], buckets: Se
     counts = np.bincount(which, weights=times).astype(np.int64)
     # Floats of different ratios differ, because no side has more than 16 bits.
     order = np.argsort(aspects[:, 0] / aspects[:, 1], kind="stable")
-    aspects, counts = aspects[order], counts[order]
+    aspects = aspects[order]
+    counts = counts[order]
     # Neighbours share a bin if there are too many: each has about the same number of samples.
     bins: NDArray[np.int64] = np.arange(len(aspects), dtype=np.int64)
     if len(aspects) > MAX_BINS:
@@ -216,8 +217,11 @@ def _cheapest(ratios: _Ratios, fits: NDArray[np.bool_], batch: int, most: int) -
         every_row = np.arange(rows)
         cost[into, end], cut[into, end] = costs[every_row, first][row], cuts[every_row, first][row]
         start[into, end], choice[into, end] = firsts[first][row], (columns.start + best[first])[row]
-    runs, end, number = list[tuple[int, int]](), count, int(cost[:, count].argmin())
+    runs = list[tuple[int, int]]()
+    end = count
+    number = int(cost[:, count].argmin())
     while end:
         runs.append((end, int(choice[number, end])))
-        end, number = int(start[number, end]), number - (most > 0)
+        end = int(start[number, end])
+        number = number - (most > 0)
     return runs[::-1]

@@ -8,6 +8,7 @@ crop is inside it, where its rule says. Cost: ``nearest`` takes about 3 µs for 
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from fractions import Fraction
 from functools import cached_property, partial, reduce
 from math import isqrt
 
-from latentcache.errors import RecipeError
+from latentcache.errors import RecipeError, UsageError
 from latentcache.value import Value
 
 #: Bumped when the same settings would give other integers; part of every recipe id.
@@ -38,6 +39,20 @@ class Size:
     def __post_init__(self) -> None:
         if self.height < 1 or self.width < 1:
             raise ValueError(f"a size has at least one pixel on each side, got {self.height}x{self.width}")
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        """The size of ``704x1152``, height and width; raises UsageError."""
+        match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
+        if match is None:
+            raise UsageError(
+                "not a size",
+                argument="buckets",
+                value=text,
+                why="expected HEIGHTxWIDTH",
+                fix=f"--bucket={text}x{text}" if text.isdecimal() else "--bucket=704x1152",
+            )
+        return cls(int(match[1]), int(match[2]))
 
     @property
     def area(self) -> int:
@@ -145,7 +160,8 @@ def bucket_table(
     least = resolution // 2 if min_side is None else min_side
     low = max(ceil_div(least, multiple), 1) * multiple
     high = floor_to(2 * resolution if max_side is None else max_side, multiple)
-    area, square = resolution * resolution, floor_to(resolution, multiple)
+    area = resolution * resolution
+    square = floor_to(resolution, multiple)
     sizes = {Size(square, square)} if low <= square <= high else set()
     for side in range(low, min(high, MAX_SIDE) + 1, multiple):
         other = min(high, floor_to(area // side, multiple))
@@ -227,7 +243,8 @@ def place_in(image: Size, bucket: Size, crop: str = "center", draw: int = 0, res
     else:
         resize = Size(ceil_div(image.height * bucket.width, image.width), bucket.width)
     below, right = resize.height - bucket.height, resize.width - bucket.width
-    top, left = (0 if crop == "top" else below // 2), right // 2
+    top = 0 if crop == "top" else below // 2
+    left = right // 2
     if crop == "random":
         top, left = (draw >> 32) % (below + 1), (draw & 0xFFFF_FFFF) % (right + 1)
     return Placement(bucket=bucket, resize=resize, top=top, left=left)

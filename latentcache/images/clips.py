@@ -60,7 +60,8 @@ class EncodedClip:
             raise fault("no-video", "its video stream has no frames")
         if first.width * first.height > max_pixels:
             raise too_many_pixels(first.height, first.width, max_pixels)
-        self._stored, self._turns = (first.height, first.width), first.rotation // 90 % 4
+        self._stored = (first.height, first.width)
+        self._turns = first.rotation // 90 % 4
         self.size = Size(*(self._stored[::-1] if self._turns % 2 else self._stored))
         """Pixels of a frame, after rotation."""
 
@@ -70,7 +71,9 @@ class EncodedClip:
         Raises:
             UnusableSampleError: ``decoder-error``, ``frames-missing``; frames before were given.
         """
-        wanted, held, held_at = 0, None, Fraction(0)
+        wanted = 0
+        held = None
+        held_at = Fraction(0)
         with self._opened() as video:
             from av.video.reformatter import VideoReformatter
 

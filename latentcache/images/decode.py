@@ -55,7 +55,8 @@ class EncodedImage:
     """
 
     def __init__(self, data: bytes, *, max_pixels: int = MAX_PIXELS) -> None:
-        self._data, self._stream = data, BytesIO(data)
+        self._data = data
+        self._stream = BytesIO(data)
         self._image, self._orientation, self.size = header(self._stream, max_pixels=max_pixels)
         """Pixels, after EXIF orientation."""
 
@@ -127,7 +128,8 @@ def _pixels(image: Image.Image, data: bytes, *, icc: bool, ground: tuple[int, ..
     elif not (embedded and _moves_colors(embedded, image.mode)):
         return turbo
     else:
-        color, alpha = Image.fromarray(turbo[..., 0] if image.mode == "L" else turbo), None
+        color = Image.fromarray(turbo[..., 0] if image.mode == "L" else turbo)
+        alpha = None
     if embedded and _moves_colors(embedded, color.mode):
         color = _to_srgb(color, embedded)
     color = _in_mode(color, "RGB")
@@ -188,7 +190,8 @@ def _from_deep(image: Image.Image, key: object) -> tuple[Image.Image, Image.Imag
 @lru_cache(maxsize=16)
 def _moves_colors(icc: bytes, mode: str) -> bool:
     """True if a profile is for this mode and differs from sRGB; measured, because profile names are unreliable."""
-    steps, channels = _PROBE_STEPS[mode], len(mode)
+    steps = _PROBE_STEPS[mode]
+    channels = len(mode)
     levels = np.linspace(0, 255, steps).round().astype(np.uint8)
     grid = levels[np.indices((steps,) * channels).reshape(channels, -1).T]
     probe = Image.frombytes(mode, (1, len(grid)), grid.tobytes())
@@ -246,7 +249,8 @@ def cut(
     Raises:
         UnusableSampleError: The file is damaged, or a video if the recipe has no clips.
     """
-    resample, clips = recipe.pixels.resample, recipe.geometry.clips
+    resample = recipe.pixels.resample
+    clips = recipe.geometry.clips
     if isinstance(source, EncodedClip):
         if clips is None:
             raise fault("no-frame-count", "it is a video, and an image is wanted here")

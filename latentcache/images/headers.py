@@ -68,7 +68,8 @@ def fill_sizes(
         ``CLIP`` if there are videos, ``ALTERED`` if pixels of some differ from the file. Then (n,) hashes
         of first bytes, and (row, why) of rejected images.
     """
-    sizes, rejected = np.zeros((len(rows), 2), dtype=np.uint32), list[tuple[int, Rejected]]()
+    sizes = np.zeros((len(rows), 2), dtype=np.uint32)
+    rejected = list[tuple[int, Rejected]]()
     clips, altered = np.zeros((len(rows), 3), dtype=np.uint32), np.zeros(len(rows), dtype=np.uint8)
     heads = np.zeros(len(rows), dtype=np.uint64)
 
@@ -170,7 +171,8 @@ def translated_errors(stream: BinaryIO) -> Iterator[None]:
         raise
     except Exception as error:
         # On damaged files Pillow raises OSError, SyntaxError, RuntimeError, ValueError, struct.error, ...
-        reason, detail = _reason(error, stream), f"decoding failed: {error or type(error).__name__}"
+        reason = _reason(error, stream)
+        detail = f"decoding failed: {error or type(error).__name__}"
         if isinstance(error, UnidentifiedImageError):  # its message is the address of a buffer
             size = stream.seek(0, os.SEEK_END)
             stream.seek(0)
@@ -195,7 +197,8 @@ def _png_chunks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 def _late_exif(stream: BinaryIO) -> bytes | None:
     """The eXIf chunk of a PNG that keeps it after the pixels; Pillow finds such a chunk only after decoding."""
-    before, exif = stream.tell(), None
+    before = stream.tell()
+    exif = None
     for kind, start, length in _png_chunks(stream):
         if kind == b"eXIf":
             stream.seek(start)
@@ -228,7 +231,8 @@ def _deep_tiff(stream: BinaryIO) -> str:
         tags = TiffImagePlugin.ImageFileDirectory_v2(stream.read(8))
         stream.seek(tags.next)
         tags.load(stream)
-        bits, kinds = tags[_BITS_PER_SAMPLE], tags.get(_SAMPLE_FORMAT, (1,))
+        bits = tags[_BITS_PER_SAMPLE]
+        kinds = tags.get(_SAMPLE_FORMAT, (1,))
     except Exception:  # noqa: BLE001 - no TIFF, or a damaged one
         return ""
     kind = "floats" if _FLOAT in kinds else "integers"

@@ -423,7 +423,8 @@ class Cache(View):
                     fix="build the missing fields",
                 )
             for name, field in snapshot.fields.items():
-                of_first, changes = first.fields[name], list[str]()
+                of_first = first.fields[name]
+                changes = list[str]()
                 # The id of a recipe does not depend on the scale and shift that a loader applies.
                 affines = [rows.recipe and rows.recipe.read_time.affine for rows in (field, of_first)]
                 is_same = (field.recipe_id, field.spec) == (of_first.recipe_id, of_first.spec)
@@ -485,13 +486,15 @@ def open_cache(
     choice("checksum", checksum, ("first", "always"))
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UsageError(f"path={path!r}: must be a cache folder", fix="open_cache('images.latentcache')")
-    root, shards = Path(path), None
+    root = Path(path)
+    shards = None
     if "://" in (url := os.fspath(path)):
         if disk_cache is None:
             fix = f"open_cache({url!r}, disk_cache='/nvme/images.latentcache')"
             raise UsageError("a URL needs a folder for its shards", argument="disk_cache", fix=fix)
         limit = None if disk_cache_bytes is None else whole("disk_cache_bytes", disk_cache_bytes, 1)
-        root, shards = Path(disk_cache), open_disk_cache(url, Path(disk_cache), limit)
+        root = Path(disk_cache)
+        shards = open_disk_cache(url, Path(disk_cache), limit)
     elif disk_cache is not None or disk_cache_bytes is not None:
         raise UsageError("disk_cache: only for the URL of a cache", fix="leave disk_cache out")
     held = open_leased(root, None if snapshot is None else whole("snapshot", snapshot, 1), shards)
@@ -518,7 +521,8 @@ def open_cache(
 
 def _model_differences(snapshot: Snapshot, model: str | os.PathLike[str]) -> Differences:
     """(setting, cached, wanted) of the fields that a model makes; raises UnsupportedModelError if it makes none."""
-    different, unsupported = Differences(), list[UnsupportedModelError]()
+    different = Differences()
+    unsupported = list[UnsupportedModelError]()
     for name in snapshot.fields:
         kind, recipe, provenance = (getattr(snapshot.fields[name], part) for part in ("kind", "recipe", "provenance"))
         if kind is None or recipe is None:

@@ -46,7 +46,8 @@ class Documents:
             ends, values = (np.asarray(part) for part in rows.ragged_columns[_SPANS])
             first = begins(ends)[self._rows]
             counts = ends[self._rows] - first
-            self.span_ends, self.spans = np.cumsum(counts), values[spread(first, counts)]
+            self.span_ends = np.cumsum(counts)
+            self.spans = values[spread(first, counts)]
         else:  # all elements carry loss
             self.span_ends = np.arange(1, len(self._rows) + 1)
             self.spans = np.stack([np.zeros_like(self.lengths), self.lengths], axis=1)
@@ -95,7 +96,8 @@ class Documents:
 
     def located(self, document: Ints, start: Ints, length: Ints, at: Ints, room: int) -> Located:
         """Locate pieces of documents; ``room``: elements of the memory that each is read into."""
-        width, rows = self.dtype.itemsize, self._rows.take(document)
+        width = self.dtype.itemsize
+        rows = self._rows.take(document)
         return self._reader.located(self.field, rows, at * width, room * width, start, length.astype(np.int64))
 
     def shards(self, document: Ints) -> tuple[Ints, Ints]:

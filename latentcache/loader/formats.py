@@ -191,10 +191,12 @@ def _misfits(wanted: Format, recipe: FieldRecipe | None, shapes: Sequence[tuple[
     """List why a model cannot train on latents of a recipe and of these stored shapes; empty: it can."""
     affine = (recipe.read_time.affine if recipe is not None else None) or {}
     halves = 2 if recipe is not None and recipe.read_time.posterior else 1
-    channels, wrong = shapes[0][0] // halves if shapes else None, []
+    channels = shapes[0][0] // halves if shapes else None
+    wrong = []
     if channels not in wanted.channels:
         wrong.append(f"{channels} channels, not {' or '.join(map(str, wanted.channels))}")
-    kind, needed = str(affine.get("kind", "none")), "mean-std" if wanted.scale is None else "scale-shift"
+    kind = str(affine.get("kind", "none"))
+    needed = "mean-std" if wanted.scale is None else "scale-shift"
     scale, shift = float(affine.get("scale") or 1.0), float(affine.get("shift") or 0.0)
     if kind != needed:
         wrong += [] if kind == "none" and wanted.unscaled else [f"scaling {kind!r}, not {needed!r}"]
@@ -266,7 +268,8 @@ def _flat(batch: Batch, ids: str) -> Batch:
     positions = batch["position_ids"].reshape(-1)
     is_begin = positions == 0
     ends = torch.cat([torch.nonzero(is_begin).reshape(-1), positions.new_tensor([positions.numel()])])
-    longest, ends = int(ends.diff().max()), ends.to(torch.int32)
+    longest = int(ends.diff().max())
+    ends = ends.to(torch.int32)
     return {
         ids: batch[ids].reshape(1, -1),
         "labels": batch["labels"].reshape(1, -1),

@@ -71,7 +71,9 @@ class Loader(IterableDataset[Batch]):
         plan = BatchPlan(**batches, world_size=self.world_size)
         seed = None if seed is None else whole("seed", seed, -(2**63))
         self._prefetch = whole("prefetch", prefetch, 0, MAX_STEP)
-        self._transfer, self._title, self._meta = Transfer(device), title, "meta" in fields
+        self._transfer = Transfer(device)
+        self._title = title
+        self._meta = "meta" in fields
         self.format = reader.check_format(format)
         if plan.remainder == "pad" and not reader.has_labels and self.format is not None:
             raise UsageError(
@@ -81,8 +83,10 @@ class Loader(IterableDataset[Batch]):
             )
         self._reader, self._pool = reader, self._buffers(reader, pinned=self._transfer.device.type == "cuda")
         self._shuffle_block = None if shuffle_block is None else whole("shuffle_block", shuffle_block, 1)
-        self._epochs, self._position = Epochs(self._planned(reader), plan), Position(seed)
-        self._substitutes, self._of_snapshot = Substitutes(on_error), of_snapshot
+        self._epochs = Epochs(self._planned(reader), plan)
+        self._position = Position(seed)
+        self._substitutes = Substitutes(on_error)
+        self._of_snapshot = of_snapshot
         self._passes: weakref.WeakSet[Generator[InFlight]] = weakref.WeakSet()
         self._sampled = False
         """True if a DataLoader serves this epoch."""
@@ -100,7 +104,8 @@ class Loader(IterableDataset[Batch]):
         return str(load("latentcache.report.page:html_of")(self))
 
     def __repr__(self) -> str:
-        report, excluded = self.report, f", {self.excluded} excluded" if self.excluded else ""
+        report = self.report
+        excluded = f", {self.excluded} excluded" if self.excluded else ""
         reader = reader_kind()
         slow = "" if reader.kind == "compiled" else f"\n  slow reader: {reader.why}; fix: {reader.fix}"
         return (
@@ -161,7 +166,8 @@ class Loader(IterableDataset[Batch]):
         check_double_sharding(self.world_size)
         self._named = True
         if whole("epoch", epoch, 0) != self.epoch:
-            self._position, self._sampled = Position(self.seed, int(epoch)), False
+            self._position = Position(self.seed, int(epoch))
+            self._sampled = False
 
     def remaining(self) -> int:
         """Batches of this rank that are left of the epoch."""
@@ -314,7 +320,8 @@ class Loader(IterableDataset[Batch]):
 
     def _planned(self, reader: Reader) -> SampleIndex:
         """The samples of a reader as epochs are planned of them."""
-        index, size = reader.index, self._shuffle_block
+        index = reader.index
+        size = self._shuffle_block
         return index if size is None else replace(index, blocks=blocks_of(reader, len(index.bucket), size))
 
     def _step(self, plan: EpochPlan, feed: ShardFeed, step: int) -> InFlight:
@@ -323,7 +330,9 @@ class Loader(IterableDataset[Batch]):
 
     def _in_flight(self, index: BatchIndex) -> InFlight:
         """A batch on its way to the device."""
-        reader, is_pad, on_device = self._reader, index.is_pad, self._transfer.device.type != "cpu"
+        reader = self._reader
+        is_pad = index.is_pad
+        on_device = self._transfer.device.type != "cpu"
 
         def read(rows: Ints) -> Batch:
             again = index.again if len(rows) == len(index.rows) else None  # else a sample of its own
@@ -414,7 +423,8 @@ class SamplerIterator:
     def __init__(self, loader: Loader) -> None:
         check_ranks(loader.rank, loader.world_size, loader._ranks_from)
         loader._sampled = True
-        self._loader, self._position = loader, replace(loader._position)
+        self._loader = loader
+        self._position = replace(loader._position)
         self._next: Iterator[BatchIndex] | None = None
 
     def __iter__(self) -> Self:
@@ -443,8 +453,10 @@ class SamplerIterator:
         """Go on where a state was saved. Raises PlanError as ``Loader.load_state_dict``."""
         loader = self._loader
         loader._load(state)  # workers may have this snapshot already
-        self._position, self._next = loader._position, None
-        loader._position, loader._sampled = Position(loader.seed, loader.epoch), True
+        self._position = loader._position
+        self._next = None
+        loader._position = Position(loader.seed, loader.epoch)
+        loader._sampled = True
 
 
 class BatchDataset(Dataset[Batch]):

@@ -52,7 +52,8 @@ class BufferPool:
     """
 
     def __init__(self, used: int, *, pinned: bool = False) -> None:
-        self._keep, self._pinned = _SPARE * used, pinned
+        self._keep = _SPARE * used
+        self._pinned = pinned
         self._free: dict[int, memoryview] = {}  # by identity, the one used last at the end
         self._loans: dict[int, _Loan] = {}
         self.fresh = 0
@@ -116,7 +117,8 @@ class Transfer:
     """The way of batches to one device. Picklable; each process opens its own stream (given by tests alone)."""
 
     def __init__(self, device: str | torch.device = "cpu", *, stream: CudaStream | Any = None) -> None:
-        self.device, self._stream = _checked(device), stream
+        self.device = _checked(device)
+        self._stream = stream
         self._under_way: deque[tuple[Any, Batch]] = deque()
 
     def send(self, batch: Batch, finish: Finish) -> InFlight:

@@ -55,7 +55,8 @@ def read_ahead(works: Iterable[Callable[[], Made]], depth: int, *, in_order: boo
         for work in works:
             yield work()
         return
-    left, process = iter(works), os.getpid()
+    left = iter(works)
+    process = os.getpid()
     pool = ThreadPoolExecutor(1 if in_order else _THREADS, "latentcache-read-ahead")
     waiting: deque[Future[Made]] = deque()
     try:
@@ -159,7 +160,8 @@ class Reader:
 
 def blocks_of(reader: Reader, count: int, samples: int) -> Blocks:
     """The samples of a reader by the shard of their largest field, for windows of so many."""
-    shard, largest = np.zeros(count, dtype=np.int32), dict[int, int]()
+    shard = np.zeros(count, dtype=np.int32)
+    largest = dict[int, int]()
     begins = np.cumsum([0, *(len(snapshot.shards) for snapshot in reader.snapshots)]).tolist()
     for use in reader.uses(np.arange(count)):
         total = int(use.num_bytes.sum())

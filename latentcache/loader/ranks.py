@@ -31,13 +31,16 @@ def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int, str]
             fix="pass rank and world_size, or neither",
         )
     if rank is None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        numbers, source = (torch.distributed.get_rank(), torch.distributed.get_world_size()), "torch.distributed"
+        numbers = (torch.distributed.get_rank(), torch.distributed.get_world_size())
+        source = "torch.distributed"
     elif rank is None:
         texts = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-        numbers, source = (0, 1), "one process"
+        numbers = (0, 1)
+        source = "one process"
         if texts != (None, None):
             try:
-                numbers, source = (int(texts[0] or ""), int(texts[1] or "")), "environment"
+                numbers = (int(texts[0] or ""), int(texts[1] or ""))
+                source = "environment"
             except ValueError:
                 raise UsageError(
                     f"RANK={texts[0]} and WORLD_SIZE={texts[1]} in the environment do not say the rank",

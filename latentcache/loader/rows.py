@@ -124,7 +124,8 @@ class RowReader(Reader):
     def uses(self, rows: Ints) -> Iterator[ShardUse]:
         """The shards of the documents in rows."""
         counts = self.plan.ends[rows] - self.begins[rows]
-        owner, pieces = np.repeat(np.arange(len(rows)), counts), spread(self.begins[rows], counts)
+        owner = np.repeat(np.arange(len(rows)), counts)
+        pieces = spread(self.begins[rows], counts)
         for number, at, document in split(self._documents, self.plan.document[pieces]):
             documents = self.parts[number].documents
             yield ShardUse(number, documents.snapshot, owner[at], *documents.shards(document))
@@ -142,7 +143,8 @@ class RowReader(Reader):
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        part, pieces = self.parts[number], self.parts[number].plan.pieces(row - int(self._starts[number]))
+        part = self.parts[number]
+        pieces = self.parts[number].plan.pieces(row - int(self._starts[number]))
         return part.documents.where(int(part.plan.document[pieces.start]))
 
     def read(self, batch: BatchIndex, pool: BufferPool, *, on_device: bool) -> Batch:
@@ -153,7 +155,8 @@ class RowReader(Reader):
         """A batch of these B rows, (B, L) tensors."""
         width, count, isolated = self.settings.length, len(rows), self.settings.isolated
         counts = self.plan.ends[rows] - self.begins[rows]
-        pieces, fronts = spread(self.begins[rows], counts), np.arange(count) * width
+        pieces = spread(self.begins[rows], counts)
+        fronts = np.arange(count) * width
         starts = np.repeat(fronts, counts) + self._columns[pieces]
         memory = pool.take(count * width * (28 if isolated else 24))
         ids, labels, third = memory[: count * width * 24].view(np.int64).reshape(3, count, width)
@@ -183,8 +186,10 @@ class RowReader(Reader):
 
     def _ids(self, pieces: Ints, starts: Ints, count: int, pool: BufferPool) -> NDArray[Any]:
         """(B, L) ids as they are stored, of pieces of documents that begin at ``starts``."""
-        dtype, width = self.parts[0].documents.dtype, self.settings.length
-        start, length = self.plan.start[pieces], self.plan.length[pieces]
+        dtype = self.parts[0].documents.dtype
+        width = self.settings.length
+        start = self.plan.start[pieces]
+        length = self.plan.length[pieces]
         located = [
             self.parts[number].documents.located(document, start[at], length[at], starts[at], count * width)
             for number, at, document in split(self._documents, self.plan.document[pieces])
@@ -206,7 +211,8 @@ class RowReader(Reader):
         labels[:] = IGNORED
         first = begins(self.spans.ends)[rows]
         number = self.spans.ends[rows] - first
-        which, shift = spread(first, number), np.repeat(fronts, number)
+        which = spread(first, number)
+        shift = np.repeat(fronts, number)
         bounds = (self.spans.first[which] + shift).tolist(), (self.spans.last[which] + shift).tolist()
         for begin, end in zip(*bounds, strict=True):
             labels[begin:end] = ids[begin:end]

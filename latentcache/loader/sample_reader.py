@@ -66,7 +66,8 @@ class _Source:
     """The samples of one part: their columns, and what reads their entries."""
 
     def __init__(self, part: CachePart, joined: Joined, checksum: Checksum) -> None:
-        self.snapshot, self.joined = part.snapshot, joined
+        self.snapshot = part.snapshot
+        self.joined = joined
         self.entries = EntryReader(part.snapshot.paths, part.snapshot, checksum=checksum)
         self.empty: dict[str, int] = {}
         """Row of the empty prompt of fields."""
@@ -109,7 +110,8 @@ class SampleReader(Reader):
     """The samples of several parts, as a loader reads them. Picklable; opens files on first use in each process."""
 
     def __init__(self, selection: Selection) -> None:
-        self._selection, self._snapshot = selection, selection.parts[0].snapshot
+        self._selection = selection
+        self._snapshot = selection.parts[0].snapshot
         self.fields, self.metadata, self.index = selection.fields, selection.metadata, selection.index
         self.excluded, self._settings = selection.excluded, selection.settings
         self._specs = {name: self._snapshot.fields[name].spec for name in self.fields}
@@ -132,7 +134,8 @@ class SampleReader(Reader):
 
     def notes(self, title: str) -> list[str]:
         """Sentences on samples that are not served, or are served without a caption."""
-        lines, selection = list[str](), self._selection
+        lines = list[str]()
+        selection = self._selection
         if self.excluded:
             lacking = ", ".join(selection.lacking()) or "an item of their size"
             excluded = count_of(self.excluded, "samples are not served")
@@ -151,7 +154,8 @@ class SampleReader(Reader):
 
     def read(self, batch: BatchIndex, pool: BufferPool, *, on_device: bool) -> Batch:
         """A batch: drawn where a posterior is stored; for a device as stored, else scaled and cast."""
-        epoch, count = (batch.seed, batch.epoch), len(batch.rows)
+        epoch = (batch.seed, batch.epoch)
+        count = len(batch.rows)
         parts = self._selection.split(batch.rows)
         chosen = [
             self._chosen(self._sources[number], local, None if batch.again is None else batch.again[at], epoch)
@@ -190,7 +194,8 @@ class SampleReader(Reader):
         """Fields (B, ...) and masks of ragged ones; drawn, scaled and cast, unless a device does it."""
         batch: Batch = {}
         for name, (shape, parts) in located.items():
-            draw, is_valued = self._draws[name], name in self._values and not on_device
+            draw = self._draws[name]
+            is_valued = name in self._values and not on_device
             scaling = self._scalings.get(name) if is_valued and gather.LIBRARY is not None else None
             values = self._stored(name, shape, parts, columns.get((name, "length")), pool, scaling)
             if draw is not None or (is_valued and scaling is None):
@@ -219,7 +224,8 @@ class SampleReader(Reader):
     ) -> torch.Tensor:
         """(B, ...) of a field in the storage type; ``scaling``: scaled as it is read."""
         spec = self._specs[name]
-        stored_type, dtype = numpy_dtype(spec.dtype), getattr(torch, spec.dtype)
+        stored_type = numpy_dtype(spec.dtype)
+        dtype = getattr(torch, spec.dtype)
         memory = pool.take(math.prod(shape) * stored_type.itemsize)
         values = memory.view(stored_type).reshape(shape)
         if lengths is not None:
@@ -272,7 +278,8 @@ class SampleReader(Reader):
         ``times`` (n,): how often the epoch served each before.
         """
         joined = source.joined
-        sample, again = joined.sample[local], None if joined.occurrence is None else joined.occurrence[local]
+        sample = joined.sample[local]
+        again = None if joined.occurrence is None else joined.occurrence[local]
         if times is not None:  # of a sample that is repeated too, each of its rows has numbers of its own
             again = (times << np.uint32(_REPEAT_BITS)) | (0 if again is None else again)
         variants = self._variants(source, local, sample, again, epoch)
@@ -297,7 +304,8 @@ class SampleReader(Reader):
 
     def _items(self, source: _Source, name: str, local: Ints, variants: Variants) -> Ints:
         """(n,) rows of a field: the variants that this epoch serves."""
-        rows, drawn = source.joined.rows[name], variants.get(self._leads[name])
+        rows = source.joined.rows[name]
+        drawn = variants.get(self._leads[name])
         if drawn is None:
             first: Ints = rows[:, 0][local]
             return first
@@ -308,7 +316,8 @@ class SampleReader(Reader):
 
     def _variants(self, source: _Source, local: Ints, sample: Ints, again: Ints | None, epoch: Epoch) -> Variants:
         """First input -> (n,) variant of each sample: one draw for all fields of this input."""
-        dropout, drawn = self._settings.caption_dropout, dict[str, Ints]()
+        dropout = self._settings.caption_dropout
+        drawn = dict[str, Ints]()
         for lead, names in self._choices.items():
             stored = [source.joined.rows[name][local] for name in names]
             counts = [(rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) for rows in stored]
@@ -330,13 +339,15 @@ class SampleReader(Reader):
         texts: list[str] = source.strings(name).take(sample)
         if name == "names":
             return texts
-        several, drawn = BETWEEN in "".join(texts), variants.get(name)
+        several = BETWEEN in "".join(texts)
+        drawn = variants.get(name)
         if drawn is None and several and self._settings.augment and name not in self._leads.values():
             draws = drawn_of_samples(name, sample, epoch, again)
             drawn = (draws >> np.uint64(1)).astype(np.int64)
         if not several and name not in self._made and (drawn is None or not drawn.any()):
             return texts  # each is what is served
-        text_of, numbers = self._made.get(name, _ANY.text), [0] * len(texts) if drawn is None else drawn.tolist()
+        text_of = self._made.get(name, _ANY.text)
+        numbers = [0] * len(texts) if drawn is None else drawn.tolist()
         served = zip(texts, numbers, strict=True)
         return ["" if variant == DROPPED else text_of(text, variant) for text, variant in served]
 
@@ -359,7 +370,10 @@ class SampleReader(Reader):
 
     def prompt(self, text: str) -> Batch:
         """The items of a prompt that belongs to fields and to no sample, (1, ...) each, with masks."""
-        fields, batch, source, none = self._snapshot.fields, Batch(), self._sources[0], np.zeros(1, dtype=np.int64)
+        fields = self._snapshot.fields
+        batch = Batch()
+        source = self._sources[0]
+        none = np.zeros(1, dtype=np.int64)
         for name in self.fields:
             row = np.array([prompt_row(fields[name], text)])
             if row[0] < 0:
@@ -413,7 +427,8 @@ class SampleReader(Reader):
 
     def _find_empty_prompts(self) -> None:
         """Find the rows that caption dropout serves; raise an error if there are none."""
-        rate, names = self._settings.caption_dropout, [name for name in self.fields if self._leads[name] == CAPTION]
+        rate = self._settings.caption_dropout
+        names = [name for name in self.fields if self._leads[name] == CAPTION]
         if rate and not names and "captions" not in self.metadata:
             raise UsageError(
                 f"caption_dropout={rate}: there are no captions and no embeddings of them",
@@ -435,7 +450,8 @@ def _merged(at: Sequence[Ints], parts: Sequence[Metadata]) -> Metadata:
     """Columns of several parts as columns of all samples; ``at`` has the positions of each part."""
     if len(parts) == 1:
         return parts[0]
-    order, merged = np.argsort(np.concatenate(at)), Metadata()
+    order = np.argsort(np.concatenate(at))
+    merged = Metadata()
     for name, first in parts[0].items():
         if isinstance(first, list):
             every = [value for part in parts for value in part[name]]

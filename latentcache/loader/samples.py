@@ -49,7 +49,8 @@ class ReadSettings(Value):
     checksum: Checksum = "first"
 
     def __post_init__(self) -> None:
-        name, rate = "caption_dropout", self.caption_dropout
+        name = "caption_dropout"
+        rate = self.caption_dropout
         rate = real(name, rate, 0, 1, why="it is a probability", fix=f"{name}=0.1")
         object.__setattr__(self, name, rate)  # one of numpy would be computed with in its own width
         if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
@@ -279,7 +280,10 @@ def join(part: CachePart, fields: Sequence[str], *, repeats: bool) -> Joined:
     """
     items = {name: _Items.of(part.snapshot.fields[name]) for name in fields}
     lead = max(items.values(), key=lambda field_items: field_items.largest, default=None)
-    sample, item_of, missing, occurrence = part.chosen, dict[str, Any](), 0, None
+    sample = part.chosen
+    item_of = dict[str, Any]()
+    missing = 0
+    occurrence = None
     if lead is not None:
         lead_item: Any = np.arange(len(lead.sample), dtype=np.int32)
         if part.samples is not None:
@@ -292,13 +296,15 @@ def join(part: CachePart, fields: Sequence[str], *, repeats: bool) -> Joined:
         absent = len(part.chosen) - len(lead_item) if lead.largest < 2 else (~np.isin(part.chosen, lead.sample)).sum()
         missing = int(absent + (~kept).sum())
         if not kept.all():
-            lead_item, item_of = lead_item[kept], {name: at[kept] for name, at in item_of.items()}
+            lead_item = lead_item[kept]
+            item_of = {name: at[kept] for name, at in item_of.items()}
         sample = lead.sample[lead_item]
     times = part.occurrences(sample, repeats)
     if times is not None and (times != 1).any():
         repeated = np.repeat(np.arange(len(sample)), times)
         occurrence = (np.arange(len(repeated)) - np.repeat(np.cumsum(times) - times, times)).astype(np.uint32)
-        sample, item_of = sample[repeated], {name: at[repeated] for name, at in item_of.items()}
+        sample = sample[repeated]
+        item_of = {name: at[repeated] for name, at in item_of.items()}
     rows = {name: items[name].rows[at] for name, at in item_of.items()}
     groups = {name: items[name].group[at] for name, at in item_of.items() if not items[name].ragged}
     return Joined(sample, rows, groups, missing, occurrence)
@@ -332,7 +338,8 @@ class _Items:
                 after = (first + number).clip(max=len(sample) - 1)
                 there = (variant[after] == number) & (sample[after] == sample[first]) & (group[after] == group[first])
                 rows[there, number] = after[there]
-            sample, group = sample[first], group[first]
+            sample = sample[first]
+            group = group[first]
         sizes = [(group.dims[1] << 24) + group.dims[2] for group in field.groups] or [0]
         several = bool((sample[1:] == sample[:-1]).any())
         largest = int(np.bincount(sample).max()) if several else min(len(sample), 1)

@@ -59,7 +59,8 @@ class Substitutes:
                     raise
                 continue
             for row in known:
-                name, bad = _name(index, row), self._bad[row]
+                name = _name(index, row)
+                bad = self._bad[row]
                 self.counts[name] += 1
                 if self.counts[name] == 1:
                     warnings.warn(
@@ -86,7 +87,8 @@ class Substitutes:
         for other in np.roll(alike, -pick(len(alike), seed, epoch, row)).tolist():
             if other not in self._bad:
                 return int(other)
-        cause, bucket = self._bad[row], index.buckets[int(index.bucket[row])]
+        cause = self._bad[row]
+        bucket = index.buckets[int(index.bucket[row])]
         raise CacheDamagedError(
             f"no sample of bucket {bucket} can be read", where=cause.where, why=cause.why or cause.what
         ) from cause

@@ -161,7 +161,9 @@ class _Build:
 
     def requested_fields(self) -> dict[str, Any]:
         """Settings of the fields that were named, and of those that a named one brings with it."""
-        fields, known, stored = self.settings.fields, field_kinds(), self.existing.field_names
+        fields = self.settings.fields
+        known = field_kinds()
+        stored = self.existing.field_names
         kinds = {name: kind_of(name) for name in ([*known, *fields] if self.settings.related else fields)}
         settings = {name: kind.resolved(fields, self.samples, held=name in stored) for name, kind in kinds.items()}
         usable = [name for name, value in settings.items() if value is not None or fields.get(name, name) is None]
@@ -221,7 +223,8 @@ class _Build:
 
     def works(self, kinds: list[FieldKind], catalog: Catalog) -> list[FieldWork]:
         """Compare every field with what is committed; fills header columns that are needed."""
-        snapshot, samples = self.existing.snapshot, self.samples
+        snapshot = self.existing.snapshot
+        samples = self.samples
         held = () if snapshot is None or self.settings.retry_failed else snapshot.rejected
         known = {
             kind.name: rejected_before(samples, kind, self.described[kind.name], self.existing.rows(kind.name), held)
@@ -232,8 +235,10 @@ class _Build:
             if sized := [kind for kind in kinds if _SIZE in kind.sample_columns]:
                 heads[sized[0].inputs[0]] = self.fill(sized, known)
             for name in dict.fromkeys(name for kind in kinds for name in kind.inputs):
-                root, stopping = self.listing.root, lambda: self.stop.requested
-                hashed = with_equal_files(self.samples, name, root, heads.get(name), stopping=stopping)
+                root = self.listing.root
+                hashed = with_equal_files(
+                    self.samples, name, root, heads.get(name), stopping=lambda: self.stop.requested
+                )
                 self.listing = replace(self.listing, samples=hashed)
         all_samples = cache(partial(self.all_samples, sized))
         for kind in kinds:
@@ -444,7 +449,8 @@ class _Build:
 
     def task(self, work: FieldWork) -> Task:
         """Return the task for the workers of a field."""
-        settings, described = self.settings, work.described
+        settings = self.settings
+        described = work.described
         return Task(
             field=work.kind.name,
             recipe=described.recipe.as_json(),
@@ -463,7 +469,8 @@ class _Build:
 
     def base(self, plan: BuildPlan, rejected: Iterable[Rejected]) -> NewSnapshot:
         """A snapshot without fields: where DATA is, also as seen from the cache, and how it was read."""
-        root, listing = self.settings.data.resolve(), self.listing
+        root = self.settings.data.resolve()
+        listing = self.listing
         source: dict[str, Any] = {
             "root": str(root),
             "relative": "" if self.url else os.path.relpath(root, self.paths.root.resolve()),

@@ -190,7 +190,8 @@ class FieldWork:
         draw = shuffled(int(run[-1]) + 1, 0, 0, stream=1)[run]
         jobs = jobs[np.lexsort((draw, position >= _RUN))]
         items = spread(starts[jobs], counts[jobs])
-        self.todo, self.costs = self.todo[items], self.costs[items]
+        self.todo = self.todo[items]
+        self.costs = self.costs[items]
 
     def good_jobs(self, listing: Listing) -> Iterator[Job]:
         """One job of the plan whose items are committed; nothing is read before it is asked for."""
@@ -200,12 +201,14 @@ class FieldWork:
 
     def jobs(self, listing: Listing) -> Iterator[Job]:
         """The jobs of the items to make, one at a time."""
-        samples, sample = listing.samples, self.plan.sample[self.todo]
+        samples = listing.samples
+        sample = self.plan.sample[self.todo]
         bounds = np.append(np.flatnonzero(np.diff(sample, prepend=-1)), len(sample))
         starts, ends = bounds[:-1], bounds[1:]
         rows = sample[starts]
         del sample  # this frame stays while workers encode
-        content, wanted = self.kind.content(samples), self.kind.sample_columns
+        content = self.kind.content(samples)
+        wanted = self.kind.sample_columns
         columns_now = {name: samples.columns[name] for name in wanted if name in samples.columns}
         inputs = listing.job_inputs(rows, self.kind.inputs)
         for first in range(0, len(rows), _JOBS):
@@ -254,7 +257,8 @@ def field_work(
     ``unusable`` (S,): samples whose image is rejected, so that their caption is not encoded either; ``unfinished``:
     items of unread inputs may be committed, too.
     """
-    plan, failed = kind.plan(samples, described.recipe), dict(rejected)
+    plan = kind.plan(samples, described.recipe)
+    failed = dict(rejected)
     for row, rejection in plan.rejected:
         failed.setdefault(row, replace(rejection, target=kind.name))
     if failed or unusable is not None:
@@ -315,7 +319,8 @@ def find_items(work: FieldWork, samples: SampleTable, catalog: Catalog) -> None:
     """Look up the items of known content, unless the field is taken over."""
     if work.kept is not None:
         return
-    plan, content = work.plan, work.kind.content(samples)
+    plan = work.plan
+    content = work.kind.content(samples)
     work.catalog_item = np.full(len(plan.sample), -1, dtype=np.int32)
     for start in range(0, len(work.catalog_item) if len(catalog.shards) else 0, SLICE):
         some = np.arange(start, min(start + SLICE, len(work.catalog_item)))
@@ -368,7 +373,8 @@ def _ordered(items: NDArray[np.intp], plan: FieldPlan, samples: SampleTable, kin
     """Items in the order of their jobs: by the sample's first group, records as in their files."""
     sample = plan.sample[items]
     order = np.argsort(sample, kind="stable")
-    items, sample = items[order], sample[order]
+    items = items[order]
+    sample = sample[order]
     if samples.inputs[kind.inputs[0]].line is not None or not len(items):
         return items
     new = np.diff(sample, prepend=-1) != 0
@@ -391,7 +397,8 @@ def with_equal_files(
     if not is_read_by_workers(samples, name):
         return samples
 
-    held, size = samples.inputs[name], sizes(samples, np.arange(len(samples)), name)
+    held = samples.inputs[name]
+    size = sizes(samples, np.arange(len(samples)), name)
     unread: NDArray[np.bool_] = np.asarray(~np.asarray(held.content).any(axis=1))
     rows = np.flatnonzero((np.asarray(held.file) >= 0) & (size > 0))
     rows = rows[_shared(size[rows], unread[rows])]
@@ -405,7 +412,8 @@ def with_equal_files(
     unknown = np.flatnonzero(marks == 0)
     for at, answer in read_each(head, samples, rows[unknown], name, stopping):
         marks[unknown[at]] = answer if isinstance(answer, int) else 0
-    rows, marks = rows[marks > 0], marks[marks > 0]
+    rows = rows[marks > 0]
+    marks = marks[marks > 0]
     rows = rows[_shared(size[rows] * _PRIME ^ marks, unread[rows])]
     return with_hashes(root, samples, name, rows[unread[rows]], stopping)[0]
 

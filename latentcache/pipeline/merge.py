@@ -66,8 +66,10 @@ def merge_caches(
         CacheLockedError: A build of ``out`` runs.
     """
     example = "merge_caches([part, part], out)"
-    folders, whole = [Path(part) for part in several("parts", parts, fix=example)], Path(out)
-    started, paths = time.monotonic(), CachePaths(whole)
+    folders = [Path(part) for part in several("parts", parts, fix=example)]
+    whole = Path(out)
+    started = time.monotonic()
+    paths = CachePaths(whole)
     check_out(whole)
     if not folders:
         raise UsageError("there is nothing to merge", fix="give the caches of all parts")
@@ -144,7 +146,8 @@ def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
 
 def _check_data(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
     """Reject caches of different DATA: its folder would not have the samples of the merged cache."""
-    first, digests = parts[0], [str(snapshot.source.get("inventory", "")) for snapshot in snapshots]
+    first = parts[0]
+    digests = [str(snapshot.source.get("inventory", "")) for snapshot in snapshots]
     for part, snapshot, digest in zip(parts, snapshots, digests, strict=True):
         if digest == digests[0]:
             continue
@@ -204,7 +207,8 @@ def _files(parts: Sequence[Path], files: Sequence[Files]) -> tuple[Files, list[N
     stat, content = np.zeros((len(every), STAT_WIDTH), np.uint64), np.zeros((len(every), HASH_BYTES), np.uint8)
     reading = None if files[0].reading is None else np.zeros_like(content)
     for part, number in zip(reversed(files), reversed(numbers), strict=True):
-        known, theirs = content[number], np.asarray(part.content)
+        known = content[number]
+        theirs = np.asarray(part.content)
         different = known.any(axis=1) & theirs.any(axis=1) & (known != theirs).any(axis=1)
         if different.any():
             raise _stale(parts, every[int(number[np.flatnonzero(different)[0]])])
@@ -219,7 +223,9 @@ def _copy(snapshot: Snapshot, paths: CachePaths) -> None:
 
     At a URL, a shard of which nothing is there is copied whole, and is not read.
     """
-    catalog, root, url = load_catalog(paths), snapshot.paths.root, remembered(paths)["url"]
+    catalog = load_catalog(paths)
+    root = snapshot.paths.root
+    url = remembered(paths)["url"]
     stored = StoredShards(url) if url else None
     for number, shard in enumerate(snapshot.shards):
         spans = np.concatenate([_spans(rows, number, catalog) for rows in snapshot.fields.values()])
@@ -260,7 +266,8 @@ def _publish(
     paths: CachePaths, table: SampleTable, snapshots: Sequence[Snapshot], started: float, observer: Observer
 ) -> BuildReport:
     """Publish one snapshot with the items of all parts, as a build of all samples would."""
-    catalog, first = load_catalog(paths), snapshots[0]
+    catalog = load_catalog(paths)
+    first = snapshots[0]
     rejected = {(item.name, item.line, item.target): item for part in snapshots for item in part.rejected}
     notes = {(note.name, note.line, note.reason): note for part in snapshots for note in part.notes}
     works = [_work(name, snapshots, table, catalog, rejected.values()) for name in first.fields]
@@ -301,8 +308,10 @@ def _work(
     rejected: Iterable[Rejected],
 ) -> FieldWork:
     """The items of one field that the merged table needs; all are committed, but those of rejected samples."""
-    first, kind = snapshots[0].fields[name], kind_of(name)
-    label, demo = str(first.provenance.get("label", "")), snapshots[0].demo
+    first = snapshots[0].fields[name]
+    kind = kind_of(name)
+    label = str(first.provenance.get("label", ""))
+    demo = snapshots[0].demo
     recipe = kind.recipe.from_json(first.recipe_json)
     described = Described(recipe=recipe, label=label, provenance=first.provenance, demo=demo)
     of_field = [item for item in rejected if item.target == name]

@@ -105,7 +105,8 @@ class Existing(Value):
 
     def part(self, settings: BuildSettings) -> str:
         """The part that is built, ``i/n``; empty for all of the data."""
-        stored, requested = self.state.get("part"), settings.part
+        stored = self.state.get("part")
+        requested = settings.part
         wanted = "" if requested is not None and requested.endswith("/1") else requested
         if None not in (stored, wanted) and wanted != stored:
             raise UsageError(
@@ -122,8 +123,11 @@ class Existing(Value):
 def read_existing(settings: BuildSettings) -> Existing:
     """Read what the cache holds. Damage is reported, not raised, because entries are found by key alone."""
     paths = CachePaths(settings.cache)
-    begun, state, snapshot = read_state(paths), dict[str, Any](), None
-    current, damage = 0, ""
+    begun = read_state(paths)
+    state = dict[str, Any]()
+    snapshot = None
+    current = 0
+    damage = ""
     try:
         current = paths.current_snapshot()
     except CacheDamagedError as error:
@@ -141,7 +145,8 @@ def read_existing(settings: BuildSettings) -> Existing:
             with suppress(CacheDamagedError):
                 state = state or _settings_of(load_manifest(paths.snapshot(number)))
         else:
-            snapshot, state = opened, state or _settings_of(opened.manifest)
+            snapshot = opened
+            state = state or _settings_of(opened.manifest)
             break
     state = state or dict(begun)
     if damage and not state and not settings.fields:
@@ -175,7 +180,8 @@ def read_state(paths: CachePaths) -> Mapping[str, Any]:
     """The build state; empty if there is none, or it has other bytes than were written."""
     try:
         state = read_json(paths.building) if paths.building.exists() else {}
-        version, intact = int(state.get("format", 0)), state.get("checksum") == own_checksum(state)
+        version = int(state.get("format", 0))
+        intact = state.get("checksum") == own_checksum(state)
     except (CacheDamagedError, ValueError, TypeError, OverflowError, RecursionError):
         return {}
     if version > _FORMAT:
@@ -299,7 +305,8 @@ def check_space(plan: BuildPlan) -> None:
 
 def check_source(options: SourceOptions | None, listing: Listing, data: Path) -> None:
     """Reject settings that DATA would ignore."""
-    kind, sets = listing.data_kind, listing.layout.sets if listing.layout is not None else ()
+    kind = listing.data_kind
+    sets = listing.layout.sets if listing.layout is not None else ()
     unused = dict.fromkeys(_OF_RECORDS, "records") if kind == "images" else dict.fromkeys(_OF_IMAGES, "images")
     if sets and not any(image_set.has_columns for image_set in sets):
         unused |= dict.fromkeys(("image_column", "caption_column"), "tables and archives")

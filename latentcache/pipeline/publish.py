@@ -194,7 +194,8 @@ def quarantined(rejected: Iterable[Rejected]) -> int:
 
 def field_done(work: FieldWork, stored: FieldRows) -> FieldDone:
     """Count what was done for one field."""
-    run, needed = work.result or RunResult(work.name), work.committed
+    run = work.result or RunResult(work.name)
+    needed = work.committed
     return FieldDone(
         cached=max(0, needed - run.encoded),
         duplicates=int(np.count_nonzero(work.catalog_item >= 0)) - needed,
@@ -241,7 +242,8 @@ def publish(
 
 def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalog, root: Path) -> NewSnapshot:
     """Put the next snapshot together, and add missing rejections to the works."""
-    samples, is_waiting = base.samples, np.zeros(len(base.samples), dtype=np.bool_)
+    samples = base.samples
+    is_waiting = np.zeros(len(base.samples), dtype=np.bool_)
     for work in works if base.building else ():
         lacking = work.plan.sample[(work.catalog_item < 0) & (work.plan.variant < work.recipe.spec.first_prompt)]
         failed = [row for row, _ in work.result.failed] if work.result else []
@@ -283,8 +285,11 @@ def _publishable_items(
     work: FieldWork, samples: SampleTable, root: Path, is_waiting: NDArray[np.bool_]
 ) -> NDArray[np.integer]:
     """Positions of the items to publish; samples that lack one are rejected, or wait (S,) for it."""
-    plan, lost, first = work.plan, work.catalog_item < 0, work.recipe.spec.first_prompt
-    lacking, prompts = np.empty(0, dtype=np.intp), plan.variant >= first
+    plan = work.plan
+    lost = work.catalog_item < 0
+    first = work.recipe.spec.first_prompt
+    lacking = np.empty(0, dtype=np.intp)
+    prompts = plan.variant >= first
     any_lost = bool(lost.any())
     if any_lost:
         failed = dict(work.result.failed) if work.result else {}
@@ -396,8 +401,10 @@ def _notes(samples: SampleTable, new: FieldRows, work: FieldWork, items: NDArray
     """Yield the remarks of the kind on its items, each with the first sample that it holds for."""
     for reason, detail, rows in work.kind.remarks(new.columns):
         numbers = np.unique(work.plan.sample[items[rows]])
-        sample, column = int(numbers[0]), samples.inputs[work.kind.inputs[0]]
-        name, line = samples.files.names[int(column.file[sample])], 0 if column.line is None else column.line[sample]
+        sample = int(numbers[0])
+        column = samples.inputs[work.kind.inputs[0]]
+        name = samples.files.names[int(column.file[sample])]
+        line = 0 if column.line is None else column.line[sample]
         note = rejected(name, reason, f"{detail} (samples: {len(numbers)})", count=len(numbers))
         yield replace(note, line=int(line), target=new.name)
 

@@ -39,12 +39,16 @@ def reencode(
 ) -> Iterator[tuple[int, Made | Failure, str]]:
     """Encode the inputs of these rows again, in any order, with the described encoder, and name its device."""
     assert described is not None  # by ``requested`` of the check
-    held, samples, kind = snapshot.fields[field], snapshot.samples, kind_of(field)
-    root, by_sample = names_root(root, snapshot.source), defaultdict[int, list[int]](list)
+    held = snapshot.fields[field]
+    samples = snapshot.samples
+    kind = kind_of(field)
+    root = names_root(root, snapshot.source)
+    by_sample = defaultdict[int, list[int]](list)
     for row in sorted(rows):
         by_sample[int(held.sample[row])].append(row)
     listing = listing_of(root, samples, SourceOptions.from_json(snapshot.source.get("options", {})))
-    content, producer = kind.content(samples), None
+    content = kind.content(samples)
+    producer = None
     try:
         for sample, inputs in listing.job_inputs(list(by_sample), kind.inputs, strict=False):
             items = by_sample[sample]

@@ -312,10 +312,12 @@ class PlanReport(Value):
 
     def as_json(self, grad_accum: int = 1) -> dict[str, Any]:
         """The keys of ``plan --json``; ``grad_accum``: batches of an optimizer step."""
-        batches, buckets = self.batches, list[dict[str, Any]]()
+        batches = self.batches
+        buckets = list[dict[str, Any]]()
         largest = dict.fromkeys(("samples", "pixels", "cells", "tokens", "bytes"), 0)
         for plan in self.buckets:
-            bucket, size = plan.bucket, plan.size // batches.world_size
+            bucket = plan.bucket
+            size = plan.size // batches.world_size
             for name in largest:
                 largest[name] = max(largest[name], size * (1 if name == "samples" else getattr(bucket, name)))
             buckets.append({
@@ -370,7 +372,8 @@ def count_steps(
         first = least = most = np.bincount(bucket, minlength=len(buckets))
     else:
         first, least, most = bucket_counts(bucket, mixture, len(buckets))
-    sizes, plans = batches.sizes(buckets), list[BucketPlan]()
+    sizes = batches.sizes(buckets)
+    plans = list[BucketPlan]()
     for number in np.flatnonzero(most).tolist():
         counts = int(first[number]), int(least[number]), int(most[number])
         plans.append(bucket_plan(buckets[number], number, counts, sizes[number], batches))
@@ -403,7 +406,9 @@ def bucket_plan(
     ``remainder="drop"`` the fewest decide, so that each step is full; else the most, so that none is lost.
     """
     first, least, most = counts
-    policy, last, padded = batches.remainder, size, 0
+    policy = batches.remainder
+    last = size
+    padded = 0
     steps, rest = divmod(least if policy == "drop" else most, size)
     if (policy == "error" and rest) or (policy in ("error", "pad") and least != most):
         held = f"{least} to {most} samples, by epoch" if least != most else f"{most} samples"

@@ -227,7 +227,8 @@ def _documents(corpus: Corpus, length: int) -> RowPlan:
 def _chunks(plan: RowPlan, last_chunk: LastChunk) -> RowPlan:
     """Documents as one string, cut into rows; the incomplete last chunk is a short row, or dropped and counted."""
     choice("last_chunk", last_chunk, get_args(LastChunk))
-    length, ends = plan.length_of_row, np.cumsum(plan.length, dtype=np.int64)
+    length = plan.length_of_row
+    ends = np.cumsum(plan.length, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.union1d(np.arange(length, total + length, length).clip(max=total), ends)
     first = begins(cuts)
@@ -241,14 +242,16 @@ def _chunks(plan: RowPlan, last_chunk: LastChunk) -> RowPlan:
     if last_chunk == "keep" or total % length == 0:
         return chunks
     last = chunks.pieces(len(chunks) - 1)
-    left, tokens = chunks.document[last], int(chunks.length[last].sum())
+    left = chunks.document[last]
+    tokens = int(chunks.length[last].sum())
     return _some_rows(chunks, np.arange(len(chunks) - 1)).without("last_chunk", left, tokens)
 
 
 def _fitted(plan: RowPlan, corpus: Corpus, overflow: Overflow) -> RowPlan:
     """Documents as pieces that fit into a row; those that lose all their learned tokens are left out."""
     choice("overflow", overflow, get_args(Overflow))
-    limit, long = plan.length_of_row, plan.length > plan.length_of_row
+    limit = plan.length_of_row
+    long = plan.length > plan.length_of_row
     if not long.any():
         return plan
     over = plan.document[long]
@@ -275,7 +278,8 @@ def _fitted(plan: RowPlan, corpus: Corpus, overflow: Overflow) -> RowPlan:
 
 def _split(plan: RowPlan) -> RowPlan:
     """Full rows of each document and the rest; a rest of one token gets one more, so that it follows a token."""
-    limit, length = plan.length_of_row, plan.length.astype(np.int64)
+    limit = plan.length_of_row
+    length = plan.length.astype(np.int64)
     counts = -(-length // limit)
     start = spread(np.zeros(len(counts), dtype=np.int64), counts) * limit
     last = np.cumsum(counts) - 1

@@ -133,7 +133,8 @@ def bucket_counts(bucket: NDArray[np.integer], mix: Mixture, num_buckets: int) -
         held = np.bincount(bucket[entries], minlength=num_buckets)
         quotient, extra = divmod(source.samples, source.entries)
         upto = np.concatenate(([0], np.cumsum(held))) * extra // source.entries
-        least, most = held * extra // source.entries, -(-held * extra // source.entries)
+        least = held * extra // source.entries
+        most = -(-held * extra // source.entries)
         counts += held * quotient + np.stack([np.diff(upto), least, most])
     return counts
 

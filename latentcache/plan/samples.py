@@ -100,14 +100,16 @@ class SampleIndex(Value, eq=False):
         Raises:
             UsageError: There are other numbers of batch sizes and sources.
         """
-        sizes, mixture = batches.batch_size, self.mixture
+        sizes = batches.batch_size
+        mixture = self.mixture
         if not isinstance(sizes, tuple):
             return self
         sources = self.parts if mixture is None else [(source.name, source.entries) for source in mixture]
         if len(sizes) != len(sources):
             problem = f"{len(sizes)} values for {count_of(len(sources), 'sources')}"
             raise UsageError(problem, argument="batch_size", value=list(sizes), fix="give one number for each source")
-        buckets, owner = list[Bucket](), np.repeat(np.arange(len(sources)), [entries for _, entries in sources])
+        buckets = list[Bucket]()
+        owner = np.repeat(np.arange(len(sources)), [entries for _, entries in sources])
         for number, (name, _) in enumerate(sources):
             buckets += [replace(bucket, label=f"{bucket} of {name}", source=number) for bucket in self.buckets]
         bucket = (self.bucket + owner * len(self.buckets)).astype(np.int32)
@@ -218,7 +220,8 @@ def plan_epoch(
     """
     num_buckets = len(index.buckets)
     index = index.apart(batches)
-    count, mixture = len(index.bucket), index.mixture
+    count = len(index.bucket)
+    mixture = index.mixture
     drawn = spare = None
     if mixture is not None or served is not None:
         times = np.ones(count, dtype=np.int64)
@@ -259,8 +262,10 @@ def plan_epoch(
 def _again(plan: EpochPlan, served: Ints | None, count: int) -> Ints:
     """(K,) 0 when the epoch serves a sample first, 1 the second time; ``served`` (n,) came before the plan."""
     real = np.arange(len(plan.rows)) if plan.is_pad is None else np.flatnonzero(~plan.is_pad)
-    rows, again = plan.real(), np.zeros(len(plan.rows), dtype=np.uint32)
-    order, times = np.argsort(rows, kind="stable"), np.bincount(rows, minlength=count)
+    rows = plan.real()
+    again = np.zeros(len(plan.rows), dtype=np.uint32)
+    order = np.argsort(rows, kind="stable")
+    times = np.bincount(rows, minlength=count)
     before = 0 if served is None else np.bincount(served, minlength=count)
     again[real[order]] = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times - before, times)
     return again
@@ -297,7 +302,8 @@ def _in_steps(
         is_pad = is_pad.reshape(len(sizes), -1)[order].reshape(-1)
     else:
         positions = spread((np.cumsum(sizes) - sizes)[order], sizes[order])
-        rows, is_pad = rows[positions], is_pad[positions]
+        rows = rows[positions]
+        is_pad = is_pad[positions]
     padded = is_pad if is_pad.any() else None
     return EpochPlan(rows=rows, starts=starts, world_size=batches.world_size, is_pad=padded, bucket=bucket[order],
                      seed=seed, epoch=epoch)  # fmt: skip
@@ -305,8 +311,10 @@ def _in_steps(
 
 def _filled(rows: Ints, plan: BucketPlan) -> tuple[Ints, NDArray[np.bool_]]:
     """The rows that the steps of one bucket serve, and which are padding; the last two steps share real rows."""
-    total, size = plan.served + plan.padded, plan.size
-    filled, is_pad = np.resize(rows, total), np.zeros(total, dtype=np.bool_)
+    total = plan.served + plan.padded
+    size = plan.size
+    filled = np.resize(rows, total)
+    is_pad = np.zeros(total, dtype=np.bool_)
     last = rows_of_last_steps(len(rows), size) if plan.padded else ()
     start, taken = total - size * len(last), len(rows) - sum(last)
     for real in last:
@@ -319,21 +327,26 @@ def _filled(rows: Ints, plan: BucketPlan) -> tuple[Ints, NDArray[np.bool_]]:
 
 def rest_of_epoch(index: SampleIndex, legs: Sequence[Leg], *, seed: int | None, epoch: int) -> EpochPlan:
     """The rest of an epoch, in steps of the sizes of the last leg; all legs have one policy."""
-    plan, begin, served = None, 0, np.empty(0, dtype=np.int32)
+    plan = None
+    begin = 0
+    served = np.empty(0, dtype=np.int32)
     layout: tuple[object, ...] = ()
     for batches, steps in legs:
         if plan is None:
             plan = plan_epoch(index, batches, seed=seed, epoch=epoch)
         elif batches.layout != layout and begin < len(plan):
             served = np.concatenate([served, plan.part(0, begin).real()])
-            plan, begin = plan_epoch(index, batches, seed=seed, epoch=epoch, served=served), 0
+            plan = plan_epoch(index, batches, seed=seed, epoch=epoch, served=served)
+            begin = 0
             if not len(plan) and batches.remainder == "drop":  # else all that was due is served
                 raise EmptyPlanError(
                     f"the rest of epoch {epoch} fills no batch of size {batches.words}",
                     why=f"remainder='drop' leaves out samples that fill no step of {batches.world_size} ranks",
                     fix=f"resume with a smaller batch_size, or go on with the next epoch: set_epoch({epoch + 1})",
                 )
-        plan, layout, begin = replace(plan, world_size=batches.world_size), batches.layout, begin + steps
+        plan = replace(plan, world_size=batches.world_size)
+        layout = batches.layout
+        begin = begin + steps
         if begin > len(plan):
             raise PlanError(
                 "this checkpoint's position counts more batches than its epoch has",
@@ -363,7 +376,8 @@ class Epochs:
     """All epochs of the samples of an index; EmptyPlanError if they have no step."""
 
     def __init__(self, index: SampleIndex, batches: BatchPlan) -> None:
-        self._index, self.report = index, require_steps(plan_report(index, batches))
+        self._index = index
+        self.report = require_steps(plan_report(index, batches))
 
     def begin(self, position: Position) -> tuple[Position, EpochPlan]:
         """The position of a new iteration, and what it serves: the rest of a loaded epoch, else the whole epoch."""
@@ -392,7 +406,8 @@ class Epochs:
                 raise ValueError(f"version {state['version']!r}; this version of latentcache reads {STATE_VERSION}")
             seed = None if state["seed"] is None else as_index(state["seed"])
             epoch = as_index(state["epoch"])
-            remainder, legs = self.report.batches.remainder, list[Leg]()
+            remainder = self.report.batches.remainder
+            legs = list[Leg]()
             for size, world_size, steps in state["legs"]:
                 sizes = size if isinstance(size, dict) else {"batch_size": size}
                 batches = BatchPlan(**sizes, world_size=as_index(world_size), remainder=remainder)
@@ -416,7 +431,8 @@ class Epochs:
                     f" open_cache(..., snapshot={state.get('snapshot')}), or start the epoch again with set_epoch",
                     slug="resume-mismatch",
                 )
-        batches, delivered = self.report.batches, 0
+        batches = self.report.batches
+        delivered = 0
         earlier = tuple(leg for leg in legs if leg[1])
         if earlier and earlier[-1][0] == batches:
             *before, (_, delivered) = earlier
@@ -435,7 +451,8 @@ class Epochs:
 
     def _identity(self) -> dict[str, Any]:
         """Return the values that a checkpoint must agree with."""
-        sources, blocks = self.report.sources, self._index.blocks
+        sources = self.report.sources
+        blocks = self._index.blocks
         return {
             "plan_id": self._index.identity,
             "remainder": self.report.batches.remainder,

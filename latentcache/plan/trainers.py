@@ -122,7 +122,10 @@ class TrainerRun(Value):
 
         ``sets``: those that fill batches together.
         """
-        buckets, unused, total, lost = list[TrainerBucket](), 0, 0.0, dict[Clip, float]()
+        buckets = list[TrainerBucket]()
+        unused = 0
+        total = 0.0
+        lost = dict[Clip, float]()
         for table, clips in product(self.tables, sets):
             counts = Counter[Clip]()
             for (frames, size), count in clips.items():
@@ -169,7 +172,8 @@ class TrainerRun(Value):
 
     def compared(self, plan: TrainerPlan, epochs: int) -> dict[str, Any]:
         """The row of a plan of this run in a comparison, as JSON."""
-        samples, repeats = sum(bucket.samples for bucket in plan.buckets), self.trainer.repeats
+        samples = sum(bucket.samples for bucket in plan.buckets)
+        repeats = self.trainer.repeats
         batches = plan.batches * epochs if self.trainer.carries_accumulation else plan.batches
         steps = self.trainer.steps(batches, self.ranks, self.accum)
         return {
@@ -193,7 +197,8 @@ class TrainerRun(Value):
 
         Lost are rows of batches that no sample fills, samples that are dropped, and what buckets cut off.
         """
-        now, best = self.plan(sets), None
+        now = self.plan(sets)
+        best = None
         least = _lost(now, self)
         sizes = range(max(self.batch // 2, 2) if self.trainer.keeps_batch else 1, self.batch * 3 // 2 + 1)
         batches = [(f"{self.trainer.batch_setting} = {size}", self.tables, size) for size in sizes]
@@ -202,7 +207,8 @@ class TrainerRun(Value):
             run = replace(self, tables=tables, batch=batch)
             plan = run.counted(now) if tables is self.tables else run.plan(sets)
             if _lost(plan, run) < least and plan.unused <= now.unused:
-                least, best = _lost(plan, run), (change, plan)
+                least = _lost(plan, run)
+                best = (change, plan)
         return best
 
 

@@ -37,7 +37,8 @@ def describe_cache(cache: Path, *, entries: bool = False) -> dict[str, Any]:
     Raises:
         StoreError: There is no cache, or it cannot be read.
     """
-    paths, snapshot = CachePaths(cache), current_or_none(cache)
+    paths = CachePaths(cache)
+    snapshot = current_or_none(cache)
     stored = load_catalog(paths, open_shards=True)
     is_building = paths.building.exists()
     state: Mapping[str, Any] = read_state(paths) if is_building else {}
@@ -122,7 +123,8 @@ def built(timing: Mapping[str, Any]) -> str:
     """Say how long a field's last run took, and how its workers spent the time; empty if it is not known."""
     if not timing:
         return ""
-    stages, total = timing["stages"], max(sum(timing["stages"].values()), 1e-9)
+    stages = timing["stages"]
+    total = max(sum(timing["stages"].values()), 1e-9)
     order = sorted((stage for stage in stages if stages[stage]), key=lambda stage: -stages[stage])
     shares = ", ".join(f"{stages[stage] / total:.0%} {_STAGES[stage]}" for stage in order)
     rate = timing["encoded"] / max(timing["seconds"], 0.1)
@@ -151,7 +153,9 @@ def _begun(state: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The fields of a first build that has not ended."""
     for name, begun in state.get("fields", {}).items():
         if isinstance(begun, Mapping) and "recipe" in begun:
-            kind, recipe, provenance = field_kind(name), begun["recipe"], begun.get("provenance", {})
+            kind = field_kind(name)
+            recipe = begun["recipe"]
+            provenance = begun.get("provenance", {})
             about: dict[str, Any] = {"installed": kind is not None, "recipe": recipe, "provenance": provenance}
             with contextlib.suppress(RecipeError):
                 if kind is not None:

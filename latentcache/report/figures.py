@@ -164,7 +164,8 @@ def _tags(texts: Sequence[str], times: Sequence[int]) -> tuple[str, Counter[str]
     parts = [part for variant in variants for part in variant.split(",")]
     words = sum(len(part.split()) for part in parts)
     are_tags = bool(parts) and len(parts) >= 2 * len(variants) and words / len(parts) <= _TAG_WORDS
-    counts, captioned = Counter[str](), 0
+    counts = Counter[str]()
+    captioned = 0
     for caption, number in zip(captions, times, strict=True):
         captioned += number if caption else 0
         for tag in {tag for variant in caption for tag in (_split(variant) if are_tags else _words(variant))}:

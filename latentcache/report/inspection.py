@@ -259,7 +259,8 @@ def _limits() -> Check:
 
 def _disk(cache: Path, rebuild: Rebuild) -> Check:
     """Check the disk of the cache."""
-    free, kind = free_bytes(cache), file_system(cache)
+    free = free_bytes(cache)
+    kind = file_system(cache)
     text, hint, fix = f"{human_bytes(free)} free at {cache}{f' on {kind}' if kind else ''}", "", ""
     if kind in _NETWORK or kind.startswith("fuse."):
         text = f"{text}: a network file system"

@@ -90,7 +90,8 @@ def report_facts(
     if opened is None:
         return facts
     (snapshot,) = opened.snapshots
-    stored, crops = Stored(snapshot), part("Sizes", lambda: crops_of(snapshot))
+    stored = Stored(snapshot)
+    crops = part("Sizes", lambda: crops_of(snapshot))
     facts["recipes"] = [_recipe(name, rows) for name, rows in snapshot.fields.items()]
     if opened.buckets:
         plan = part("The bucket map", lambda: opened.plan(batch_size=batch_size).as_json())

@@ -93,7 +93,8 @@ def find_sample(snapshot: Snapshot, name: str) -> int:
     Raises:
         UsageError: There is no such sample, or there are several.
     """
-    names, cache = list(snapshot.samples.names), str(snapshot.paths.root)
+    names = list(snapshot.samples.names)
+    cache = str(snapshot.paths.root)
     rows = [row for row, whole in enumerate(names) if whole == name]
     rows = rows or [row for row, whole in enumerate(names) if whole.endswith(f"/{name}")]
     if len(rows) == 1:
@@ -237,7 +238,8 @@ def _document_facts(cache: Cache, field: FieldRows, layout: Mapping[str, Any]) -
 
 def _rows_of(cache: Cache, field: str, longest: int, layout: Mapping[str, Any]) -> tuple[Rows | None, str]:
     """The rows of a layout, and a sentence on how they are made; None if no row can be made."""
-    options, note = dict(layout), ""
+    options = dict(layout)
+    note = ""
     if not options:
         length = min(1 << max(longest - 1, 1).bit_length(), _DEFAULT)
         options = {"pad": length, "overflow": "truncate_right"}
@@ -293,7 +295,8 @@ def _documents_of(rows: Rows, row: int) -> tuple[Any, int]:
     (part,) = rows.parts
     pieces = part.plan.pieces(row)
     lengths = part.plan.length[pieces.start : pieces.stop].astype(np.int64)
-    owner, total = np.zeros(rows.length, dtype=np.int64), int(lengths.sum())
+    owner = np.zeros(rows.length, dtype=np.int64)
+    total = int(lengths.sum())
     owner[:total] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
     documents = np.unique(part.plan.document[pieces.start : pieces.stop])
     return owner, int(part.documents.lengths[documents].sum()) - total
@@ -306,7 +309,8 @@ def segments(ids: Any, loss: Any, document: Any, decode: Decoder | None) -> list
     for begin, end in pairwise([0, *changes.tolist(), len(ids)]):
         if begin == end:
             continue
-        owner, has_loss = int(document[begin]), bool(loss[begin])
+        owner = int(document[begin])
+        has_loss = bool(loss[begin])
         if not owner:
             runs.append({"text": f"{end - begin} x padding", "loss": False, "special": True, "document": 0})
             continue

@@ -60,7 +60,8 @@ def sheet_facts(
     reasons = _reasons(findings)
     chosen = _chosen(snapshot, crops, set(reasons), count)
     cards = {number: _card(snapshot, crops, number, reasons) for number in chosen}
-    most_bytes, points = _BUDGET // max(len(chosen), 26), dict[int, Points]()
+    most_bytes = _BUDGET // max(len(chosen), 26)
+    points = dict[int, Points]()
     others = [number for number in range(len(crops.row)) if number not in cards]
     read = [*chosen, *others[: max(_LEAST_FITTED - len(chosen), 0)]]
     for number, frames in _originals(snapshot, root, crops, read) if root is not None else ():
@@ -118,8 +119,10 @@ def _chosen(snapshot: Snapshot, crops: Crops, named: set[str], count: int) -> li
 
 
 def _card(snapshot: Snapshot, crops: Crops, number: int, reasons: Mapping[str, list[str]]) -> dict[str, Any]:
-    samples, sample = snapshot.samples, int(crops.sample[number])
-    name, caption = samples.names[sample], samples.inputs.get("caption")
+    samples = snapshot.samples
+    sample = int(crops.sample[number])
+    name = samples.names[sample]
+    caption = samples.inputs.get("caption")
     height, width = crops.original[number].tolist()
     loss, enlarged = float(crops.loss[number]), float(crops.enlarged[number])
     texts = caption.text[sample].split(BETWEEN) if caption is not None and caption.text is not None else None
@@ -162,7 +165,8 @@ def _originals(
 
 def _frames(data: bytes, crops: Crops, number: int) -> list[Pixels]:
     """The image of a file, or up to six of the frames of a clip that were taken."""
-    file, recipe = encoded_file(data), crops.rows.recipe
+    file = encoded_file(data)
+    recipe = crops.rows.recipe
     if not isinstance(file, EncodedClip):
         return [file.pixels(getattr(recipe, "pixels", PixelProfile()))]
     clips = getattr(getattr(recipe, "geometry", None), "clips", None)

@@ -46,7 +46,8 @@ def read_captions(
     """
     file, owner, lines = units["caption"].astype(np.int32), units["owner"], units["line"]
     beside = np.where(units["which"] >= 0, file, -1)
-    known, good = np.maximum(held.rows_of("caption", beside), units["known"]), np.ones(len(file), dtype=np.bool_)
+    known = np.maximum(held.rows_of("caption", beside), units["known"])
+    good = np.ones(len(file), dtype=np.bool_)
     old = held.table.inputs["caption"] if held.table is not None and (known >= 0).any() else None
     line = lines if lines.any() else None
     if old is not None and old.text is not None and held.is_whole(known):
@@ -58,7 +59,8 @@ def read_captions(
 
     def texts_of(start: int) -> list[str]:
         block = slice(start, start + _BLOCK)
-        texts, is_new = list[str](units["text"][block].tolist()), known[block] < 0
+        texts = list[str](units["text"][block].tolist())
+        is_new = known[block] < 0
         unread = start + np.flatnonzero(is_new & (beside[block] >= 0))
         for number, name in zip(unread.tolist(), held.names.take(beside[unread]), strict=True):
             try:
@@ -83,8 +85,11 @@ def read_captions(
 
     text = Strings.of(chain.from_iterable(map(texts_of, range(0, len(file), _BLOCK))))
     if not good.all():
-        rows, line = np.flatnonzero(good), None if line is None else line[good]
-        content, file, text = content[rows], file[rows], text.select(rows)
+        rows = np.flatnonzero(good)
+        line = None if line is None else line[good]
+        content = content[rows]
+        file = file[rows]
+        text = text.select(rows)
     return Input(text=text, content=content, file=file, line=line), good
 
 

@@ -229,7 +229,8 @@ class Findings:
     """Rejections and notes of a scan."""
 
     def __init__(self) -> None:
-        self.rejected, self.notes = list[Rejected](), Notes()
+        self.rejected = list[Rejected]()
+        self.notes = Notes()
 
     def reject(self, name: str, error: UnusableSampleError, **more: Any) -> None:
         """Reject a file or a part of it; ``more``: see ``Rejected``."""

@@ -104,7 +104,8 @@ class Folder:
 
     def release(self) -> None:
         """Free names and states: a reader has taken them."""
-        self._text, self.stats = "", self.stats[:0]
+        self._text = ""
+        self.stats = self.stats[:0]
 
 
 class Inventory:
@@ -169,7 +170,8 @@ class Inventory:
         return total.hexdigest()
 
     def _listed(self, path: str, linked: bool) -> Folder:
-        folder, full = Folder(path=path), f"{self._start}/{path}" if path else self._start
+        folder = Folder(path=path)
+        full = f"{self._start}/{path}" if path else self._start
         if self.is_file and not path:
             self._fill(folder, [], folder.stats, {self.data.name: self.data.stat()})
             return folder
@@ -201,7 +203,8 @@ class Inventory:
             except OSError as error:
                 folder.reject(name, cause_of(error), f"its state cannot be read: {error.strerror}")
         if not is_file.all():
-            names, numbers = list(compress(names, is_file)), numbers[is_file]
+            names = list(compress(names, is_file))
+            numbers = numbers[is_file]
         self._fill(folder, names, numbers[:, :5], files)
         return folder
 
@@ -213,20 +216,25 @@ class Inventory:
             names = [*names, *files]
             memos = np.array([StatMemo.of(state).identity for state in files.values()], dtype=np.uint64)
             order = sorted(range(len(names)), key=[os.fsencode(name) for name in names].__getitem__)
-            names, stats = [names[number] for number in order], np.concatenate([stats, memos])[order]
+            names = [names[number] for number in order]
+            stats = np.concatenate([stats, memos])[order]
         folder.counts = Counter(map(extension_of, names))
         if not folder.counts.keys() <= _COMMON:
             folder.others = tuple(name for name in names if extension_of(name) not in _COMMON)
-        folder.stats, folder._text = stats, "\0".join(names)
-        sizes, text = stats[:, 0], folder._text
+        folder.stats = stats
+        folder._text = "\0".join(names)
+        sizes = stats[:, 0]
+        text = folder._text
         if not folder.counts.keys() <= DATA_EXTENSIONS:
             is_data = [extension_of(name) in DATA_EXTENSIONS for name in names]
-            sizes, text = sizes[is_data], "\0".join(compress(names, is_data))
+            sizes = sizes[is_data]
+            text = "\0".join(compress(names, is_data))
         folder.digest = xxhash.xxh3_64_digest(os.fsencode(text) + sizes.tobytes())
 
     def _file_behind(self, folder: Folder, name: str, path: str, linked: bool) -> os.stat_result | None:
         """The state of a file behind a link, or of one that is new; other names are noted, rejected or loose."""
-        state, is_data = os.lstat(path), extension_of(name) in DATA_EXTENSIONS
+        state = os.lstat(path)
+        is_data = extension_of(name) in DATA_EXTENSIONS
         if name[0] != ".":
             if stat.S_ISLNK(state.st_mode):
                 return self._followed(folder, name, path, linked)
@@ -244,7 +252,8 @@ class Inventory:
 
     def _followed(self, folder: Folder, name: str, path: str, linked: bool) -> os.stat_result | None:
         """The state of the file that a link leads to; a folder is followed once, unless that would never end."""
-        leads_to, full = f"the link leads to {os.readlink(path)}", folder.prefix + name  # noqa: PTH115
+        leads_to = f"the link leads to {os.readlink(path)}"  # noqa: PTH115
+        full = folder.prefix + name
         is_data = extension_of(name) in DATA_EXTENSIONS
         try:
             target = os.stat(path)  # noqa: PTH116
@@ -255,7 +264,8 @@ class Inventory:
             else:  # it could be a folder
                 folder.notes.append(rejected(full, cause_of(error), detail))
             return None
-        is_folder, real = stat.S_ISDIR(target.st_mode), os.path.realpath(path)
+        is_folder = stat.S_ISDIR(target.st_mode)
+        real = os.path.realpath(path)
         in_blobs = bool(self._blobs) and real.startswith(self._blobs)
         may_follow = self.follow_links or in_blobs or is_inside(real, self._real)
         if not may_follow and (is_folder or is_data):

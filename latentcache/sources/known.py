@@ -36,7 +36,8 @@ def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
     Both are compared as bytes, in their order; of two names that differ the smaller one is left out. These, and the
     rest after too many of them, are compared by 64-bit hashes and then by name.
     """
-    position, is_used = np.full(len(names), -1, dtype=np.int32), np.zeros(len(others), dtype=np.bool_)
+    position = np.full(len(names), -1, dtype=np.int32)
+    is_used = np.zeros(len(others), dtype=np.bool_)
     mine, theirs, most, left_out = 0, 0, _SLICE, 0
     while left_out < _MOST_LEFT_OUT and (count := min(most, len(names) - mine, len(others) - theirs)):
         if names.matches(mine, others, theirs, count):
@@ -57,7 +58,8 @@ def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
     matched = np.flatnonzero(hashes[nearest] == wanted)
     for start in range(0, len(matched), _SLICE):
         some = matched[start : start + _SLICE]
-        rows, positions = here[some], there[nearest[some]]
+        rows = here[some]
+        positions = there[nearest[some]]
         equal = np.array(
             [a == b for a, b in zip(names.take(rows), others.take(positions), strict=True)], dtype=np.bool_
         )
@@ -91,7 +93,8 @@ class KnownFiles:
     def __init__(
         self, request: Scan, names: Strings, memos: NDArray[np.uint64], reading: NDArray[np.uint8] | None
     ) -> None:
-        table, count = request.known, len(names)
+        table = request.known
+        count = len(names)
         self.table, self.names, self.reading = table, names, reading
         self.position = np.full(count, -1, dtype=np.int32)
         """(F,) position in the snapshot's files; -1 for a file that is new or may have changed."""
@@ -189,13 +192,15 @@ def with_contents(
     Columns in memory are changed in place, which saves 80 bytes per sample: ``samples`` is not to be used any more.
     """
     held = samples.inputs[name]
-    files, contents = np.asarray(held.file)[rows], writable(held.content)
+    files = np.asarray(held.file)[rows]
+    contents = writable(held.content)
     contents[rows] = content
     stats, whole = writable(samples.files.stat), writable(samples.files.content)
     part: NDArray[np.bool_] = np.zeros(len(rows), np.bool_) if held.line is None else np.asarray(held.line)[rows] > 0
     alone: Any = ~part if part.any() else slice(None)  # a slice copies nothing
     stats[files[alone]], whole[files[alone]] = stat[alone], content[alone]
-    files, stat = files[part], stat[part]
+    files = files[part]
+    stat = stat[part]
     same = (stats[files, :5] == stat[:, :5]).all(axis=1)
     archives, archive = np.unique(files, return_inverse=True)
     moments = np.full(len(archives), np.iinfo(np.uint64).max, dtype=np.uint64)
@@ -287,7 +292,8 @@ class Scan:
         The snapshot has their rows, and its rejections in them stay. Changed files are given to ``read``. Files that
         it cannot read are rejected.
         """
-        files, findings = np.arange(count), self.findings
+        files = np.arange(count)
+        findings = self.findings
         names = held.names.take(files)
         is_known = (held.position[files] >= 0) & (held.table is not None and held.table.inputs[name].line is not None)
         lacking = {name for item in self.rejected if item.target or item.content for name in above(item.name)}

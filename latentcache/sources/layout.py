@@ -279,7 +279,8 @@ class Partners:
 
     def of(self, name: str, image: int, image_set: ImageSet, role: str) -> int:
         """The file of a sample: ``image``, its own, for its transparency; -1: there is none."""
-        stem, folder = name.rpartition(".")[0], dict(image_set.paired).get(role)
+        stem = name.rpartition(".")[0]
+        folder = dict(image_set.paired).get(role)
         if folder == "":
             return image
         if folder is not None:

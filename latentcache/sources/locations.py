@@ -49,12 +49,14 @@ def is_read_by_workers(samples: SampleTable, name: str) -> bool:
 
 def locations(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name: str = "image") -> list[Location]:
     """Return the locations of the images of some samples."""
-    held, rows = samples.inputs[name], np.asarray(rows, dtype=np.intp)
+    held = samples.inputs[name]
+    rows = np.asarray(rows, dtype=np.intp)
     paths = samples.files.names.take(np.maximum(np.asarray(held.file)[rows], 0))
     size_of = sizes(samples, rows, name).tolist()
     if held.line is None or SPAN not in samples.columns:
         return [{"path": path, "size": size} for path, size in zip(paths, size_of, strict=True)]
-    listed, spans = list[Location](), np.asarray(samples.columns[SPAN])[rows].tolist()
+    listed = list[Location]()
+    spans = np.asarray(samples.columns[SPAN])[rows].tolist()
     for path, whole, line, (first, size) in zip(
         paths, size_of, np.asarray(held.line)[rows].tolist(), spans, strict=True
     ):
@@ -65,7 +67,8 @@ def locations(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], n
 
 def sizes(samples: SampleTable, rows: NDArray[np.integer], name: str) -> NDArray[np.uint64]:
     """(n,) bytes of an input of samples that have it; 0 for rows of parquet files: they are not known."""
-    held, stat = samples.inputs[name], samples.files.stat
+    held = samples.inputs[name]
+    stat = samples.files.stat
     file = held.file[rows]
     size: NDArray[np.uint64] = stat[file, 0] if isinstance(stat, np.ndarray) else stat[file][:, 0]
     if held.line is not None and SPAN in samples.columns:
@@ -141,7 +144,8 @@ def read_each(
         return [outcome_of(location) for location in block]
 
     def outcomes_alone(block: Sequence[Location]) -> list[T | UnusableSampleError | None]:
-        began, worked = time.perf_counter(), time.thread_time()
+        began = time.perf_counter()
+        worked = time.thread_time()
         results = outcomes_of(block[:_PROBE])
         is_waiting = time.perf_counter() - began > 3 * (time.thread_time() - worked)
         return results if is_waiting else results + outcomes_of(block[_PROBE:])

@@ -139,7 +139,8 @@ class SourceOptions(Settings):
         if self.caption_ext and extensions:
             extensions = ("." + self.caption_ext.lower().removeprefix("."),)
         if self.default_caption is not None and not text and rule.from_name is None:
-            text, source = self.default_caption, "--default-caption"
+            text = self.default_caption
+            source = "--default-caption"
         return replace(
             rule,
             extensions=extensions,
@@ -166,9 +167,11 @@ def _paired_with(
 
     Folders ``recorded`` are named so already, and may be gone. Raises UsageError for another one that is not in DATA.
     """
-    named, root = dict[str, tuple[str, ...]](), layout.root.absolute()
+    named = dict[str, tuple[str, ...]]()
+    root = layout.root.absolute()
     for option, values in options.items():
-        inputs, folders = INPUTS[option], list[str]()
+        inputs = INPUTS[option]
+        folders = list[str]()
         for value in filter(None, values):
             paths = (Path(os.path.abspath(root / value)), Path(os.path.abspath(value)))  # noqa: PTH100 - links stay
             below = next((path for path in paths if path.is_dir() and root in path.parents), None)

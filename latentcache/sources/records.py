@@ -215,7 +215,8 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
                 raise fault("record-empty", "the text is empty", "text")
             return text_record(source, line, record["text"])
         if form.form == "completion" and isinstance(record.get("prompt"), str):
-            prompt, answer = record["prompt"], _answer(record, "completion")
+            prompt = record["prompt"]
+            answer = _answer(record, "completion")
             return text_record(source, line, prompt + answer, begin=len(prompt))
         options = _part(record, "chat_template_kwargs", dict, None) or None  # as TRL takes them
         spelled = _spelled(options, "chat_template_kwargs") if options else ""
@@ -281,7 +282,8 @@ def _system(record: Mapping[str, Any]) -> list[Message]:
 
 
 def _messages(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
-    turns, messages = _part(record, form.messages, list), []
+    turns = _part(record, form.messages, list)
+    messages = []
     if not turns:
         raise fault("record-empty", "the conversation has no turns", form.messages)
     for number, turn in enumerate(turns):
@@ -302,7 +304,8 @@ def _messages(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
 
 def _called(turn: Mapping[str, Any], form: RecordFormat, where: str) -> Message:
     """A turn whose content is one call as JSON, or a list of them; a thought may stand before it."""
-    written, field_name = _content(turn, form, where), f"{where}.{form.content_tag}"
+    written = _content(turn, form, where)
+    field_name = f"{where}.{form.content_tag}"
     thought = _THOUGHT.fullmatch(written)
     calls = _json_in(thought[2] if thought else written, field_name)
     fields = (("tool_calls", _tool_calls(_wrapped(calls), field_name, "")),)
@@ -329,7 +332,8 @@ def _message(turn: Mapping[str, Any], role: str, form: RecordFormat, where: str)
 
 
 def _content(turn: Mapping[str, Any], form: RecordFormat, where: str) -> str:
-    field_name, parts = f"{where}.{form.content_tag}", turn.get(form.content_tag)
+    field_name = f"{where}.{form.content_tag}"
+    parts = turn.get(form.content_tag)
     if not isinstance(parts, list):
         return str(_part(turn, form.content_tag, str, where=field_name))
     for number, part in enumerate(parts):
@@ -381,7 +385,8 @@ def _tool_calls(calls: Any, where: str, inside: str = ".function") -> str:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise fault("record-field", f"expected a function with a name, found {shown(call)}", f"{where}[{number}]")
-        arguments, field_name = function.get("arguments", {}), f"{where}[{number}]{inside}.arguments"
+        arguments = function.get("arguments", {})
+        field_name = f"{where}[{number}]{inside}.arguments"
         arguments = _json_in(arguments, field_name) if isinstance(arguments, str) else arguments
         if not isinstance(arguments, dict):
             raise fault("record-field", f"expected an object, found {shown(arguments)}", field_name)

@@ -77,7 +77,8 @@ def read_as_train(files: Mapping[str, int], splits: Sequence[str]) -> Iterator[R
         if "/" in name and SPLITS.get(name.partition("/")[0].lower(), TRAIN) not in (TRAIN, split)
     ]
     if named:
-        folders, count = sorted({name.partition("/")[0] for name in named}), sum(files[name] for name in named)
+        folders = sorted({name.partition("/")[0] for name in named})
+        count = sum(files[name] for name in named)
         words = count_of(count, f"files of {', '.join(folders)} are read")
         why = "folder names are splits only if every folder has one"
         yield rejected(named[0], "split-read", f"{words}: {why}", count=count)
@@ -126,7 +127,8 @@ def choose_split(layout: Layout, asked: str) -> Layout:
     splits = for_training([image_set.split for image_set in layout.sets])
     chosen = which_split(layout.root, splits or [""], asked)
     pairs = list(zip(layout.sets, splits, strict=True))
-    left, notes = set[str](), Notes()
+    left = set[str]()
+    notes = Notes()
     for image_set, split in pairs:
         if split != chosen and not image_set.folder:
             notes.count("split-unused", f"files of the split {split}; {chosen} is read", sorted(image_set.files))

@@ -82,7 +82,8 @@ class Catalog:
 
     def count(self, kind: int, recipe: bytes) -> int:
         """Number of items of one kind whose keys end in these bytes of a recipe."""
-        count, ending = 0, np.frombuffer(recipe, dtype=np.uint8)
+        count = 0
+        ending = np.frombuffer(recipe, dtype=np.uint8)
         for index in self._indexes:
             for start in range(0, index.items, _TOGETHER):
                 part = slice(start, start + _TOGETHER)
@@ -174,11 +175,13 @@ class Catalog:
         for name, (dtype, shape) in kind.ragged_columns.items():
             ends = np.cumsum(counts[name], out=counts[name])
             ragged[name] = ends, np.zeros((int(ends[-1]) if len(ends) else 0, *shape), dtype)
-            last, stored_ends = -1, ends
+            last = -1
+            stored_ends = ends
             for at, number, index, rows in self._parts(items):
                 if (stored := index.columns.get(f"ragged/{kind.kind}/{name}.counts")) is not None:
                     stored_ends = stored_ends if number == last else np.cumsum(stored, dtype=np.int64)
-                    last, values = number, index.columns[f"ragged/{kind.kind}/{name}.values"]
+                    last = number
+                    values = index.columns[f"ragged/{kind.kind}/{name}.values"]
                     ragged[name][1][_spans(ends, at)] = values[_spans(stored_ends, rows)]
         return plain, ragged
 
@@ -242,7 +245,8 @@ class Catalog:
             items = np.concatenate([np.zeros(0, np.uint32), *(part[1] for part in parts)])
             del parts
             order = np.argsort(numbers, kind="stable")
-            numbers, items = numbers[order], items[order]
+            numbers = numbers[order]
+            items = items[order]
             # Two keys of one number have a chance of 2**-64 for each pair; the second one is then not found.
             is_first = np.ones(len(numbers), dtype=np.bool_)
             is_first[1:] = numbers[1:] != numbers[:-1]

@@ -106,7 +106,8 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
     def check(self) -> None:
         """Read the column whole and hold it against its checksum."""
         if not self._checked:
-            start, stop = self.form.start, self.form.start + self.form.num_bytes
+            start = self.form.start
+            stop = self.form.start + self.form.num_bytes
             parts = (self._file.read(at, _BYTE, (min(_CHUNK, stop - at),)).data for at in range(start, stop, _CHUNK))
             self._compare(checksum_of(parts))
 
@@ -124,7 +125,8 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         self._checked = True
 
     def _slice(self, first: int, count: int) -> NDArray[Any]:
-        form, width = self.form, self.dtype.itemsize * math.prod(self.shape[1:])
+        form = self.form
+        width = self.dtype.itemsize * math.prod(self.shape[1:])
         if form.stored_rows < len(self):  # most columns of one data set: no memory
             return np.broadcast_to(self._read(form.start, 1), (count, *self.shape[1:]))
         return self._read(form.start + first * width, count)
@@ -326,7 +328,9 @@ def _encoded(values: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any]]:
 
 def _form(described: Mapping[str, Any], tensor: Mapping[str, Any], data: int) -> _Form:
     """Read the stored form of a column from both halves of the header; reject numbers that contradict each other."""
-    dtype, shape, rows = _TYPES[tensor["dtype"]], tuple(map(int, described["shape"])), int(tensor["shape"][0])
+    dtype = _TYPES[tensor["dtype"]]
+    shape = tuple(map(int, described["shape"]))
+    rows = int(tensor["shape"][0])
     start, stop = map(int, tensor["data_offsets"])
     num_bytes = dtype.itemsize * rows * math.prod(shape[1:])
     if min(shape) < 0 or rows not in (1, shape[0]) or tensor["shape"] != [rows, *shape[1:]]:

@@ -132,7 +132,8 @@ def pack_items(items: Sequence[Item], recipe: FieldRecipe, kind: FieldKind) -> l
 def _blocks(items: Sequence[Item], spec: FieldSpec, kind: FieldKind) -> Iterator[list[Item]]:
     """Items that share a block: neighbors with keys that differ in their contents only, of equal shape."""
     block: list[Item] = []
-    size, group = 0, None
+    size = 0
+    group = None
     for item in items:
         alike = item.key[: CONTENT_SLICE.start], item.key[CONTENT_SLICE.stop :], item.array.shape[spec.ragged :]
         ragged = [np.asarray(item.columns[name]).nbytes for name in kind.ragged_columns if name in item.columns]
@@ -140,7 +141,8 @@ def _blocks(items: Sequence[Item], spec: FieldSpec, kind: FieldKind) -> Iterator
         if block and (alike != group or size + more > BLOCK_BYTES):
             yield block
             block = []
-        size, group = (size if block else _HEAD_BYTES) + more, alike
+        size = (size if block else _HEAD_BYTES) + more
+        group = alike
         block.append(item)
     if block:
         yield block
@@ -157,7 +159,8 @@ def _entry(items: Sequence[Item], recipe: FieldRecipe, kind: FieldKind, *, packe
     if packed:
         if len(items) > 1 or not ragged:
             array = (np.concatenate if ragged else np.stack)([item.array for item in items])
-        contents, same = b"".join(item.key[CONTENT_SLICE] for item in items), b""
+        contents = b"".join(item.key[CONTENT_SLICE] for item in items)
+        same = b""
         key = first.key[: CONTENT_SLICE.start] + content_hash(contents) + first.key[CONTENT_SLICE.stop :]
         columns[CONTENT] = np.frombuffer(contents, dtype=np.uint8).reshape(-1, HASH_BYTES)
         if any(item.same for item in items):
@@ -225,7 +228,8 @@ def _parsed(data: memoryview, key: bytes | None) -> EntryHeader:
     if not FIXED_BYTES < head_bytes <= len(data) or head_bytes % 64 != _REST:
         raise ValueError(f"a head of {head_bytes} bytes, {len(data)} are there")
     stop = head_bytes - CHECKSUM_BYTES
-    expected, computed = checksum(data[:stop]), int.from_bytes(data[stop:head_bytes], "little")
+    expected = checksum(data[:stop])
+    computed = int.from_bytes(data[stop:head_bytes], "little")
     if expected != computed:
         raise ValueError(f"header checksum: expected {expected:016x}, found {computed:016x}")
     if data[3] != MAGIC[3]:
@@ -234,7 +238,8 @@ def _parsed(data: memoryview, key: bytes | None) -> EntryHeader:
         raise ValueError(f"it is that of {stored_key.hex()}")
     if kind != stored_key[0] or code not in _DTYPE_NAMES or not 1 <= ndim <= MAX_DIMENSIONS or not items:
         raise ValueError(f"kind {kind}, type {code}, {ndim} dimensions, {items} items")
-    shape, dtype = struct.unpack_from(f"<{ndim}I", data, FIXED_BYTES), _DTYPE_NAMES[code]
+    shape = struct.unpack_from(f"<{ndim}I", data, FIXED_BYTES)
+    dtype = _DTYPE_NAMES[code]
     if 0 in shape or math.prod(shape) * DTYPES[dtype][1] != payload_bytes:
         raise ValueError(f"{dtype} {shape} in {payload_bytes} bytes")
     table = _read_table(data[FIXED_BYTES + 4 * ndim : stop])

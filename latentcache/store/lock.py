@@ -95,7 +95,8 @@ def wait_for_silence(building: Path, lock: Path, *, is_stopped: Callable[[], boo
     just written here: the times of both files are those of one file server. Raises CacheLockedError if it goes on.
     """
     try:
-        host, written = str(read_json(building)["host"]), building.stat().st_mtime
+        host = str(read_json(building)["host"])
+        written = building.stat().st_mtime
     except (CacheDamagedError, FileNotFoundError, KeyError):
         return
     deadline = time.monotonic() + SILENCE_S - max(lock.stat().st_mtime - written, 0)
@@ -115,7 +116,8 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def _take(path: Path, descriptor: int) -> None:
-    holder, deadline = dict[str, Any](), time.monotonic() + ORPHANS_S
+    holder = dict[str, Any]()
+    deadline = time.monotonic() + ORPHANS_S
     while not (free := _locked(descriptor)):
         holder = holder or _holder(os.pread(descriptor, 4096, 0))
         if not _is_dead(holder) or time.monotonic() >= deadline:
@@ -185,7 +187,8 @@ class Lease:
     """Holds the snapshot of a ``manifest.json`` until :meth:`close`; BlockingIOError while it is being removed."""
 
     def __init__(self, manifest: Path) -> None:
-        self._manifest, descriptor = manifest, open_file(manifest)
+        self._manifest = manifest
+        descriptor = open_file(manifest)
         self.close = weakref.finalize(self, os.close, descriptor)  # a forked child may still read with its copy
         self.close.atexit = False
         try:
@@ -213,7 +216,8 @@ def _lease_again(manifest: Path) -> Lease | None:
 @contextmanager
 def unleased(manifest: Path) -> Iterator[bool]:
     """Keep readers away from a snapshot while the block runs; False where one holds it already."""
-    flags, free = os.O_NONBLOCK | os.O_CLOEXEC, True
+    flags = os.O_NONBLOCK | os.O_CLOEXEC
+    free = True
     try:
         descriptor = os.open(manifest, os.O_RDWR | flags)  # over a network only that takes an exclusive lock
     except OSError as error:

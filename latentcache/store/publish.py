@@ -96,7 +96,10 @@ def new_field(
     """
     if (np.diff(sample) <= 0).any():
         order = np.lexsort((variant, group, sample))
-        sample, group, variant, items = sample[order], group[order], variant[order], items[order]
+        sample = sample[order]
+        group = group[order]
+        variant = variant[order]
+        items = items[order]
     rows = catalog.locations(items)
     entry, first = _in_order(catalog.entry_numbers(rows))
     entries = rows if len(first) == len(rows) else rows[first]  # there may be ten million
@@ -165,7 +168,8 @@ def _comparable(manifest: Mapping[str, Any], provenance: Sequence[str]) -> Any:
 
 def publish_snapshot(paths: CachePaths, new: NewSnapshot) -> int:
     """Write the next snapshot and switch ``CURRENT`` to it; returns its number. The caller holds the builder lock."""
-    new, number = _needed_shards(new), paths.next_snapshot()
+    new = _needed_shards(new)
+    number = paths.next_snapshot()
     folder = paths.snapshot(number)
     make_folder(folder)
     signature = write_columns(folder / COLUMNS, _columns(new.samples, new.fields))

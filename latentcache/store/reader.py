@@ -38,9 +38,11 @@ class _Field:
     """Columns for reading a field, in memory: 28 bytes an entry, 8 to 16 a row."""
 
     def __init__(self, rows: FieldRows) -> None:
-        self.rows, self.packed = rows, rows.packing == "block"
+        self.rows = rows
+        self.packed = rows.packing == "block"
         self.dtype = numpy_dtype(rows.spec.dtype)
-        self.shard, self.offset = np.asarray(rows.shard), np.asarray(rows.offset).view(np.int64)
+        self.shard = np.asarray(rows.shard)
+        self.offset = np.asarray(rows.offset).view(np.int64)
         self.checksum, self.size, self.head = np.asarray(rows.checksum), rows.bytes, rows.head
         self.entry, self.group = np.asarray(rows.entry), np.asarray(rows.group)
         shapes = [group.shape[1:] if rows.spec.ragged else group.shape for group in rows.groups]
@@ -51,7 +53,8 @@ class _Field:
 
     def segments(self, rows: Ints, start: Ints | None = None, length: Ints | None = None) -> tuple[Ints, Ints, Ints]:
         """(n,) shards, first bytes and bytes of items, or of elements of them from ``start`` on."""
-        entry, width = self.entry[rows], self.width[self.group[rows]]
+        entry = self.entry[rows]
+        width = self.width[self.group[rows]]
         count: Any = 1 if self.length is None else self.length[rows].astype(np.int64)
         offset = self.offset[entry]
         if self.start is not None:
@@ -104,7 +107,8 @@ class EntryReader:
 
     def read(self, field: str, row: int) -> NDArray[Any]:
         """One item, as an array of its own. Errors as :meth:`gather`."""
-        columns, rows = self._field(field), np.array([row])
+        columns = self._field(field)
+        rows = np.array([row])
         group = columns.rows.groups[int(columns.rows.group[row])]
         shape = group.shape if columns.length is None else (int(columns.length[row]), *group.shape[1:])
         array = np.empty(shape, dtype=columns.dtype)
@@ -190,7 +194,8 @@ class EntryReader:
                 file = self.file(number)
                 if file is None:
                     of_shard = position == shard_position
-                    shard, lengths = self.snapshot.shards[number], size[of_shard]
+                    shard = self.snapshot.shards[number]
+                    lengths = size[of_shard]
                     file = self.snapshot.disk_cache.ranges(shard, offset[of_shard], lengths)
                     offset[of_shard] = np.cumsum(lengths) - lengths
             except RemoteError as error:
@@ -206,7 +211,8 @@ class EntryReader:
     def corrupt(self, columns: _Field, entry: int, why: str | OSError) -> CorruptEntryError:
         """The error that names a damaged entry, or one that cannot be read now."""
         name, more = self._owner(columns, entry)
-        path, subject = self._path(int(columns.shard[entry])), f"the {columns.rows.name} of {name}{more}"
+        path = self._path(int(columns.shard[entry]))
+        subject = f"the {columns.rows.name} of {name}{more}"
         fix = f"mv {shlex.quote(path)} elsewhere, then run again" if self.snapshot.disk_cache else ""
         return CorruptEntryError(
             f"{subject} {'are damaged' if isinstance(why, str) else 'cannot be read'}",
@@ -273,7 +279,8 @@ class Located:
         why: str | OSError = "the shard ends early"
         try:
             if len(read_at(descriptor, first, size)) == size:
-                where, fix = str(self._reader.paths.root), "check the disk, then run again"
+                where = str(self._reader.paths.root)
+                fix = "check the disk, then run again"
                 return StoreError("a read failed, and worked when repeated", where=where, fix=fix)
         except OSError as error:
             why = error
@@ -281,7 +288,8 @@ class Located:
 
     def _prove(self, items: Ints, out: NDArray[np.uint8]) -> None:
         """Hold items that were just read against their checksums."""
-        entries, memory = self._entries[items], out.data
+        entries = self._entries[items]
+        memory = out.data
         expected = self._field.checksum[entries].tolist()
         pieces = zip(*self._pieces[2:, items].tolist(), entries.tolist(), expected, strict=True)
         for size, at, entry, wanted in pieces:

@@ -246,7 +246,9 @@ def _parse_meta(front: bytes, offset: int) -> Meta | None:
 
 def walk(descriptor: int, meta: Meta) -> Iterator[StoredValue]:
     """Every committed key with offset and length of its value, in key order. Raises ValueError, struct.error."""
-    size, stack, seen = meta.page_size, [] if meta.root == _NO_PAGE else [meta.root], set[int]()
+    size = meta.page_size
+    stack = [] if meta.root == _NO_PAGE else [meta.root]
+    seen = set[int]()
     while stack:
         number = stack.pop()
         if number > meta.last_page or number in seen:
@@ -267,7 +269,8 @@ def walk(descriptor: int, meta: Meta) -> Iterator[StoredValue]:
             start, length = at + KEY_BYTES, low | high << 16
             offset, end = number * size + start, start + length
             if more & _BIG_VALUE:
-                first, end = int.from_bytes(page[start : start + 8], "little"), start + 8
+                first = int.from_bytes(page[start : start + 8], "little")
+                end = start + 8
                 offset = first * size + PAGE_HEADER_BYTES
             if key_bytes != KEY_BYTES or end > size or offset + length > meta.file_bytes:
                 raise ValueError("a key has another length, or a value leaves its page or the file")
@@ -305,8 +308,10 @@ class ShardIndex:
 
     def columns_without(self, removed: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
         """The columns without some entries, which are True in ``removed`` (E,)."""
-        kept, entry = ~removed, np.asarray(self.columns["item.entry"])
-        is_item, columns = kept[entry], dict[str, NDArray[Any]]()
+        kept = ~removed
+        entry = np.asarray(self.columns["item.entry"])
+        is_item = kept[entry]
+        columns = dict[str, NDArray[Any]]()
         for name in self.columns:
             rows = kept if name in (_ENTRY_TYPES.names or ()) else is_item
             if name.endswith(".values"):
@@ -321,7 +326,9 @@ def collect_index(data: Path) -> dict[str, NDArray[Any]]:
     meta = read_meta(data)
     try:
         with file_descriptor(data) as descriptor:
-            values, parts, own_columns = walk(descriptor, meta), [_indexed([])], list[_OwnColumns]()
+            values = walk(descriptor, meta)
+            parts = [_indexed([])]
+            own_columns = list[_OwnColumns]()
             while some := list(islice(values, _HEADS_TOGETHER)):
                 heads = [(key, offset, checked_head(descriptor, offset, length, key)) for key, offset, length in some]
                 parts.append(_indexed(heads))
@@ -477,7 +484,8 @@ def copy_entries(paths: CachePaths, source: Path, spans: NDArray[Any]) -> str:
                 size += len(entry.value)
                 if size >= _COMMIT_BYTES:
                     writer.write(batch)
-                    batch, size = [], 0
+                    batch = []
+                    size = 0
             writer.write(batch)
             writer.seal().rename(paths.shard(name))
             sync_folder(paths.shards)

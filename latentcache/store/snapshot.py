@@ -105,11 +105,13 @@ class FieldRows(Value, eq=False):
         """
         if self.kind is None or len(plan.sample) != len(self):
             return False
-        content, groups = self.kind.content(samples), {group: number for number, group in enumerate(self.groups)}
+        content = self.kind.content(samples)
+        groups = {group: number for number, group in enumerate(self.groups)}
         group_of = np.array([groups.get(group, -1) for group in plan.groups], dtype=np.int32)
         for start in range(0, len(self), _SLICE):
             part = slice(start, start + _SLICE)
-            sample, mine = plan.sample[part], np.asarray(self.sample[part])
+            sample = plan.sample[part]
+            mine = np.asarray(self.sample[part])
             same = mine == (sample if numbers is None else numbers[sample])
             same &= self.group[part] == group_of[plan.group[part]]
             same &= self.variant[part] == plan.variant[part]
@@ -199,7 +201,8 @@ class Snapshot(Value):
 
     @cached_property
     def _listed(self) -> dict[str, tuple[Rejected, ...]]:
-        about, path = self.manifest["rejected"], self.paths.snapshot(self.number) / REJECTED
+        about = self.manifest["rejected"]
+        path = self.paths.snapshot(self.number) / REJECTED
         by_type: dict[str, list[Rejected]] = {"rejected": [], "note": []}
         try:
             data = read_file(path)

@@ -182,13 +182,15 @@ class _Collector:
 
         Left as they are: shards with damaged entries, or of snapshots that stay beside the current one.
         """
-        current, moved = open_snapshot(self.paths.root), dict[str, str]()
+        current = open_snapshot(self.paths.root)
+        moved = dict[str, str]()
         others = [old.shards or frozenset() for old in self._snapshots(remove=False) if old.number != current.number]
         shared = frozenset[str]().union(*others)
         for use in shard_use(self.paths, [current]):
             if use.name in shared or not 0 < use.needed < MOST_NEEDED * use.entries:
                 continue
-            folder, number = self.paths.shard(use.name), current.shards.index(use.name)
+            folder = self.paths.shard(use.name)
+            number = current.shards.index(use.name)
             about = {"entries": use.entries - use.needed, "num_bytes": max(use.bytes - use.needed_bytes, 0)}
             if not self.apply:
                 self._add("removable", "low-utilization", folder, **about)
@@ -205,7 +207,9 @@ class _Collector:
 
     def _snapshots(self, *, remove: bool) -> list[_Old]:
         """Snapshots that stay, upwards; ``remove`` the others, while readers are kept away from them."""
-        current, manifests, staying = self.paths.current_snapshot(), dict[int, dict[str, Any]](), list[_Old]()
+        current = self.paths.current_snapshot()
+        manifests = dict[int, dict[str, Any]]()
+        staying = list[_Old]()
         for number in self.paths.snapshots():
             with suppress(CacheDamagedError, CacheFormatError):
                 manifests[number] = load_manifest(self.paths.snapshot(number))
@@ -215,7 +219,8 @@ class _Collector:
             if number in kept:
                 age = kept.index(number)
                 newer = "the next snapshot" if self.keep - age == 1 else f"{self.keep - age} newer snapshots"
-                reason, until = "rollback", f"until {newer}, or now with --keep {age}"
+                reason = "rollback"
+                until = f"until {newer}, or now with --keep {age}"
             else:
                 with unleased(folder / "manifest.json") as free:
                     if free and remove:
@@ -223,7 +228,8 @@ class _Collector:
                 if free:
                     continue
                 readers = f"`fuser {shlex.quote(str(folder / 'manifest.json'))}` names them on their machine"
-                reason, until = "leased", f"until its readers close the cache ({readers})"
+                reason = "leased"
+                until = f"until its readers close the cache ({readers})"
             shards = frozenset(manifests[number]["shards"]) if number in manifests else None
             staying.append(_Old(number=number, shards=shards, reason=reason, until=until))
             if remove and number != current:
@@ -276,10 +282,8 @@ class _Collector:
             path.unlink(missing_ok=True)
 
     def _add(self, state: str, reason: str, path: Path, num_bytes: int | None = None, **more: Any) -> None:
-        file, size = (
-            path.relative_to(self.paths.root).as_posix(),
-            disk_bytes(path) if num_bytes is None else num_bytes,
-        )
+        file = path.relative_to(self.paths.root).as_posix()
+        size = disk_bytes(path) if num_bytes is None else num_bytes
         self.items.append(Garbage(state=state, reason=reason, file=file, num_bytes=size, **more))
 
 
@@ -296,7 +300,8 @@ def intact_snapshots(paths: CachePaths) -> list[Snapshot]:
 
 def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse]:
     """Return the part of each sealed shard that these snapshots need."""
-    folders, uses = paths.sealed_shards(), []
+    folders = paths.sealed_shards()
+    uses = []
     number = {folder.name: position for position, folder in enumerate(folders)}
     spans, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for snapshot in snapshots:
@@ -319,7 +324,8 @@ def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse
 
 def publish_moved(paths: CachePaths, snapshot: Snapshot, moved: Mapping[str, str]) -> None:
     """Publish a snapshot whose entries were copied from shard to shard; no build uses the old shards any more."""
-    names, fields = [*snapshot.shards, *moved.values()], list[FieldRows]()
+    names = [*snapshot.shards, *moved.values()]
+    fields = list[FieldRows]()
     for rows in snapshot.fields.values():
         shard, offset = np.array(rows.shard), np.array(rows.offset)
         for old, new in moved.items():
@@ -365,7 +371,8 @@ def collect_url(url: str, *, older_than_s: float, apply: bool = False) -> Collec
         CacheNotFoundError: There is no cache at the URL.
     """
     bucket = Bucket(url)
-    head, objects = current_head(bucket), bucket.objects()
+    head = current_head(bucket)
+    objects = bucket.objects()
     if head is None:
         raise no_cache(bucket)
     folders = defaultdict[str, list[str]](list)

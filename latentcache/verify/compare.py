@@ -110,15 +110,18 @@ def compare(
         chosen: (S,) samples to look at.
         inputs: Those that fields are made of; masks and control images are compared if they are among them.
     """
-    samples, of_records = findings.table, now.data_kind == "records"
+    samples = findings.table
+    of_records = now.data_kind == "records"
     count = len(samples)
     if of_records:
         pairing, listing_row = _records_paired(samples, now.samples, rejected)
     else:
-        labels, there = Strings.of(item.label for item in rejected), now.samples.names
+        labels = Strings.of(item.label for item in rejected)
+        there = now.samples.names
         listing_row = np.concatenate([match_names(samples.names, there), match_names(labels, there)])
         pairing = np.full(len(listing_row), _SAME, dtype=np.uint8)
-    own_input, comparison = "record" if of_records else "image", _Comparison(findings, now, listing_row[:count])
+    own_input = "record" if of_records else "image"
+    comparison = _Comparison(findings, now, listing_row[:count])
     changed, moved = (np.flatnonzero(chosen & (pairing[:count] == word)) for word in (_CHANGED, _MOVED))
     comparison.add("stale", "source-changed", changed, _own_content)
     comparison.add("touched", "line-changed", moved, lambda table, row: f"line {table.where(row)[1]}")
@@ -169,7 +172,9 @@ class _Comparison:
 
     def own_input(self, name: str, rows: NDArray[np.intp]) -> None:
         """Compare the contents that samples are made of, and the stat of their files."""
-        before, after, files = self.samples.inputs[name], self.now.samples.inputs[name], self.samples.files
+        before = self.samples.inputs[name]
+        after = self.now.samples.inputs[name]
+        files = self.samples.files
         has_file = np.asarray(before.file)[rows] >= 0
         rows = rows[has_file & (np.asarray(after.file)[self.listing_row[rows]] >= 0)]
         now_rows = self.listing_row[rows]
@@ -181,10 +186,12 @@ class _Comparison:
             if (error := self.now.unread.get((name, int(self.listing_row[row])))) is not None:
                 self.unusable(row, error.slug, error.what)
         self.add("stale", "source-changed", changed[~self.is_unusable[changed]], _own_content)
-        then, later = np.asarray(before.file)[rows], self.now.samples.files
+        then = np.asarray(before.file)[rows]
+        later = self.now.samples.files
         file_now = np.full(len(files), -1, dtype=np.int64)
         file_now[then] = np.asarray(after.file)[now_rows]  # one for all samples of a file
-        matched, touched = np.flatnonzero(file_now >= 0), np.zeros(len(files), dtype=np.bool_)
+        matched = np.flatnonzero(file_now >= 0)
+        touched = np.zeros(len(files), dtype=np.bool_)
         equal = (np.asarray(files.content)[matched] == later.content[file_now[matched]]).all(axis=1)
         moved = (np.asarray(files.stat)[matched, :5] != later.stat[file_now[matched], :5]).any(axis=1)
         touched[matched] = equal & moved
@@ -192,7 +199,9 @@ class _Comparison:
 
     def other_input(self, name: str, rows: NDArray[np.intp]) -> None:
         """Compare masks or control images of samples."""
-        before, after, now_rows = self.samples.inputs[name], self.now.samples.inputs.get(name), self.listing_row[rows]
+        before = self.samples.inputs[name]
+        after = self.now.samples.inputs.get(name)
+        now_rows = self.listing_row[rows]
         had = np.asarray(before.file)[rows] >= 0
         has = np.zeros(len(rows), dtype=np.bool_) if after is None else np.asarray(after.file)[now_rows] >= 0
 
@@ -203,7 +212,8 @@ class _Comparison:
         add(had & ~has, f"no {name} any more")
         add(has & ~had, f"a {name} that was not there")
         if after is not None:
-            content, later = np.asarray(before.content)[rows], np.asarray(after.content)[now_rows]
+            content = np.asarray(before.content)[rows]
+            later = np.asarray(after.content)[now_rows]
             changed = had & has & content.any(axis=1) & ~equal_hashes(content, later)
             now_rows = now_rows[changed]
 
@@ -216,7 +226,8 @@ class _Comparison:
 
     def columns(self, rows: NDArray[np.intp]) -> None:
         """Compare captions, columns of tables and repeats of samples."""
-        then, later = self.samples, self.now.samples
+        then = self.samples
+        later = self.now.samples
         columns: list[tuple[str, Callable[[SampleTable], Any], Shown, str]] = []
         if "caption" in then.inputs:
             columns.append(("caption", lambda table: table.inputs["caption"].content, _caption, _OF_CAPTION))
@@ -235,7 +246,8 @@ class _Comparison:
     def unusable(self, row: int, cause: str, detail: str) -> None:
         """Add a sample whose file cannot be used now."""
         self.is_unusable[row] = True
-        sample, hint = np.array([row]), hint_for(cause)
+        sample = np.array([row])
+        hint = hint_for(cause)
         if cause in _UNREADABLE:
             expected = "a file that can be read"
             self.findings.add("unverifiable", cause, sample, expected=expected, found=detail, hint=hint)
@@ -280,7 +292,8 @@ def _rejected(
     listing_row: NDArray[np.int64],
 ) -> None:
     """Add findings on files and records that are rejected now, and (R,) on those that the snapshot rejected."""
-    of_records, by_label = now.data_kind == "records", dict[str, Rejected]()
+    of_records = now.data_kind == "records"
+    by_label = dict[str, Rejected]()
     for item in now.rejected:
         by_label.setdefault(item.label, item)
     is_sample = match_names(Strings.of(by_label), findings.table.names) >= 0
@@ -311,7 +324,8 @@ def _rejected(
 
 def _image_change(now: Listing, item: Rejected, row: int) -> tuple[str, str] | None:
     """Reason and new value if a rejected sample is another one by now; None: it is the same, as far as is known."""
-    kind, inputs = field_kind(item.target) if item.target else None, now.samples.inputs
+    kind = field_kind(item.target) if item.target else None
+    inputs = now.samples.inputs
     names = kind.inputs if kind is not None else ("image",)
     there = [name for name in names if name in inputs]
     there = [name for name in there if inputs[name].text is not None or inputs[name].file[row] >= 0]
@@ -335,7 +349,9 @@ def _records_paired(
     if now is samples:  # no file has changed
         listing_row[: len(samples)] = np.arange(len(samples))
         return pairing, listing_row
-    old, new, numbers = samples.inputs["record"], now.inputs["record"], dict[str, int]()
+    old = samples.inputs["record"]
+    new = now.inputs["record"]
+    numbers = dict[str, int]()
     assert old.line is not None
     assert new.line is not None
 
@@ -356,7 +372,8 @@ def _records_paired(
         old_at, new_at = _pairs(_keys(mine, word)[left], _keys(theirs, word)[right])
         if word != _CHANGED:  # two contents of one key: a chance of 2**-64
             equal = equal_hashes(mine[2][left[old_at]], theirs[2][right[new_at]])
-            old_at, new_at = old_at[equal], new_at[equal]
+            old_at = old_at[equal]
+            new_at = new_at[equal]
         pairing[left[old_at]] = word
         listing_row[left[old_at]] = right[new_at]
         left, right = np.delete(left, old_at), np.delete(right, new_at)
@@ -377,7 +394,8 @@ def _pairs(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> tuple[NDArra
     if np.array_equal(mine, theirs):
         return np.arange(len(mine)), np.arange(len(mine))
     order, other = np.argsort(mine, kind="stable"), np.argsort(theirs, kind="stable")
-    mine, theirs = mine[order], theirs[other]
+    mine = mine[order]
+    theirs = theirs[other]
     rank = np.arange(len(mine)) - np.searchsorted(mine, mine)
     position = np.searchsorted(theirs, mine) + rank
     inside = np.flatnonzero(position < len(theirs))

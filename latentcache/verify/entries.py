@@ -80,7 +80,8 @@ def _chosen(
     snapshot: Snapshot, part: tuple[int, int] | None
 ) -> tuple[NDArray[np.bool_], dict[str, NDArray[np.bool_]]]:
     """Select samples (S,) of a snapshot, and entries (E,) by field: those of a slice, or all."""
-    samples, fields = np.full(len(snapshot.samples), part is None), snapshot.fields
+    samples = np.full(len(snapshot.samples), part is None)
+    fields = snapshot.fields
     if part is None:
         return samples, {name: np.ones(rows.entries, dtype=np.bool_) for name, rows in fields.items()}
     entries, (number, count) = dict[str, NDArray[np.bool_]](), part
@@ -104,7 +105,8 @@ class View:
     """One field of a snapshot with its columns in memory."""
 
     def __init__(self, rows: FieldRows, samples: int) -> None:
-        self.rows, self.name = rows, rows.name
+        self.rows = rows
+        self.name = rows.name
         self.shard, self.checksum, self.key = map(np.asarray, (rows.shard, rows.checksum, rows.key))
         self.offset, self.head, self.bytes = (
             np.asarray(column).astype(np.int64) for column in (rows.offset, rows.head, rows.bytes)
@@ -308,7 +310,8 @@ def _index(check: Check, name: str) -> ShardIndex | None:
         if isinstance(error, CacheDamagedError):
             check.damaged.add(name)
         elif isinstance(error.__cause__, OSError):
-            category, reason = "unverifiable", reason_word(error.__cause__)
+            category = "unverifiable"
+            reason = reason_word(error.__cause__)
         file = f"shards/{name}/index.safetensors"
         finding = Finding(category=category, reason=reason, file=file, found=words(error), hint=HINTS[category])
         check.findings.others.append(finding)
@@ -335,13 +338,15 @@ def _check_index(check: Check, view: View, entries: NDArray[np.intp], index: Sha
 
 def _check_rows(check: Check, view: View, chosen: NDArray[np.bool_]) -> None:
     """See that every row lies within its entry and has the size that its group says."""
-    rows, spec = view.rows, view.rows.spec
+    rows = view.rows
+    spec = view.rows.spec
     itemsize = numpy_dtype(spec.dtype).itemsize
     shapes = [group.shape for group in rows.groups]
     element = np.array(
         [itemsize * int(np.prod(shape[1:] if spec.ragged else shape)) for shape in shapes], dtype=np.int64
     )
-    unit, size = element if len(element) == 1 else element[view.group], view.bytes[view.entry]
+    unit = element if len(element) == 1 else element[view.group]
+    size = view.bytes[view.entry]
     if rows.packing == "block" or spec.ragged:  # any number of rows
         wrong = np.add(rows.start, rows.length if spec.ragged else 1, dtype=np.int64) * unit > size
         if len(element) == 1:

@@ -247,7 +247,8 @@ class Findings:
         return tuple(sorted(findings, key=lambda finding: CATEGORIES.index(finding.category)))
 
     def _of_cause(self, cause: Finding, kept: list[tuple[_Batch, NDArray[np.intp]]]) -> list[Finding]:
-        total, findings = sum(len(chosen) for _, chosen in kept), list[Finding]()
+        total = sum(len(chosen) for _, chosen in kept)
+        findings = list[Finding]()
         if total > EACH:
             samples = np.concatenate([batch.samples[chosen] for batch, chosen in kept])
             only = kept[0][0] if len(kept) == 1 else _Batch(samples, None, "", "", "")
@@ -275,7 +276,8 @@ class Findings:
 
 def path_json(name: str) -> dict[str, Any]:
     """``path``, and ``path_b64`` if the name is not UTF-8."""
-    path, raw = shown_text(name), name.encode("utf-8", "surrogateescape")
+    path = shown_text(name)
+    raw = name.encode("utf-8", "surrogateescape")
     return {"path": path} if path == name else {"path": path, "path_b64": base64.b64encode(raw).decode("ascii")}
 
 

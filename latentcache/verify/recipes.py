@@ -87,7 +87,8 @@ def check_recipes(check: Check, requested: Mapping[str, Described]) -> tuple[Rec
         of_field = [RecipeChange(field=name, setting=s, cached=old, requested=new) for s, old, new in differences]
         changes += of_field
         first = min(of_field, key=lambda change: change.requested in (None, [], ()))
-        reason, every = f"recipe:{first.setting}", np.unique(view.sample)
+        reason = f"recipe:{first.setting}"
+        every = np.unique(view.sample)
         sides: dict[str, Any] = {"expected": _both(of_field, "requested"), "found": _both(of_field, "cached")}
         check.findings.add("stale", reason, every, field=name, **sides)
     return tuple(changes)
@@ -98,12 +99,14 @@ def check_plans(check: Check) -> None:
     table = check.findings.table
     for view in check.views.values():
         kind, recipe = view.rows.kind, view.rows.recipe
-        lost, rejected = set[int](), dict[int, Rejected]()
+        lost = set[int]()
+        rejected = dict[int, Rejected]()
         if kind is not None and recipe is not None:
             try:
                 plan = kind.plan(table, recipe)
             except (LatentcacheError, ValueError, TypeError, KeyError) as error:
-                every, text = np.flatnonzero(check.samples), f"{type(error).__name__}: {error}"
+                every = np.flatnonzero(check.samples)
+                text = f"{type(error).__name__}: {error}"
                 check.findings.add("unverifiable", "plan", every, field=view.name, found=text)
                 continue
             rejected = dict(plan.rejected)
@@ -140,7 +143,8 @@ def _labels(moved: NDArray[np.int64], sample: Any, group: Any, groups: Sequence[
 
 def _check_absent(check: Check, view: View, planned: set[int], rejected: Mapping[int, Rejected]) -> None:
     """Samples that lack items of a field: rejected by it, or lost."""
-    table, recorded = check.findings.table, {item.label: item for item in check.snapshot.rejected}
+    table = check.findings.table
+    recorded = {item.label: item for item in check.snapshot.rejected}
     without = np.flatnonzero(np.bincount(view.sample, minlength=len(table)) == 0)
     numbers = np.array(sorted({*without.tolist(), *planned}), dtype=np.int64)
     lost = []
@@ -149,7 +153,8 @@ def _check_absent(check: Check, view: View, planned: set[int], rejected: Mapping
             continue
         item = recorded.get(name) or rejected.get(number)
         if item is not None:
-            sample, hint = np.array([number]), item.hint or hint_for(item.reason)
+            sample = np.array([number])
+            hint = item.hint or hint_for(item.reason)
             check.findings.add("quarantined", item.reason, sample, field=view.name, found=item.detail, hint=hint)
         elif number in planned or (view.rows.kind is None and not check.snapshot.complete):
             lost.append(number)
@@ -183,16 +188,20 @@ def reencode_samples(
     root: Path,
 ) -> Reencoded:
     """Encode some of the chosen samples without a problem again, all fields of each, and note what differs."""
-    fine, depth = check.samples & ~check.findings.of(*PROBLEMS), check.depth
+    fine = check.samples & ~check.findings.of(*PROBLEMS)
+    depth = check.depth
     # In an order of its own: one fine sample more or less moves no other in or out but the last.
     order = np.random.default_rng(depth.seed).permutation(len(fine))
     drawn = order[fine[order]][: depth.reencode]
-    differences, failed, device = list[Difference](), set[int](), ""
+    differences = list[Difference]()
+    failed = set[int]()
+    device = ""
     reader = EntryReader(check.paths, check.snapshot)
     try:
         for view in check.views.values():
             known = view.rows.kind is not None and view.rows.recipe is not None
-            rows, described = np.flatnonzero(np.isin(view.sample, drawn)).tolist(), descriptions.get(view.name)
+            rows = np.flatnonzero(np.isin(view.sample, drawn)).tolist()
+            described = descriptions.get(view.name)
             arguments = check.snapshot, root, view.name, rows, described
             for row, item, used in reencode(*arguments, device=depth.device) if known and rows else ():
                 device = used or device
@@ -203,7 +212,8 @@ def reencode_samples(
                     differences.append(difference)
     finally:
         reader.close()
-    samples, drifted = max(len(drawn) - len(failed), 0), sum(difference.differs for difference in differences)
+    samples = max(len(drawn) - len(failed), 0)
+    drifted = sum(difference.differs for difference in differences)
     return Reencoded(
         asked=depth.reencode,
         seed=depth.seed,
@@ -221,8 +231,10 @@ def _compare(
     check: Check, reader: EntryReader, view: View, number: int, item: Made | Failure, device: str
 ) -> Difference | None:
     """Compare a stored item with the item that was encoded now; None if that is not possible."""
-    rows, row = view.rows, np.array([number])
-    sample, entry = view.sample[row], view.entry[row]
+    rows = view.rows
+    row = np.array([number])
+    sample = view.sample[row]
+    entry = view.entry[row]
     if isinstance(item, Failure):
         if item.reason == "source-changed":
             check.findings.add("stale", "source-changed", sample, found=item.detail)

@@ -123,7 +123,8 @@ def check_cache(
 
     ``reencode``: encodes samples again if ``depth`` says so, by default as a build does.
     """
-    started, commands = time.monotonic(), commands or Commands()
+    started = time.monotonic()
+    commands = commands or Commands()
     if reencode is None and depth.reencode:  # by name: a check alone imports no encoder
         reencode = load("latentcache.pipeline.reencode:reencode")
     if depth.untrusted:
@@ -158,7 +159,8 @@ def check_cache(
 
 def _report(check: Check, listing: Listing | None, again: Reencoded | None) -> VerifyReport:
     """What the check found, without fixes."""
-    snapshot, counts = check.snapshot, check.findings.counts(check.samples)
+    snapshot = check.snapshot
+    counts = check.findings.counts(check.samples)
     categorized = int((check.samples | check.findings.of(*PROBLEMS)).sum())
     is_clean = check.samples.any() and not any(counts[name] for name in PROBLEMS)
     read = sum(int(entries.sum()) for entries in check.entries.values())
@@ -341,7 +343,8 @@ def _take_out(check: Check, bad: Iterable[BadEntries], gone: Mapping[str, NDArra
     """Mark entries in ``gone``, (E,) by field; gives those of them that are there, and were not marked."""
     removals = list[Removal]()
     for field, reason, entries in sorted(bad, key=lambda item: item.reason == LOST):
-        view, mask = check.views[field], gone[field]
+        view = check.views[field]
+        mask = gone[field]
         entries = np.unique(entries[~mask[entries]])
         mask[entries] = True
         for entry in entries.tolist() if reason != LOST else ():
@@ -360,7 +363,8 @@ def _take_out(check: Check, bad: Iterable[BadEntries], gone: Mapping[str, NDArra
 
 def _carry_out(check: Check, plan: Repair, gone: Mapping[str, NDArray[np.bool_]]) -> Repair:
     """Take entries out of the indexes, then publish the snapshot without them."""
-    paths, removals = check.paths, list(plan.removals)
+    paths = check.paths
+    removals = list(plan.removals)
     if check.damaged:
         for shard in sorted(check.damaged):
             mend_index(paths.shard(shard))

@@ -98,7 +98,8 @@ def _payload(report: BuildReport) -> dict[str, Any]:
 
 def _field(name: str, report: BuildReport) -> dict[str, Any]:
     """One field of the JSON form."""
-    planned, done = report.plan.fields[name], report.fields[name]
+    planned = report.plan.fields[name]
+    done = report.fields[name]
     return {
         "encoded": done.encoded,
         "cached": done.cached,

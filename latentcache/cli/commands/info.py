@@ -172,7 +172,8 @@ def _field_lines(name: str, field: Mapping[str, Any], *, demo: bool) -> Iterator
         yield f"  last run  {field['built']}"
     shared, trimmed = field.get("shared", {"items": 0}), field.get("trimmed_bytes", 0)
     if shared["items"]:
-        items, saved = count_of(shared["items"], "items"), human_bytes(shared["bytes"])
+        items = count_of(shared["items"], "items")
+        saved = human_bytes(shared["bytes"])
         yield f"  shared    {items} of equal inputs, {saved} saved"
     if trimmed:
         yield f"  trimmed   padding is not stored, {human_bytes(trimmed)} saved"

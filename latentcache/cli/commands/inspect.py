@@ -46,7 +46,8 @@ def inspect(
     from latentcache.pipeline.workers.local import LocalEngine
     from latentcache.report.inspection import machine_checks
 
-    device, strict = run.get("device", "auto"), run.pop("strict", False)
+    device = run.get("device", "auto")
+    strict = run.pop("strict", False)
     if (data is None) != machine:
         problem = "DATA: not with --machine" if machine else "DATA is missing"
         raise UsageError(problem, fix="latentcache inspect DATA, or latentcache inspect --machine")
@@ -102,8 +103,10 @@ def _result(data: Path, planned: _Planned, checks: Sequence[Check], rebuild: Any
     from latentcache.plan.numbers import tolerated
     from latentcache.report.inspection import describe_data, shown_samples
 
-    plan, source = planned.plan, planned.plan or planned.listing
-    items, rejected = findings(source.rejected, source.notes), quarantined(source.rejected)
+    plan = planned.plan
+    source = planned.plan or planned.listing
+    items = findings(source.rejected, source.notes)
+    rejected = quarantined(source.rejected)
     payload = {"data": str(data), **describe_data(planned.listing)}
     payload["samples"] = shown_samples(planned.listing, plan)
     payload["items"] = [item.as_json() for item in items]
@@ -179,7 +182,8 @@ def _sample_lines(sample: Mapping[str, Any]) -> Iterator[str]:
 
 def _recognized(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(label, text) of what was recognized."""
-    counts, layout = payload["counts"], payload.get("layout")
+    counts = payload["counts"]
+    layout = payload.get("layout")
     read = f", layout {layout['word']}: {layout['why']}" if layout else ""
     yield "data", f"{payload['data']}: {count_of(counts['samples'], 'samples')} of {payload['data_kind']}{read}"
     sets = layout["sets"] if layout else []

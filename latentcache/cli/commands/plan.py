@@ -133,7 +133,8 @@ def _batch_of(path: Path, requested: flags.Requested) -> int:
         config = getattr(settings, "trainer_config", None)
         if config is not None and (size := trainer_of(config, settings.like).settings(config).batch):
             return size
-    why, fix = "it is not in a --trainer-config either", f"latentcache plan {shlex.quote(str(path))} --batch-size 8"
+    why = "it is not in a --trainer-config either"
+    fix = f"latentcache plan {shlex.quote(str(path))} --batch-size 8"
     raise UsageError("Missing option '--batch-size'", why=why, fix=fix)
 
 
@@ -197,17 +198,20 @@ def _of_data(
     field = next(iter(planned.fields.values()))
     if field.recipe.spec.collate == "pack":
         command = flags.build_command(path, None, requested, "auto", "")
-        cache, common = shlex.quote(f"{path}.latentcache"), f" {requested.common}" if requested.common else ""
+        cache = shlex.quote(f"{path}.latentcache")
+        common = f" {requested.common}" if requested.common else ""
         raise UsageError(
             f"{path}: the rows of documents are known after tokenization",
             where=str(path),
             fix=f"{command}; latentcache plan {cache}{common} --batch-size 8 --pack 4096",
         )
     assert planned.listing is not None  # of every build
-    items, samples = field.plan, planned.listing.samples
+    items = field.plan
+    samples = planned.listing.samples
     first = np.flatnonzero(np.asarray(items.variant) == 0)
     order = first[np.argsort(items.sample[first], kind="stable")]
-    served, column = np.unique(items.sample), samples.columns.get("repeats")
+    served = np.unique(items.sample)
+    column = samples.columns.get("repeats")
     if column is not None:
         order = np.repeat(order, column[items.sample[order]])
     sample = items.sample[order]

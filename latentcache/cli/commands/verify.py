@@ -103,7 +103,8 @@ def _check_flags(
     if reencode is None and device != "auto":
         raise UsageError(f"--device={device}: needs --reencode", fix="add --reencode 300, or leave it out")
     if repair and (sample is not None or untrusted):
-        why, fix = "a repair removes the findings of a complete check", f"latentcache verify {cache} --repair"
+        why = "a repair removes the findings of a complete check"
+        fix = f"latentcache verify {cache} --repair"
         raise UsageError("--repair: not available with --sample or --untrusted", why=why, fix=fix)
     if yes and not repair:
         raise UsageError("--yes: needs --repair", fix=f"latentcache verify {cache} --repair --yes")

@@ -58,7 +58,8 @@ def _describe(name: str, settings: PromptSettings, context: DescribeContext) -> 
             fix="--text-encoder=PIPELINE",
         )
     described = _stub(name, model) if files.is_stub(model) else _pipeline(name, model, settings, context)
-    recipe, beside = described.recipe, context.followed.recipe if context.followed is not None else None
+    recipe = described.recipe
+    beside = context.followed.recipe if context.followed is not None else None
     assert isinstance(recipe, PromptRecipe)
     kept = before if before is not None and before.pipeline == recipe.pipeline else recipe
     is_same = all(getattr(kept, part) == getattr(recipe, part) for part in ("fingerprint", "config", "tokenizer"))
@@ -89,7 +90,8 @@ def describe_ids(settings: PromptSettings, context: DescribeContext) -> Describe
     if beside is not None:
         settings = followed(settings, text_encoder=beside.provenance.get("text_encoder"))
     described = _describe("prompt_ids", settings, context)
-    recipe, before = described.recipe, context.recipe
+    recipe = described.recipe
+    before = context.recipe
     assert isinstance(recipe, PromptRecipe)
     kept = ("pipeline", "tokenizer", "length", "arguments", "captions", "empty_prompt", "negative_prompt")
     ids = PromptIdsRecipe(**{name: getattr(recipe, name) for name in kept})
@@ -299,7 +301,8 @@ def locate_pipeline(
 ) -> Pipeline:
     """Files of a pipeline that make one output; ``cached`` and ``offline`` as of ``files.find``."""
     folder, commit = _pipeline_folder(model, cached, offline=offline)
-    index, outputs = files.read_json(folder / INDEX), _outputs(folder)
+    index = files.read_json(folder / INDEX)
+    outputs = _outputs(folder)
     if name not in outputs:
         raise UnsupportedModelError(
             f"{index['_class_name']} has no {name}", where=str(folder), fix=f"leave {name} out of the fields"

@@ -168,7 +168,8 @@ def outputs_of(pipeline: str) -> Mapping[str, Output]:
 
 def tokenizing_runs(pipeline: str) -> Sequence[Output]:
     """Choose outputs whose runs together call every tokenizer of a pipeline once."""
-    runs, parts = list[Output](), set[str]()
+    runs = list[Output]()
+    parts = set[str]()
     for output in PIPELINES[pipeline].values():
         if not parts.issuperset(output.parts):
             runs.append(output)

@@ -61,7 +61,8 @@ class PromptProducer(Producer):
     def open(self) -> None:
         """See :class:`Producer`."""
         if "stub" in self._opens:
-            self._encoder, self.noise = _Stub(self._opens["stub"], self.recipe), EXACT
+            self._encoder = _Stub(self._opens["stub"], self.recipe)
+            self.noise = EXACT
             return
         pipeline = locate_pipeline(self._opens["pipeline"], self.recipe.output)
         self._encoder = encoder = _PipelineEncoder(pipeline, self.recipe, self.context.device)
@@ -86,15 +87,18 @@ class _Stub:
     """Documented stand-in: one token per word, whose values follow from the word. NumPy only."""
 
     def __init__(self, delay_ms: int, recipe: PromptRecipe) -> None:
-        self._delay_s, self._recipe = delay_ms / 1000, recipe
+        self._delay_s = delay_ms / 1000
+        self._recipe = recipe
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
         """Embed each caption."""
         time.sleep(self._delay_s * len(texts))
-        recipe, embeddings = self._recipe, Embeddings()
+        recipe = self._recipe
+        embeddings = Embeddings()
         for text in texts:
             words = ["", *text.split()] if recipe.is_sequence else [text]
-            kept, repeats = words[: recipe.length], recipe.width // 16 + 1
+            kept = words[: recipe.length]
+            repeats = recipe.width // 16 + 1
             seeds = [(xxhash.xxh3_128_digest(word.encode()) * repeats)[: recipe.width] for word in kept]
             # Whole numbers from -128 to 127, over 64: every storage type holds them.
             rows = np.frombuffer(b"".join(seeds), dtype=np.int8).reshape(-1, recipe.width).astype(np.float32)
@@ -134,7 +138,8 @@ class _Assembled:
     """A pipeline's class with its text encoders and tokenizers, and None for every other part."""
 
     def __init__(self, pipeline: Pipeline, recipe: PromptRecipe) -> None:
-        self._output, self._recipe = pipeline.output, recipe
+        self._output = pipeline.output
+        self._recipe = recipe
         self._arguments = {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
         self._pipe: Any = None
 
@@ -201,7 +206,8 @@ class _PipelineEncoder(_Assembled):
 
     def _calls(self, texts: Sequence[str]) -> Iterator[_Call]:
         """Begin to encode the captions, the longest first."""
-        output, longest = self._output, self._recipe.length
+        output = self._output
+        longest = self._recipe.length
         order = list(range(len(texts)))
         lengths = [_Length(longest, longest, 0)] * len(texts)
         if output.masked:
@@ -239,7 +245,8 @@ class _PipelineEncoder(_Assembled):
             with self._torch.inference_mode(), suppress(_Stop):
                 return self._output.run(self._pipe, list(texts), self._device, length, self._arguments)
 
-        values, full = self._errors.run(encoded, f"{len(texts)} captions"), self._recipe.length
+        values = self._errors.run(encoded, f"{len(texts)} captions")
+        full = self._recipe.length
         seen = self._seen[: len(texts)]
         return values, seen if len(seen) == len(texts) else [_Length(full, full, 0)] * len(texts)
 
@@ -342,7 +349,8 @@ class _Tokenizers(_Assembled):
     def __init__(self, producer: Mapping[str, Any], recipe: PromptIdsRecipe) -> None:
         pipeline = locate_pipeline(producer["pipeline"], "prompt_ids")
         super().__init__(pipeline, recipe)
-        self._runs, self._parts = tokenizing_runs(pipeline.cls), [part.name for part in pipeline.parts]
+        self._runs = tokenizing_runs(pipeline.cls)
+        self._parts = [part.name for part in pipeline.parts]
         self._seen = dict[str, list[NDArray[np.int32]]]()
         self._pipe = self._open(pipeline)
 

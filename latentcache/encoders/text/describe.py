@@ -57,9 +57,11 @@ Pieces = list[tuple[str, bool]]
 def describe(settings: InputIdsSettings, context: DescribeContext) -> Described:
     """Describe token ids. Settings that were not given follow the cache."""
     before = context.recipe if isinstance(context.recipe, InputIdsRecipe) else None
-    requested, provenance = settings, context.provenance
+    requested = settings
+    provenance = context.provenance
     settings = _completed(requested, before, provenance, check=context.check)
-    tokenizer, template = settings.tokenizer or "", settings.chat_template
+    tokenizer = settings.tokenizer or ""
+    template = settings.chat_template
     if context.samples is None:
         forms = None
         chat = bool(before.chat_template if before else requested.chat_template or requested.template_options)
@@ -102,7 +104,8 @@ def describe_tokenizer(
     path, commit = find(name, _WANTED, cached, offline=offline)
     loaded = read_tokenizer(path)
     template, options = _pinned(loaded, settings) if chat else ("", ())
-    text, parts = json.dumps(loaded.json, ensure_ascii=False), tokenizer_parts(loaded.json, loaded.special)
+    text = json.dumps(loaded.json, ensure_ascii=False)
+    parts = tokenizer_parts(loaded.json, loaded.special)
     begins = _begins_with_bos(text, name, loaded)
     recipe = InputIdsRecipe(
         tokenizer=tokenizer_fingerprint(parts),
@@ -241,5 +244,6 @@ def _begins_with_bos(text: str, name: str, loaded: LoadedTokenizer) -> bool:
             why=str(error),
             fix="`pip install -U tokenizers`, or save it again with save_pretrained",
         ) from error
-    bos, configured = loaded.id_of("bos_token"), loaded.config.get("add_bos_token")
+    bos = loaded.id_of("bos_token")
+    configured = loaded.config.get("add_bos_token")
     return bos is not None and (configured if isinstance(configured, bool) else opened.encode("a").ids[:1] == [bos])

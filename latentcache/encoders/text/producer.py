@@ -76,7 +76,8 @@ class StubTokenizer:
     """
 
     def __init__(self, recipe: InputIdsRecipe, delay_ms: int) -> None:
-        self.recipe, self._delay_s = recipe, delay_ms / 1000
+        self.recipe = recipe
+        self._delay_s = delay_ms / 1000
 
     def tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
         """One document for each record."""
@@ -84,14 +85,16 @@ class StubTokenizer:
         return [self._document(record) for record in records]
 
     def _document(self, record: Record) -> Made:
-        recipe, everything = self.recipe, self.recipe.loss == "all"
+        recipe = self.recipe
+        everything = self.recipe.loss == "all"
         if record.messages is None:
             text = record.text or ""
             ids = chr(_BOS) * recipe.add_bos + _bytes(text) + chr(_EOS) * recipe.add_eos
             begin = 0 if everything else record.begin
             spans = [(len(_bytes(text[:begin])) + recipe.add_bos if begin else 0, len(ids))]
         else:
-            ids, spans = "", []
+            ids = ""
+            spans = []
             for message in record.messages:
                 ids += chr(_TURN) + _bytes(f"{message.role}\n")
                 begin = len(ids)

@@ -105,7 +105,8 @@ class TextTokenizer:
         for content in contents:
             self._check_reserved(content)
         rendered = self._chat.render(record)
-        text, borders = rendered.text, [border for span in rendered.spans or () for border in span]
+        text = rendered.text
+        borders = [border for span in rendered.spans or () for border in span]
         if self.recipe.split_control:
             text, borders = self._control.rewrite(text, borders)
         spans = None if self.recipe.loss == "all" else list(zip(borders[::2], borders[1::2], strict=True))

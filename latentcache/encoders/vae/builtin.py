@@ -94,7 +94,8 @@ class StubEncoder(Encoder):
     """Encoder of block means; it computes in the call, and sleeps ``delay_ms`` per image."""
 
     def __init__(self, spec: EncoderSpec, delay_ms: int = 0) -> None:
-        self.spec, self._delay_s = spec, delay_ms / 1000
+        self.spec = spec
+        self._delay_s = delay_ms / 1000
 
     def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Pending:
         """Encode now; ``precise`` changes nothing."""

@@ -78,11 +78,13 @@ def describe(settings: LatentsSettings, context: DescribeContext) -> Described:
         _check_followed(settings, context.followed)
         return context.followed
     settings, trainer = settings.with_trainer()
-    before, description = _cached_recipe(context), describe_model(settings, context)
+    before = _cached_recipe(context)
+    description = describe_model(settings, context)
     profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
     settings, origin = _with_resolution(settings, description, context)
     recipe = _recipe(settings, before, description.spec, profile, description.frame_step)
-    sizes, needs_torch = recipe.geometry.resolutions, description.needs_torch
+    sizes = recipe.geometry.resolutions
+    needs_torch = description.needs_torch
     if needs_torch and description.resolution not in (0, *sizes):
         origin += f"; the model is trained at {description.resolution}"
     is_lone_file = needs_torch and files.expanded(description.label).is_file()
@@ -114,7 +116,8 @@ def describe_mask(settings: LatentsSettings, context: DescribeContext) -> Descri
     else:
         latents = describe(settings, replace(context, recipe=None, provenance={}))
     assert isinstance(latents.recipe, LatentsRecipe)
-    decoders, chosen = {"decoders": installed(_DECODERS)}, {} if context.followed else latents.chosen
+    decoders = {"decoders": installed(_DECODERS)}
+    chosen = {} if context.followed else latents.chosen
     return Described(recipe=mask_recipe(latents.recipe), label="mask", provenance=decoders, chosen=chosen)
 
 
@@ -124,7 +127,8 @@ def describe_model(settings: LatentsSettings, context: DescribeContext) -> Model
     A precision that was not given is that of the cache, for equal weights. Else it is float32 off CUDA. On CUDA it is
     float16 (eight times closer to float32 than bfloat16), or bfloat16 if the configuration says ``force_upcast``.
     """
-    before, provenance = _cached_recipe(context), context.provenance
+    before = _cached_recipe(context)
+    provenance = context.provenance
     old = before.encoder if before else None
     config_path = provenance.get("model_config") if settings.model is None else None
     chosen = followed(settings, model=provenance.get("model"), model_config=config_path)
@@ -132,14 +136,16 @@ def describe_model(settings: LatentsSettings, context: DescribeContext) -> Model
         tiling = old.tiling and settings.model is None  # another model may have no tiles
         chosen = followed(chosen, storage_dtype=old.storage_dtype, latents=old.posterior, tiling=tiling)
     model, posterior = chosen.model or DEFAULT_MODEL, chosen.latents or "mode"
-    storage, tiling = chosen.storage_dtype or "float16", bool(chosen.tiling)
+    storage = chosen.storage_dtype or "float16"
+    tiling = bool(chosen.tiling)
     if model == DEFAULT_MODEL or files.is_stub(model):
         if tiling:
             raise no_tiling(model)
         return _builtin(model, storage, posterior)
     offline = context.check and settings.model is None
     located = families.locate(model, chosen.model_config, provenance, offline=offline)
-    where, config = str(located.config_path), located.config
+    where = str(located.config_path)
+    config = located.config
     family = families.family_of(config["_class_name"], where)
     if posterior != "mode" and not family.posterior:
         raise no_posterior(family.name, "it gives one latent for an image and no distribution")
@@ -223,7 +229,8 @@ def _with_resolution(
 
     What DATA's configuration asks for counts as given, until an option replaces it or the configuration changes.
     """
-    before, asked = _cached_recipe(context), list(context.asked.get("resolutions", ()))
+    before = _cached_recipe(context)
+    asked = list(context.asked.get("resolutions", ()))
     if settings.resolutions or settings.buckets:
         return settings, "as given"
     if asked and (before is None or asked != context.provenance.get("asked", {}).get("resolutions")):
@@ -250,7 +257,8 @@ def _notes(
     settings: LatentsSettings, description: ModelDescription, recipe: LatentsRecipe, context: DescribeContext
 ) -> Iterator[str]:
     """Tell the user what the recipe means for this data and machine."""
-    before, step = _cached_recipe(context), recipe.geometry.multiple
+    before = _cached_recipe(context)
+    step = recipe.geometry.multiple
     if before is None or before.geometry != recipe.geometry:
         for side in recipe.geometry.resolutions:
             if isinstance(side, int) and side % step:
@@ -277,7 +285,8 @@ def _of_cache(settings: LatentsSettings, before: LatentsRecipe) -> LatentsRecipe
 
 def _check_followed(settings: LatentsSettings, latents: Described) -> None:
     """Raise an error if settings of masks or control images differ from those of the latents that they follow."""
-    recipe, model = latents.recipe, settings.model
+    recipe = latents.recipe
+    model = settings.model
     assert isinstance(recipe, LatentsRecipe)
     models = (latents.label, latents.provenance.get("model"))
     is_same = model is None or model in models or files.recorded_name(model) in models

@@ -53,7 +53,9 @@ class VaeEncoder(Encoder):
         as_conv2d: bool = True,
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self.spec, self.device, self._warn = description.spec, device_name(device), warn
+        self.spec = description.spec
+        self.device = device_name(device)
+        self._warn = warn
         self._description, self._device, self._as_conv2d = description, device, as_conv2d
         self._dtype: torch.dtype = getattr(torch, description.spec.compute_dtype)
         self._storage: torch.dtype = getattr(torch, description.spec.storage_dtype)
@@ -84,7 +86,8 @@ class VaeEncoder(Encoder):
         # normalization subtracts the square of the mean (1e-3 std of a latent; 1e-5 if contiguous).
         slab = _host((len(images), *images[0].shape), torch.uint8, self._device)
         np.stack(images, out=slab.numpy())
-        slab, as_clip = slab.to(self._device, non_blocking=True).movedim(-1, 1), self._clips and images[0].ndim == 3
+        slab = slab.to(self._device, non_blocking=True).movedim(-1, 1)
+        as_clip = self._clips and images[0].ndim == 3
         order = torch.channels_last if self._is_channels_last(dtype) else torch.contiguous_format
         values = slab.to(torch.float32).div_(127.5).sub_(1).to(dtype).contiguous(memory_format=order)
         values = values.unsqueeze(2) if as_clip else values
@@ -125,7 +128,8 @@ class VaeEncoder(Encoder):
 
     def _check_shape(self, latents: Tensor, pixels: tuple[int, ...]) -> None:
         batch, *_, height, width, _ = pixels
-        spec, shape = self.spec, tuple(latents.shape)
+        spec = self.spec
+        shape = tuple(latents.shape)
         expected = (batch, spec.stored_channels, height // spec.factor, width // spec.factor)
         if (*shape[:2], *shape[-2:]) != expected or len(shape) != len(pixels):
             configured = f"its configuration says {spec.channels} channels, factor {spec.factor}"
@@ -210,7 +214,8 @@ def drop_decoder(module: nn.Module) -> nn.Module:
 
 def _skeleton(description: ModelDescription, device: str) -> nn.Module:
     """Make the encoder half with the right shapes; on ``meta`` without values."""
-    family, path = description.spec.family, description.config_path
+    family = description.spec.family
+    path = description.config_path
     model_class: Any = getattr(diffusers, family, None)
     if model_class is None:
         problem = f"diffusers {diffusers.__version__} has no class {family}"
@@ -219,10 +224,8 @@ def _skeleton(description: ModelDescription, device: str) -> nn.Module:
         with torch.device(device):
             module: nn.Module = model_class.from_config(read_json(path))
     except (ValueError, TypeError, KeyError, IndexError, RuntimeError, NotImplementedError) as error:
-        problem, fix = (
-            f"{family} cannot be made from its configuration",
-            "use the config.json published with the model",
-        )
+        problem = f"{family} cannot be made from its configuration"
+        fix = "use the config.json published with the model"
         raise EncoderError(problem, where=path, why=str(error), fix=fix) from error
     return drop_decoder(module)
 

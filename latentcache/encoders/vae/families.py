@@ -185,7 +185,8 @@ def normalization_of(family: Family, config: Config, tensors: files.Tensors, whe
     Per-channel means win over a scale wherever a model has them, as in the diffusers pipelines:
     ``(z - mean) * scaling_factor / std``. Of Flux.2 ``(z - running_mean) / sqrt(running_var + eps)`` over patches.
     """
-    channels, patch = _ratio(config, "latent_channels z_dim z_channels"), 1
+    channels = _ratio(config, "latent_channels z_dim z_channels")
+    patch = 1
     scale, shift = config.get("scaling_factor"), config.get("shift_factor")
     scale = family.scale if scale is None else scale
     mean, std = (_per_channel(config.get(name), channels) for name in ("latents_mean", "latents_std"))
@@ -194,7 +195,8 @@ def normalization_of(family: Family, config: Config, tensors: files.Tensors, whe
     if family.statistics == "patched" and {"bn.running_mean", "bn.running_var"} <= tensors.keys():
         variance = files.read_tensor(tensors["bn.running_var"]).astype(np.float64)
         variance += config.get("batch_norm_eps", 1e-4)
-        mean, std = files.read_tensor(tensors["bn.running_mean"]).tolist(), np.sqrt(variance).tolist()
+        mean = files.read_tensor(tensors["bn.running_mean"]).tolist()
+        std = np.sqrt(variance).tolist()
         patch = _ratio(config, "patch_size", 2)
     if family.statistics and not (mean and std):
         raise UnsupportedModelError(

@@ -125,7 +125,8 @@ class Kernels:
         return time.perf_counter() - started
 
     def _give_up(self, why: str) -> None:
-        self.on, self._left = False, -1
+        self.on = False
+        self._left = -1
         self._warn(f"the faster GPU kernels failed and are off; torch encodes instead: {why}")
 
     def _replace(self, part: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
@@ -141,7 +142,8 @@ class Kernels:
     def _residual(self, block: Any) -> Callable[[Tensor], Tensor]:
         """``ResnetBlock2D`` without time: two normalized convolutions beside a shortcut."""
         first, second = self._norm(block.norm1, silu=True), self._norm(block.norm2, silu=True)
-        shortcut, none = block.conv_shortcut, torch.zeros_like(block.norm1.bias, dtype=torch.float32)
+        shortcut = block.conv_shortcut
+        none = torch.zeros_like(block.norm1.bias, dtype=torch.float32)
         inner, outer = _bias(block.conv1), _bias(block.conv2)
         if shortcut is not None and shortcut.bias is not None:
             outer = outer + shortcut.bias.float()
@@ -156,7 +158,8 @@ class Kernels:
 
     def _attention(self, block: Any) -> Callable[[Tensor], Tensor]:
         """``Attention`` of one head over the pixels of an image."""
-        norm, none = self._norm(block.group_norm, silu=False), torch.zeros_like(block.group_norm.bias).float()
+        norm = self._norm(block.group_norm, silu=False)
+        none = torch.zeros_like(block.group_norm.bias).float()
 
         def forward(x: Tensor) -> Tensor:
             cells = norm(x, none, torch.empty_like(x)).movedim(1, -1)
@@ -213,5 +216,6 @@ def _bias(conv: Any) -> Tensor:
 def _distance(latents: Tensor, plain: Tensor) -> float:
     """Root mean square of the difference in standard deviations, without values that are not finite in both."""
     same = ~(latents.isfinite() | plain.isfinite())
-    apart, values = (latents.float() - plain.float())[~same], plain.float()[~same]
+    apart = (latents.float() - plain.float())[~same]
+    values = plain.float()[~same]
     return float(apart.square().mean().sqrt() / values.std())

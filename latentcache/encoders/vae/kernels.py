@@ -139,7 +139,8 @@ def _added(
 @triton.jit
 def _softmax(scores: tensor, out: tensor, columns: tensor, scale: tensor, WIDTH: constexpr) -> None:
     """Softmax of one row of float32 scores."""
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
     values = tl.load(scores + row * columns + column, mask=column < columns, other=float("-inf")) * scale
     values = tl.exp(values - tl.max(values, 0))
     values = values / tl.sum(values, 0)
@@ -158,7 +159,8 @@ def normalize(
     tiles = min(triton.cdiv(pixels, shape["ROWS"]), max(_PROGRAMS // batch, 1))
     sums = torch.empty(batch, tiles, 2, channels, device=x.device)
     _sums[(batch, tiles)](x, bias, sums, pixels, **shape)
-    factors, members = torch.empty(batch, 2, channels, device=x.device), channels // groups
+    factors = torch.empty(batch, 2, channels, device=x.device)
+    members = channels // groups
     width = triton.next_power_of_2(members)
     rows = max(_TILE // width, 1) if tiles * width > _TILE else triton.next_power_of_2(tiles)
     options = _FUSED | {"CHANNELS": channels, "MEMBERS": members, "WIDTH": width, "ROWS": rows}
@@ -177,7 +179,8 @@ def add(x: Tensor, other: Tensor, bias: Tensor) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of one head, (B, N, C): products in half precision, scores and softmax in float32."""
-    out, scale = torch.empty_like(q), q.shape[-1] ** -0.5
+    out = torch.empty_like(q)
+    scale = q.shape[-1] ** -0.5
     for image in range(len(q)):
         for first in range(0, q.shape[1], _QUERIES):
             rows = slice(first, first + _QUERIES)
@@ -188,7 +191,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _shape(x: Tensor) -> tuple[int, dict[str, int]]:
     """Pixels of an image, and options of kernels on its tiles."""
-    channels, width = x.shape[1], triton.next_power_of_2(x.shape[1])
+    channels = x.shape[1]
+    width = triton.next_power_of_2(x.shape[1])
     return x.shape[2] * x.shape[3], _FUSED | {"CHANNELS": channels, "WIDTH": width, "ROWS": max(_TILE // width, 1)}
 
 
@@ -201,7 +205,8 @@ def _probabilities(scores: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     rows, columns = scores.shape
     if columns > _MOST_COLUMNS:
         return scores.mul_(scale).softmax(-1).to(dtype)
-    out, width = torch.empty(rows, columns, dtype=dtype, device=scores.device), triton.next_power_of_2(columns)
+    out = torch.empty(rows, columns, dtype=dtype, device=scores.device)
+    width = triton.next_power_of_2(columns)
     warps = 16 if width > _TILE else 4
     _softmax[(rows,)](scores, out, columns, scale, WIDTH=width, num_warps=warps, **_FUSED)
     return out

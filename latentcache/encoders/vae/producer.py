@@ -45,7 +45,8 @@ class VaeProducer(PixelProducer):
 
     def open(self) -> None:
         """See :class:`Producer`."""
-        images_only, context = self._recipe.geometry.clips is None, self._context
+        images_only = self._recipe.geometry.clips is None
+        context = self._context
         self._encoder = encoder = open_encoder(
             self._description, device=context.device, as_conv2d=images_only, warn=context.warn
         )
@@ -79,13 +80,15 @@ class VaeProducer(PixelProducer):
         try:
             latents = self._encoder.encode([value], precise=True)[0]
         except DeviceMemoryError as error:
-            reason, detail = "out-of-memory", f"its latents are not finite, and in float32 {error.why or error.what}"
+            reason = "out-of-memory"
+            detail = f"its latents are not finite, and in float32 {error.why or error.what}"
         else:
             if is_finite(latents):
                 return Made(array=np.ascontiguousarray(latents))
             if latents.dtype == np.float16 and not np.isnan(latents).any():  # too large to be stored
                 storage = self._recipe.encoder.storage_dtype
-                reason, detail = "storage-overflow", f"values beyond the range of {storage}"
+                reason = "storage-overflow"
+                detail = f"values beyond the range of {storage}"
         return Failure(reason=reason, detail=detail, hint=hint_for(reason))
 
 
@@ -112,10 +115,12 @@ def checked_noise(encoder: Encoder) -> dict[str, Any]:
     Other sizes run other kernels, so the noise (see ``fields.noise``) is a lower bound; empty without enough memory.
     """
     image = _sample_image(math.lcm(_SIDE, encoder.spec.multiple))
-    alone, compute = encoder.encode(image), encoder.spec.compute_dtype
+    alone = encoder.encode(image)
+    compute = encoder.spec.compute_dtype
     problem, fix = "", "download the weights again"
     if not is_finite(alone):
-        problem, why = f"values that are not finite in {compute}", "its weights are damaged, or its range is too wide"
+        problem = f"values that are not finite in {compute}"
+        why = "its weights are damaged, or its range is too wide"
         if compute != "float32" and is_finite(encoder.encode(image, precise=True)):
             why = "it overflows in this precision"
             fix = "add --compute-dtype=bfloat16 or --compute-dtype=float32"

@@ -82,7 +82,8 @@ class AiToolkit(trainer.Trainer):
         """See ``Trainer``."""
         job = read_job(value)
         trainer.check_alike(path, job.datasets, {"resolution": 512, "square_crop": False})
-        first, step = job.datasets[0], step_of(job.arch)
+        first = job.datasets[0]
+        step = step_of(job.arch)
         resolution = first.get("resolution", 512)
         sides = [square(int(side)) for side in (resolution if isinstance(resolution, list) else [resolution])]
         words = [trainer.shown("resolution", first, 512), trainer.shown("square_crop", first, False)]
@@ -108,7 +109,8 @@ class AiToolkit(trainer.Trainer):
 def read_job(value: Mapping[str, Any]) -> Job:
     """Read a job; raises TypeError, KeyError or IndexError for another form."""
     process = value["config"]["process"][0]
-    model, general = process.get("model", {}), {"trigger_word": process.get("trigger_word")}
+    model = process.get("model", {})
+    general = {"trigger_word": process.get("trigger_word")}
     arch = model.get("arch") or next((arch for flag, arch in _FLAGS.items() if model.get(flag)), "sd1")
     datasets = [general | dataset for dataset in process["datasets"]]
     return Job(datasets, process.get("train", {}), str(arch).partition(":")[0])

@@ -66,7 +66,8 @@ class KohyaTable(trainer.Table):
         if not self.buckets:
             return (self.resolution,)
         low, high = self._limits
-        area, step = self.resolution.area, self.step
+        area = self.resolution.area
+        step = self.step
         square = int(math.sqrt(area) // step) * step
         pairs = {(square, square)}
         for width in range(low, high + 1, step):
@@ -131,9 +132,11 @@ def letterbox(image: Size, bucket: Size) -> tuple[float, float, float, float]:
     """Left, top, right and bottom of the image inside its bucket, as ``get_crop_ltrb`` gives them to SDXL."""
     aspect = image.width / image.height
     if bucket.width / bucket.height > aspect:
-        width, height = bucket.height * aspect, float(bucket.height)
+        width = bucket.height * aspect
+        height = float(bucket.height)
     else:
-        width, height = float(bucket.width), bucket.width / aspect
+        width = float(bucket.width)
+        height = bucket.width / aspect
     left, top = (bucket.width - width) // 2, (bucket.height - height) // 2
     return left, top, left + width, top + height
 

@@ -54,7 +54,8 @@ class MusubiTable(trainer.Table):
         """All buckets, in the trainer's order: by width, then by height."""
         if not self.buckets:
             return (self.resolution,)
-        side, pairs = int(math.sqrt(self.resolution.area)), set[tuple[int, int]]()
+        side = int(math.sqrt(self.resolution.area))
+        pairs = set[tuple[int, int]]()
         for width in range(floor_to(side // 2, STEP), side + STEP, STEP):
             height = floor_to(self.resolution.area // width, STEP)
             pairs |= {(width, height), (height, width)}

@@ -93,7 +93,8 @@ class OneTrainer(trainer.Trainer):
         """See ``Trainer``."""
         config = read_config(path, value)
         values, step = config.values, config.step
-        text, has_buckets = str(values.get("resolution", "512")), bool(values.get("aspect_ratio_bucketing", True))
+        text = str(values.get("resolution", "512"))
+        has_buckets = bool(values.get("aspect_ratio_bucketing", True))
         options: dict[str, Any] = {"bucket_step": step}
         if "x" in text and "," not in text and has_buckets:
             width, height = (round(int(side) / step) * step for side in text.split("x"))
@@ -162,9 +163,11 @@ class TrainingConfig(Value):
 def read_config(path: Path, values: Any) -> TrainingConfig:
     """The settings in the contents of a file, and its concepts; raises UsageError and ValueError."""
     if not isinstance(values, dict) or not values.keys() & _KNOWN:
-        problem, fix = f"{path}: OneTrainer saves no such file", "give the JSON file that OneTrainer saves"
+        problem = f"{path}: OneTrainer saves no such file"
+        fix = "give the JSON file that OneTrainer saves"
         raise UsageError(problem, where=str(path), fix=fix)
-    concepts, missing = values.get("concepts"), ""
+    concepts = values.get("concepts")
+    missing = ""
     if concepts is None:
         name = Path(str(values.get("concept_file_name", "training_concepts/concepts.json")))
         file = trainer.file_near(path, name)
@@ -192,7 +195,8 @@ def _forbids_pixels(config: TrainingConfig) -> tuple[str, ...]:
 
 def _forbids_text(config: TrainingConfig) -> tuple[str, ...]:
     """Settings that make it encode text while it trains, or another text than the caption."""
-    values, reasons = config.values, list[str]()
+    values = config.values
+    reasons = list[str]()
     for part in ("text_encoder", "text_encoder_2", "text_encoder_3")[: _encoders(config.model)]:
         reasons += trainer.refused(values.get(part, {}), {"train": True}, f"{part}.")
         reasons += trainer.refused(values, {f"{part}_layer_skip": 0})

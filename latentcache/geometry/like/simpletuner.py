@@ -97,7 +97,8 @@ class SimpleTunerTable(trainer.Table):
         if not self.buckets:
             return self.square
         if self.by_edge:
-            side, ratio = self.resolution.width, _ratio(image)
+            side = self.resolution.width
+            ratio = _ratio(image)
             is_tall = image.width < image.height
             width, height = (side, int(side / ratio)) if is_tall else (int(side * ratio), side)
             return Size(self._rounded(height), self._rounded(width))
@@ -111,19 +112,25 @@ class SimpleTunerTable(trainer.Table):
         """
         ratio = image.width / image.height
         if self.by_edge:
-            height, width = bucket.height, int(bucket.height * ratio)
+            height = bucket.height
+            width = int(bucket.height * ratio)
             if ratio < 1:
-                width, height = bucket.width, int(bucket.width / ratio)
+                width = bucket.width
+                height = int(bucket.width / ratio)
             if width < bucket.width:
-                width, height = bucket.width, int(bucket.width / ratio)
+                width = bucket.width
+                height = int(bucket.width / ratio)
             elif height < bucket.height:
-                height, width = bucket.height, int(bucket.height * ratio)
+                height = bucket.height
+                width = int(bucket.height * ratio)
             return Size(height, width)
         target = self._computed(_ratio(image)) if self.buckets else self.square
         if target.width < target.height:
-            width, height = target.width, int(target.width / ratio)
+            width = target.width
+            height = int(target.width / ratio)
         else:
-            width, height = int(target.height * ratio), target.height
+            width = int(target.height * ratio)
+            height = target.height
         if bucket.width > width:
             height += int((bucket.width - width) / ratio)
             width = bucket.width
@@ -160,10 +167,12 @@ class SimpleTuner(trainer.Trainer):
             if backend.get("dataset_type", "image") == "image" and not backend.get("disabled")
         ]
         if not backends:
-            problem, fix = f"{path}: has no backend of images", "add a backend with dataset_type = image"
+            problem = f"{path}: has no backend of images"
+            fix = "add a backend with dataset_type = image"
             raise UsageError(problem, where=str(path), fix=fix)
         words, options = _sizes(path, backends, general)
-        batch, rounding = general.get("train_batch_size"), int(general.get("aspect_bucket_rounding") or 2)
+        batch = general.get("train_batch_size")
+        rounding = int(general.get("aspect_bucket_rounding") or 2)
         no_latents = [
             f"{backend.get('id')}: {name} = {str(backend[name]).lower()}"
             for backend in backends
@@ -210,7 +219,8 @@ def _backends(path: Path, value: Any) -> tuple[Mapping[str, Any], list[Mapping[s
     name = Path(str(general.get("data_backend_config", "config/multidatabackend.json")))
     file = trainer.file_near(path, name)
     if file is None:
-        problem, fix = f"{path}: {name} is not there", "give multidatabackend.json itself"
+        problem = f"{path}: {name} is not there"
+        fix = "give multidatabackend.json itself"
         raise UsageError(problem, where=str(path), why="it is looked for here and in the folders above", fix=fix)
     return general, trainer.read_file(file), file
 
@@ -221,13 +231,15 @@ def _sizes(
     """Size settings for the user to read, and as options of ``build``."""
     squares = [backend.get("crop") and backend.get("crop_aspect", "square") == "square" for backend in backends]
     edges = [backend["resolution_type"] == "pixel" for backend in backends]
-    sides, is_square = tuple(dict.fromkeys(map(_side, backends))), any(squares)
+    sides = tuple(dict.fromkeys(map(_side, backends)))
+    is_square = any(squares)
     by_edge = any(edges) and not is_square
     if is_square and not all(squares):
         raise trainer.several(path, "crop_aspect")
     if by_edge and (len(sides) > 1 or not all(edges)):
         raise trainer.several(path, "resolution or resolution_type")
-    alignment, family = general.get("aspect_bucket_alignment"), str(general.get("model_family"))
+    alignment = general.get("aspect_bucket_alignment")
+    family = str(general.get("model_family"))
     step = _ALIGNMENT.get(family, int(alignment or 64))
     origin = f" (of {family})" if family in _ALIGNMENT else " (default)" if alignment is None else ""
     words = [f"resolution_type {'pixel' if by_edge else 'pixel_area'}, resolution {side}" for side in sides]

@@ -125,7 +125,8 @@ class Trainer:
 
         ``step``: pixels that every side is a multiple of. Raises RecipeError for sizes that it does not take.
         """
-        title, options = self.table.title, dict[str, Any]()
+        title = self.table.title
+        options = dict[str, Any]()
         for limit, side, kind in (("min_side", min_side, "shortest"), ("max_side", max_side, "longest")):
             if side and limit not in self.limits:
                 problem = f"{title} has no {kind} side of a bucket"
@@ -255,7 +256,8 @@ def read_file(path: Path) -> Any:
     try:
         return parse(path.read_text("utf-8"))
     except OSError as error:
-        problem, fix = f"{path}: {error.strerror}", "give the settings file of the trainer"
+        problem = f"{path}: {error.strerror}"
+        fix = "give the settings file of the trainer"
         raise UsageError(problem, where=str(path), fix=fix) from error
     except ValueError as error:
         raise UsageError(

@@ -119,7 +119,8 @@ def cut(values: Iterable[T], cost_of: Callable[[T], int], most: int, most_cost: 
         cost = cost_of(value)
         if some and (len(some) >= most or total + cost > most_cost):
             yield some
-            some, total = [], 0
+            some = []
+            total = 0
         some.append(value)
         total += cost
     if some:
@@ -193,7 +194,8 @@ class Tracker:
         )
         there = np.zeros(len(keys), dtype=bool) if self._lookup is None else self._lookup.find(keys) >= 0
         split = key_list(keys.tobytes())
-        known, remaining = {key for key, exists in zip(split, there.tolist(), strict=True) if exists}, iter(split)
+        known = {key for key, exists in zip(split, there.tolist(), strict=True) if exists}
+        remaining = iter(split)
         for tracked, content in zip(jobs, contents, strict=True):
             tracked.content = content
             tracked.keys = {output.item: next(remaining) for output in tracked.job.outputs}
@@ -282,7 +284,8 @@ class Batches:
 
     def add(self, item: PendingItem) -> list[PendingItem]:
         """Keep an item for a batch; return the items of its group once their batch is full."""
-        group, job = self._groups[item.group], item.owner.job
+        group = self._groups[item.group]
+        job = item.owner.job
         waiting = self.waiting.setdefault(item.group, [])
         waiting.append(item)
         pixels = math.prod(group.dims)
@@ -354,7 +357,8 @@ class Batches:
         for item, result in results:
             if isinstance(result, Failure):
                 continue
-            expected, shape = self._groups[item.group].shape, result.array.shape
+            expected = self._groups[item.group].shape
+            shape = result.array.shape
             same = [side in (-1, other) for side, other in zip(expected, shape, strict=False)]
             if len(shape) != len(expected) or not all(same) or result.array.dtype != self._dtype:
                 raise EncoderError(

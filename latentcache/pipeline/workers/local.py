@@ -155,7 +155,8 @@ class _Watched(ABC):
     """A worker that is killed if it does not move."""
 
     def __init__(self, *, on_cpu: bool) -> None:
-        self._watchdog, self._stuck = Watchdog(deadline_s(), on_cpu=on_cpu), ""
+        self._watchdog = Watchdog(deadline_s(), on_cpu=on_cpu)
+        self._stuck = ""
         self._task: Task | None = None
         self._post: Post | None = None
         """Takes its messages; None while it waits for a field or a question."""
@@ -188,10 +189,12 @@ class WorkerProcess(_Watched):
 
     def __init__(self, device: Device, *, lock: int | None = None, again: bool = False) -> None:
         super().__init__(on_cpu=device.name == "cpu")
-        self.device, self._is_new = device, True
+        self.device = device
+        self._is_new = True
         self.end: Ended | None = None
         """Set when it is gone."""
-        self._printed, self._budget = b"", 0
+        self._printed = b""
+        self._budget = 0
         self._lock = threading.Lock()
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._connection, theirs = Pipe()
@@ -377,7 +380,8 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
     def open(self, task: Task, cost: int) -> int:
         """See :class:`Engine`."""
         kind = field_kinds()[task.field]
-        on_cpu, self._processes = kind.device == "cpu", worker_count(task, kind, cost)
+        on_cpu = kind.device == "cpu"
+        self._processes = worker_count(task, kind, cost)
         count = max(self._processes, 1)
         self._devices = [Device(label="cpu", name="cpu", variables=_ONE_THREAD)] * count
         if not on_cpu:
@@ -401,7 +405,8 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
 
     def start(self, slot: int, post: Post, *, shard: str = "") -> WorkerProcess | WorkerThread:
         """See :class:`Engine`; ``shard`` is the name of the shard to write. A thread is started once only."""
-        device, again = self._devices[slot], slot in self._started
+        device = self._devices[slot]
+        again = slot in self._started
         self._started.add(slot)
         task = replace(self._task, shard=shard or os.urandom(8).hex(), device=device.name)
         if not self._processes and not again:
@@ -423,7 +428,8 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
         name = f"{target} {sorted(arguments.items())}"
         if name not in self._answers:
             device = self._waiting[0].device if self._waiting else devices_for(self.device, needs_torch=True)[0]
-            process, replies = self._process(device), queue.SimpleQueue[Any]()
+            process = self._process(device)
+            replies = queue.SimpleQueue[Any]()
             process.ask(Question(target=target, device=device.name, arguments=arguments), replies.put)
             reply = replies.get()
             if isinstance(reply, Ended):
@@ -488,7 +494,8 @@ def recovered(task: Task) -> bytes:
     from latentcache.store.lock import check_owner
     from latentcache.store.remote.view import StoredShards
 
-    paths, keys = CachePaths(Path(task.cache)), list[bytes]()
+    paths = CachePaths(Path(task.cache))
+    keys = list[bytes]()
     folder = paths.shards / f"{task.shard}{OPEN_SUFFIX}"
     if folder.exists():
         check_owner(paths.building, task.owner)
@@ -506,7 +513,8 @@ def recovered(task: Task) -> bytes:
 
 def import_path() -> list[str]:
     """``sys.path`` of this process for another one, with the working directory last unless PYTHONPATH names it."""
-    here, named = str(Path.cwd()), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    here = str(Path.cwd())
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     local = [entry for entry in sys.path if not entry or (os.path.realpath(entry) == here and entry not in named)]
     package = str(Path(failpoint.__file__).resolve().parent.parent)
     return [*(entry for entry in sys.path if entry not in local), package, *local]

@@ -270,14 +270,16 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         self._on_gpu = self.device == "cuda"
         self._most = 0
         self._task: Task | None = None
-        self._facts, self._cost = facts(None), 0
+        self._facts = facts(None)
+        self._cost = 0
         self._actors: dict[int, _Actor] = {}
         self._numbers = count()
         self._nodes = defaultdict[str, _Node](_Node)
         self._notes: deque[str] = deque()
         self._error: BaseException | None = None
         self._looked_at = self._asked_at = self._without_since = time.monotonic()
-        self._closed, self._lock = threading.Event(), threading.RLock()
+        self._closed = threading.Event()
+        self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._serve, name="ray", daemon=True)
         self._thread.start()
 
@@ -326,7 +328,8 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             if actor is None:  # lost since it was named
                 post(Ended(died=True, lost=True, how="was lost"))
                 return RayWorker(None)
-            actor.post, actor.shard = post, os.urandom(8).hex()
+            actor.post = post
+            actor.shard = os.urandom(8).hex()
             actor.handle.start.remote(actor.shard)
             actor.call = self._polled(actor)
             return RayWorker(actor.handle)
@@ -340,7 +343,8 @@ class RayEngine(AbstractContextManager["RayEngine"]):
         try:
             value, error = self._ray.get(actor.handle.ask.remote(target, arguments))
         except self._ray.exceptions.RayError as failure:
-            why, fix = f"{actor.label}: {_last_line(failure)}", "run the same command again"
+            why = f"{actor.label}: {_last_line(failure)}"
+            fix = "run the same command again"
             raise WorkerError("a Ray actor ended before it answered", where=target, why=why, fix=fix) from failure
         if error is not None:
             raise error
@@ -506,7 +510,8 @@ class RayEngine(AbstractContextManager["RayEngine"]):
 
 def _recover(task: Task, post: Post) -> None:
     """Say that a worker is lost, once its process has had the time to seal its shard."""
-    until, sealed = time.monotonic() + _ORPHAN_S, CachePaths(Path(task.cache)).shard(task.shard)
+    until = time.monotonic() + _ORPHAN_S
+    sealed = CachePaths(Path(task.cache)).shard(task.shard)
     while not sealed.exists() and time.monotonic() < until:
         time.sleep(_TICK_S)
     end = Ended(died=True, lost=True, how="was lost with its actor or node")
@@ -546,7 +551,8 @@ def connected(address: str | None) -> tuple[Any, bool]:
     fix = "start a cluster with `ray start --head`, or name its head node with --address HOST:6379"
     if "ersion mismatch" in str(failure):
         fix = "install the same versions of Ray and Python on every node"
-    name, why = "of this machine" if address == "auto" else f"at {address}", " ".join(str(failure).split())[:300]
+    name = "of this machine" if address == "auto" else f"at {address}"
+    why = " ".join(str(failure).split())[:300]
     raise WorkerError(f"the Ray cluster {name} cannot be used", why=why, fix=fix) from failure
 
 

@@ -116,7 +116,8 @@ class ByteBudget:
         self.limit = limit
         self._held = self._wanted = 0
         self._closed = False
-        self._order, self._free = threading.Lock(), threading.Condition()
+        self._order = threading.Lock()
+        self._free = threading.Condition()
 
     def starving(self, kept: int) -> bool:
         """True if a thread waits for bytes and only the caller can release some, of the ``kept`` ones."""

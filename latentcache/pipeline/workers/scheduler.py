@@ -118,7 +118,8 @@ class StopSignal:
 
         An exception out of a handler could leave a lock of a thread pool held, and the build would hang in it.
         """
-        before, self.orderly = self.orderly, True
+        before = self.orderly
+        self.orderly = True
         try:
             yield
         finally:
@@ -273,7 +274,8 @@ class Run:
     def _units(self, jobs: Iterable[Job], total: int) -> Iterator[Unit]:
         """Jobs as units; a job for which there is not enough memory fails without being read."""
         work = self._kind.work
-        limit, most = max(self._limit // work.cost_bytes, work.unit_cost), work.unit_jobs
+        limit = max(self._limit // work.cost_bytes, work.unit_cost)
+        most = work.unit_jobs
         if self._kind.packing == "entry":
             most = min(most, max(-(-total // (_UNITS * _SMALLEST)) * _SMALLEST, _SMALLEST))
 
@@ -312,7 +314,8 @@ class Run:
         labels = self._engine.slots()
         self._num_slots = max(len(labels), 1)
         idle = sum(not worker.leases and not worker.ending for worker in self._workers)
-        now, taken = time.monotonic(), {worker.slot.number for worker in self._workers}
+        now = time.monotonic()
+        taken = {worker.slot.number for worker in self._workers}
         slots = [self._slots.setdefault(number, _Slot(number=number, label=labels[number])) for number in labels]
         free = [slot for slot in slots if slot.number not in taken and slot.rests_until <= now]
         for slot in free[: max(self._waiting() - idle, 0)]:
@@ -444,7 +447,8 @@ class Run:
     def _lost(self, worker: _Worker, known: bytes, cause: str) -> None:
         """Give out the units of a lost worker again; in halves if several were lost with them."""
         for unit in worker.leases.values():
-            numbers, losses = list(unit.jobs), unit.losses + 1
+            numbers = list(unit.jobs)
+            losses = unit.losses + 1
             if unit.probe:
                 continue
             if losses >= _MOST_LOSSES:
@@ -455,9 +459,11 @@ class Run:
                     why=f"the last one {cause}; {losses} were lost with {name}, the last ones with it alone",
                     fix=f"move {name} elsewhere, or use machines with more memory, and build again",
                 )
-            size, alone = len(numbers), unit.alone or losses >= _HALVED_AFTER
+            size = len(numbers)
+            alone = unit.alone or losses >= _HALVED_AFTER
             if losses >= _HALVED_AFTER and size > 1:
-                size, losses = -(-size // 2), _HALVED_AFTER - 1
+                size = -(-size // 2)
+                losses = _HALVED_AFTER - 1
             for start in range(0, len(numbers), size):
                 jobs = {number: unit.jobs[number] for number in numbers[start : start + size]}
                 part = replace(unit, jobs=jobs, known=unit.known + known, alone=alone, losses=losses)
@@ -527,7 +533,8 @@ class Run:
         late: LatentcacheError | None = None
         for worker in self._workers:
             worker.handle.send(Stop())
-        began, killed = time.monotonic(), math.inf
+        began = time.monotonic()
+        killed = math.inf
         while self._workers and time.monotonic() < killed + _LAST_S:
             if killed == math.inf and time.monotonic() - began >= self._stop.patience_s:
                 killed = time.monotonic()

@@ -347,7 +347,8 @@ class WorkerLoop:
     def _sealed(self, folder: Path | None) -> None:
         """Send a sealed shard, and report its commits once it is sent; called by the writer thread."""
         assert self.uploads is not None
-        reports, self._unsent = self._unsent, []
+        reports = self._unsent
+        self._unsent = []
         self.uploads.put(folder, lambda: [self.post(report) for report in reports])
 
     def _warn(self, message: str) -> None:
@@ -440,7 +441,8 @@ class Answer(NamedTuple):
 def answer(question: Question) -> Answer:
     """Call the function; ``device`` is added if the function takes it."""
     try:
-        function, arguments = load(question.target), question.arguments
+        function = load(question.target)
+        arguments = question.arguments
         if "device" in inspect.signature(function).parameters:
             arguments = {"device": question.device, **arguments}
         return Answer(value=function(**arguments))

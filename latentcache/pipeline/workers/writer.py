@@ -146,7 +146,8 @@ class WriterThread:
             self._check_owner()
             self._sealed += not is_last
             folder = self._shard.seal("" if is_last else f"{self._name}-{self._sealed}")
-            self._shard, self._shard_bytes = None, 0
+            self._shard = None
+            self._shard_bytes = 0
         if self._on_sealed is not None:
             self._on_sealed(folder)
 

@@ -163,19 +163,24 @@ class _Column:
         import pyarrow.ipc
         import pyarrow.parquet
 
-        self._path, self._lock = path, threading.Lock()
+        self._path = path
+        self._lock = threading.Lock()
         self._blocks: deque[tuple[int, Any, int]] = deque()
         self._ahead: Iterator[Any] = iter(())
         self._next = -1
         if kind_of_archive(path.name) == ARROW:  # its blocks are in the map of the file: all are kept
             self._file = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-            self._number, self._ends = column, list[int]()
+            self._number = column
+            self._ends = list[int]()
             self._child = _bytes_of(self._file.schema.field(column))
-            self._ahead, self._next = iter(self._file), 0
+            self._ahead = iter(self._file)
+            self._next = 0
             return
         self._file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
-        field, data = self._file.schema_arrow.field(column), self._file.metadata
-        self._number, self._child = 0, _bytes_of(field)
+        field = self._file.schema_arrow.field(column)
+        data = self._file.metadata
+        self._number = 0
+        self._child = _bytes_of(field)
         self._name = f"{field.name}.{self._child}" if self._child else field.name
         groups = [data.row_group(number) for number in range(data.num_row_groups)]
         self._ends = list(accumulate(group.num_rows for group in groups))
@@ -199,7 +204,9 @@ class _Column:
             self._ahead = self._file.iter_batches(batch_size=self._rows, row_groups=groups, columns=[self._name])
             self._next = first
         while held is None:
-            seen_ns, first, self._next = time.time_ns(), self._next, -1
+            seen_ns = time.time_ns()
+            first = self._next
+            self._next = -1
             batch = next(self._ahead, None)
             if batch is None:
                 raise fault("changing", f"it has no row {number + 1} any more", self._path)
@@ -220,9 +227,11 @@ def _bytes_of(field: Any) -> str | None:
     """Child of a struct that holds bytes, empty for a binary column; None for a column of another type."""
     from pyarrow import types
 
-    kind, child = field.type, ""
+    kind = field.type
+    child = ""
     if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        kind, child = kind.field("bytes").type, "bytes"
+        kind = kind.field("bytes").type
+        child = "bytes"
     return child if types.is_binary(kind) or types.is_large_binary(kind) else None
 
 
@@ -256,8 +265,10 @@ def tar_members(file: BinaryIO) -> Iterator[Member]:
     """
     import tarfile
 
-    descriptor, end = file.fileno(), os.fstat(file.fileno()).st_size
-    number, tar = 0, None
+    descriptor = file.fileno()
+    end = os.fstat(file.fileno()).st_size
+    number = 0
+    tar = None
     with io.FileIO(descriptor, closefd=False) as headers:  # without a buffer: no payload is read
         try:
             headers.seek(0)

@@ -187,7 +187,9 @@ class LineReader:
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path = file, path
-        self._hash, self._size, self._before = xxhash.xxh3_128(), 0, os.fstat(file.fileno())
+        self._hash = xxhash.xxh3_128()
+        self._size = 0
+        self._before = os.fstat(file.fileno())
         self.size = self._before.st_size
         first = self._read()
         if first.startswith(UTF16_BOMS):
@@ -209,7 +211,8 @@ class LineReader:
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
         """(number from 1, bytes without the line end) of every line that is not blank; None if it is too long."""
-        number, rest = 1, b""
+        number = 1
+        rest = b""
         for chunk in chain(self.chunks(), [b"\n"]):
             first, *others = chunk.split(b"\n")
             rest = (rest + first)[: MAX_LINE_BYTES + 1]
@@ -218,7 +221,8 @@ class LineReader:
                     yield number, None
                 elif rest.strip(BLANK):
                     yield number, rest.removesuffix(b"\r")
-                number, rest = number + 1, following
+                number = number + 1
+                rest = following
 
     def finish(self) -> tuple[StatMemo, bytes]:
         """Memo and hash of the file after its last byte was read; raises ``changing`` if the file has changed."""
@@ -318,7 +322,8 @@ def list_items(data: bytes) -> Iterator[tuple[int, Any]]:
     except UnicodeDecodeError as error:  # what is before the byte is read
         text = data[: error.start].decode()
         damage = fault("not-utf8", f"expected UTF-8, found 0x{data[error.start]:02x} at {_position(text, len(text))}")
-    offset, number = _skip(text, text.index("[") + 1), 1
+    offset = _skip(text, text.index("[") + 1)
+    number = 1
     try:
         while text[offset : offset + 1] != "]":
             if number > 1 and text[offset : offset + 1] != ",":
@@ -326,7 +331,8 @@ def list_items(data: bytes) -> Iterator[tuple[int, Any]]:
             offset = _skip(text, offset + 1) if number > 1 else offset
             value, end = parse_json_at(text, offset)
             yield number, value
-            offset, number = _skip(text, end), number + 1
+            offset = _skip(text, end)
+            number = number + 1
         if damage or text[offset + 1 :].strip():
             raise fault("no-json", f"expected nothing after the list, which ends at {_position(text, offset)}")
     except UnusableSampleError as error:

@@ -66,7 +66,8 @@ def open_archives(layout: Layout, findings: Findings) -> dict[str, tuple[ImageSe
 
 def read_archives(request: Scan, layout: Layout, archives: Sequence[ImageSet], held: KnownFiles) -> Units:
     """All images in the archives, which are the first files; what cannot be read is rejected."""
-    parts, findings = list[Units](), request.findings
+    parts = list[Units]()
+    findings = request.findings
 
     def read(file: int) -> None:
         name = held.names[file]
@@ -109,7 +110,8 @@ def _known_units(held: KnownFiles, files: NDArray[np.intp]) -> Units:
     rows, file = held.rows_in("image", files)
     if held.table is None or not len(rows):
         return Units(image=files[:0], line=np.zeros(0, np.uint32))
-    caption, names = held.table.inputs["caption"], held.names.take(file)
+    caption = held.table.inputs["caption"]
+    names = held.names.take(file)
     line = np.asarray(caption.file) >= 0 if caption.line is None else np.asarray(caption.line)
     labels = zip(held.table.names.take(rows), names, strict=True)
     return Units(
@@ -132,7 +134,8 @@ class _Archive:
 
     def entries(self) -> list[Entry]:
         """Its images with a usable caption; raises UnusableSampleError if there is none before a fault."""
-        entries, count = list[Entry](), len(self._findings.rejected)
+        entries = list[Entry]()
+        count = len(self._findings.rejected)
         try:
             entries += self._of_tar() if self._kind == TAR else self._of_rows()
         except UnusableSampleError as error:
@@ -151,7 +154,8 @@ class _Archive:
             check_not_packed(os.pread(file.fileno(), 6, 0), self._path)
             images, texts = self._members(file)
             for key, members in images.items():
-                image, beside = members[0], texts.pop(key, {})
+                image = members[0]
+                beside = texts.pop(key, {})
                 try:
                     if len(members) > 1:
                         names = " and ".join(member.name for member in members[:3])
@@ -179,7 +183,8 @@ class _Archive:
             for member in tar_members(file):
                 base = member.name.rfind("/") + 1
                 dot = member.name.find(".", base)
-                key, ending = member.name[: max(dot, 0)], member.name[dot + 1 :].lower()
+                key = member.name[: max(dot, 0)]
+                ending = member.name[dot + 1 :].lower()
                 if member.size < 0:
                     self._count("unused", "members are links or no plain files", member)
                 elif dot <= base:
@@ -215,7 +220,8 @@ class _Archive:
         with open_rows(self._path, self._kind) as table:
             if table.is_empty:  # what it would hold need not be known
                 return
-            texts, asked = table.texts, self._caption_column
+            texts = table.texts
+            asked = self._caption_column
             image = choose_column(self._path, "image", table.binary, table.images(), self._rule.image_column)
             caption = choose_column(self._path, "caption", texts, named(texts, CAPTION_COLUMNS), asked)
             others = [name for name in table.schema.names if name != image]

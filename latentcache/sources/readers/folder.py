@@ -73,9 +73,11 @@ class ImageCounts(Value):
 
 
 def _counts(sets: Sequence[ImageSet], units: Units, texts: Strings, names: Strings) -> ImageCounts:
-    is_empty, origin = np.diff(texts.ends, prepend=0) == 0, np.full(len(units), NO_CAPTION, dtype=object)
+    is_empty = np.diff(texts.ends, prepend=0) == 0
+    origin = np.full(len(units), NO_CAPTION, dtype=object)
     for number, image_set in enumerate(sets):
-        rule, mine = image_set.captions, units["owner"] == number
+        rule = image_set.captions
+        mine = units["owner"] == number
         origin[mine] = "file name" if rule.from_name else rule.text_source
         for at, ending in enumerate(rule.extensions):
             origin[mine & (units["which"] == at)] = f"sidecar {ending}"
@@ -99,12 +101,14 @@ class _Files:
     """
 
     def __init__(self, request: Scan, inventory: Inventory, layout: Layout, first: Mapping[str, StatMemo]) -> None:
-        self._layout, self._count = layout, len(first)
+        self._layout = layout
+        self._count = len(first)
         texts = (image_set.captions.extensions for image_set in layout.sets)
         images = IMAGE_EXTENSIONS if request.options.videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS
         self._wanted = images.union(CAPTION_EXTENSIONS, *texts)
         self._used = layout.used.union(first, *(image_set.files for image_set in layout.sets))
-        self.partners, self.findings = Partners(), request.findings
+        self.partners = Partners()
+        self.findings = request.findings
         self.owners = dict[tuple[int, ...], int]()
         self.is_in_order = True
         """True if the images are in the byte order of their names: no folder of images is in another one."""
@@ -208,13 +212,16 @@ class _Files:
         rules = [self._layout.sets[number].captions for number in self._layout.owners(folder.prefix)]
         rule = next((rule for rule in rules if not rule.table), _PLAIN_RULE)
         lost = [name for name in folder.rejected if name]
-        every, order = [*names, *lost], {ending: at for at, ending in enumerate(rule.extensions)}
+        every = [*names, *lost]
+        order = {ending: at for at, ending in enumerate(rule.extensions)}
         texts = defaultdict[str, list[tuple[int, int]]](list)
         for number in (*np.flatnonzero(~is_image).tolist(), *range(len(names), len(every))):
             stem, dot, ending = every[number].rpartition(".")
             if dot + ending.lower() in order:
                 texts[stem].append((order[dot + ending.lower()], -number))  # of a.TXT and a.txt the later one wins
-        replaced, conflicts, is_used = set[str](), dict[int, str](), is_image.copy()
+        replaced = set[str]()
+        conflicts = dict[int, str]()
+        is_used = is_image.copy()
         for number in np.flatnonzero(is_sample).tolist() if texts else []:
             name = names[number]
             files = [*sorted(texts.get(name.rpartition(".")[0], ())), *sorted(texts.get(name, ()))]
@@ -253,7 +260,9 @@ class _Files:
 
 def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResult:
     """Every image of a layout; raises EmptySourceError, TableError or SourceError as ``scan.scan``."""
-    part, root, findings = request.options.part, inventory.root, request.findings
+    part = request.options.part
+    root = inventory.root
+    findings = request.findings
     rules = [image_set.captions for image_set in layout.sets]
     archives = open_archives(layout, findings)
     tables = {rule.table: StatMemo(*[0] * STAT_WIDTH) for rule in rules if rule.table}
@@ -294,7 +303,8 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
     if not request.options.caption_lines:
         longer = longer_files(held, rules, units, caption.text)
         findings.notes.count("caption-lines", "caption files are longer than the first line, which is used", longer)
-    notes, rejections = findings.notes.all(), in_order(findings.rejected)
+    notes = findings.notes.all()
+    rejections = in_order(findings.rejected)
     if not len(samples) and not rejections and part is None:
         raise _nothing(inventory, layout, notes)
     scanned = ScanResult(samples=samples, rejected=rejections, notes=notes, images=counts)
@@ -303,7 +313,8 @@ def read_images(request: Scan, layout: Layout, inventory: Inventory) -> ScanResu
 
 def _pair(request: Scan, layout: Layout, files: _Files, units: Units) -> None:
     """Add columns of masks and control images: those of the snapshot too, so that one that is gone is found."""
-    partners, before = files.partners, request.known.inputs if request.known is not None else {}
+    partners = files.partners
+    before = request.known.inputs if request.known is not None else {}
     inputs = dict.fromkeys([*partners.inputs(layout), *sorted({*before} - {"image", "caption"} - layout.unpaired)])
     for role in inputs:
         rows = zip(files.names.take(units["image"]), units["image"].tolist(), units["owner"].tolist(), strict=True)
@@ -316,13 +327,17 @@ def _pair(request: Scan, layout: Layout, files: _Files, units: Units) -> None:
 
 def _hashed(request: Scan, root: Path, scanned: ScanResult, held: KnownFiles) -> ScanResult:
     """With the contents of files that may be what they were, by their size, or that the snapshot rejected."""
-    samples, old, columns = scanned.samples, held.table, dict(scanned.samples.columns)
-    hashed, unread = 0, dict[tuple[str, int], UnusableSampleError]()
+    samples = scanned.samples
+    old = held.table
+    columns = dict(scanned.samples.columns)
+    hashed = 0
+    unread = dict[tuple[str, int], UnusableSampleError]()
     was_rejected = {item.label for item in request.rejected}
     for name in [name for name in samples.inputs if name != "caption"]:
         column = samples.inputs[name]
         rows = np.flatnonzero((column.file >= 0) & ~column.content.any(axis=1))
-        to_hash, matched = np.full(len(rows), request.hash_all), np.arange(len(rows))
+        to_hash = np.full(len(rows), request.hash_all)
+        matched = np.arange(len(rows))
         if was_rejected:
             to_hash |= np.array([label in was_rejected for label in samples.names.take(rows)], dtype=np.bool_)
         if old is not None and name in old.inputs and len(matched):
@@ -330,7 +345,8 @@ def _hashed(request: Scan, root: Path, scanned: ScanResult, held: KnownFiles) ->
             is_known[held.position[held.position >= 0]] = True
             left = np.flatnonzero(~is_known[old.inputs[name].file])
             at = match_names(samples.names.select(rows), old.names.select(left))
-            matched, before = matched[at >= 0], left[at[at >= 0]]
+            matched = matched[at >= 0]
+            before = left[at[at >= 0]]
             then = old.inputs[name].content[before]
             alike = sizes(samples, rows[matched], name) == sizes(old, before, name)
             to_hash[matched] |= alike & then.any(axis=1) & (request.chosen is None or request.chosen[before])
@@ -346,11 +362,14 @@ def _hashed(request: Scan, root: Path, scanned: ScanResult, held: KnownFiles) ->
 
 def _of_folders(layout: Layout, files: _Files) -> Units:
     """Samples of sets that are folders; of several sets each one counts, and the deepest says the caption."""
-    sets, repeats = layout.sets, np.zeros(len(files.images), dtype=np.int64)
-    images, sizes = np.bincount(files.owner, minlength=len(files.owners)), np.zeros(len(sets), dtype=np.int64)
+    sets = layout.sets
+    repeats = np.zeros(len(files.images), dtype=np.int64)
+    images = np.bincount(files.owner, minlength=len(files.owners))
+    sizes = np.zeros(len(sets), dtype=np.int64)
     for owners, number in files.owners.items():
         sizes[list(owners)] += images[number]
-    reg, folder_of = balanced(sets, sizes.tolist()), np.zeros(max(len(files.owners), 1), dtype=np.int32)
+    reg = balanced(sets, sizes.tolist())
+    folder_of = np.zeros(max(len(files.owners), 1), dtype=np.int32)
     for owners, number in files.owners.items():
         folder_of[number] = owners[0] if owners else -1
         rows = np.flatnonzero(files.owner == number)
@@ -379,7 +398,8 @@ def _used_files(
     used[-1] = False
     if used[:-1].all():
         return names, memos
-    number, kept = np.cumsum(used, dtype=np.int32) - 1, np.flatnonzero(used)
+    number = np.cumsum(used, dtype=np.int32) - 1
+    kept = np.flatnonzero(used)
     number[-1] = -1
     units.columns |= {name: number[column] for name, column in units.files.items()}
     return names.select(kept), memos[kept]
@@ -392,7 +412,8 @@ def _readings(
     readings = [rule.reading for rule in rules]
     if not any(map(any, readings)) and not archives:
         return None
-    reading, there = np.zeros((count, HASH_BYTES), dtype=np.uint8), units["which"] >= 0
+    reading = np.zeros((count, HASH_BYTES), dtype=np.uint8)
+    there = units["which"] >= 0
     reading[units["caption"][there]] = hash_rows(readings)[units["owner"][there]]
     reading[: len(archives)] = hash_rows(map(archive_reading, archives))
     return reading
@@ -410,7 +431,8 @@ def _is_of_file(column: str) -> bool:
 
 
 def _samples(units: Units, held: KnownFiles, caption: Input, sets: Sequence[ImageSet]) -> SampleTable:
-    images, inside = units["image"], np.flatnonzero(units["member"])
+    images = units["image"]
+    inside = np.flatnonzero(units["member"])
     rows = np.maximum(held.rows_of("image", images), units["known"])
     if held.table is not None and held.is_whole(rows):
         names = held.table.names

@@ -110,7 +110,8 @@ def _expected(rows: NDArray[np.integer], held: Input) -> Iterator[tuple[int, int
 def scan_records(request: Scan, inventory: Inventory) -> ScanResult:
     """All records of DATA; raises as ``scan.scan``."""
     part, text_lines, findings = request.options.part, request.options.text_lines, request.findings
-    names, rows = find_records(request, inventory), bytearray()
+    names = find_records(request, inventory)
+    rows = bytearray()
     reading = hash_rows(reading_of(name, str(part or ""), text_lines=text_lines) for name in names)
     stats = np.array([_state(inventory.root / name) for name in names], dtype=np.uint64).reshape(-1, STAT_WIDTH)
     held = KnownFiles(request, Strings.of(names), stats, reading)
@@ -158,7 +159,8 @@ def _state(path: Path) -> StatMemo:
 
 def _read(request: Scan, reader: RecordReader, file: int, rows: bytearray) -> bool:
     """Add the rows of one file, and its rejected records; False: it has to be read again, its rest is unknown."""
-    part, damage = request.options.part, None
+    part = request.options.part
+    damage = None
     try:
         for number, record in enumerate(reader, start=1):
             if part is None or part.holds(record.content):
@@ -198,7 +200,8 @@ def _table(held: KnownFiles, rows: NDArray[Any]) -> SampleTable:
     def labels() -> Iterator[list[str]]:
         for start in range(0, len(rows), _BLOCK):
             block = slice(start, start + _BLOCK)
-            names, lines = held.names.take(column["file"][block]), column["line"][block].tolist()
+            names = held.names.take(column["file"][block])
+            lines = column["line"][block].tolist()
             yield [f"{name}:{line}" for name, line in zip(names, lines, strict=True)]
 
     content = column["content"].view(np.uint8).reshape(-1, HASH_BYTES)
@@ -291,7 +294,8 @@ def _note_others(inventory: Inventory, used: Collection[str], findings: Findings
 
 def _by_state(request: Scan, inventory: Inventory, splits: Mapping[str, list[str]]) -> list[str]:
     """A data set that ``datasets`` saved."""
-    chosen, used = which_split(inventory.root, list(splits), request.options.split), set(saved_states(splits))
+    chosen = which_split(inventory.root, list(splits), request.options.split)
+    used = set(saved_states(splits))
     if not splits[chosen]:
         state = f"{chosen}/{STATE_NAME}"
         fix = "save the data set again with save_to_disk"
@@ -308,7 +312,8 @@ def _by_state(request: Scan, inventory: Inventory, splits: Mapping[str, list[str
 
 def _by_names(request: Scan, inventory: Inventory) -> list[str]:
     """All files of records of one split; text files only if there are none."""
-    findings, known = request.findings, set(request.known.files.names) if request.known is not None else set[str]()
+    findings = request.findings
+    known = set(request.known.files.names) if request.known is not None else set[str]()
     notes, texts, tables = findings.notes, list[str](), list[str]()
     for name in sorted(
         (folder.prefix + name for folder in inventory.below() for name in folder.names), key=os.fsencode
@@ -325,7 +330,8 @@ def _by_names(request: Scan, inventory: Inventory) -> list[str]:
             tables.append(name)
     if tables:
         notes.add(*(rejected(name, "text-unused", f"{name} is beside records") for name in texts))
-    readable, names = tables or texts, list[str]()
+    readable = tables or texts
+    names = list[str]()
     named = splits_of(readable, request.options.split)
     splits = for_training(named)
     chosen = which_split(inventory.root, splits or [""], request.options.split) if readable else ""

@@ -74,11 +74,14 @@ def read_tables(
     Returns:
         The samples, and number of each table -> content hash and memo.
     """
-    named, notes = findings.names(), findings.notes
+    named = findings.names()
+    notes = findings.notes
     taken, contents = dict[str, tuple[int, int, Row]](), dict[int, tuple[bytes, StatMemo]]()
     unlisted = dict[str, str]()
     for number, image_set in sorted(enumerate(layout.sets), key=lambda pair: -len(pair[1].prefix)):
-        inside, rule, table = images.get(number, {}), image_set.captions, image_set.captions.table
+        inside = images.get(number, {})
+        rule = image_set.captions
+        table = image_set.captions.table
         rows, content, memo = read_table(root, table, image_set.prefix, rule)
         contents[number] = content, memo
         first_rows = match_rows(table, _with_columns(table, rows, notes), inside, {*named, *unlisted}, root, findings)
@@ -119,7 +122,8 @@ def _with_columns(table: str, rows: Sequence[Row], notes: Notes) -> list[Row]:
     kinds = dict[str, type | None]()
     for row in rows:
         for name, value in row.more.items():
-            kind, before = _kind_of(value), kinds.get(name, type(None))
+            kind = _kind_of(value)
+            before = kinds.get(name, type(None))
             if before is type(None) or kind is before:
                 kinds[name] = kind
             elif kind is not type(None):
@@ -162,7 +166,8 @@ def match_rows(
     """The first row of each name; those that make no sample, and further ones, are rejected and noted."""
     first_rows = dict[str, Row]()
     for row in rows:
-        image, where = image_named(row.name, images), f"{table}:{row.line}"
+        image = image_named(row.name, images)
+        where = f"{table}:{row.line}"
         name = image or _printable(row.name if leads_out(row.name) else _plain(row.name))
         first = first_rows.setdefault(name, row)
         if first is not row:
@@ -194,7 +199,8 @@ def read_table(root: Path, name: str, prefix: str, rule: CaptionRule) -> tuple[l
         data, memo = read_source(path)
     except UnusableSampleError as error:
         raise _error(path, 0, "the table cannot be read", error.what, error.fix) from error
-    content, data = content_hash(data), data.removeprefix(codecs.BOM_UTF8)
+    content = content_hash(data)
+    data = data.removeprefix(codecs.BOM_UTF8)
     if path.suffix == ".csv":
         records = _csv_records(path, data, rule)
     elif path.suffix == ".parquet":
@@ -300,7 +306,8 @@ def _json_records(path: Path, data: bytes) -> _Records:
             value = parse_json(decode(raw))
             actual = f"found {shown(value)}"
         except UnusableSampleError as error:
-            value, actual = None, error.what.removeprefix("no JSON: ")
+            value = None
+            actual = error.what.removeprefix("no JSON: ")
         if not isinstance(value, dict):
             fix = f"correct line {line}, or leave it out; `sed -n {line}p {shlex.quote(str(path))}` shows it"
             raise _error(path, line, "a line that is not a JSON object", f"expected one object; {actual}", fix)

@@ -65,7 +65,8 @@ _WORD_OF = {TAR: "webdataset", PARQUET: "parquet", ARROW: "saved"}
 def _tables(inventory: Inventory, options: SourceOptions) -> Layout | None:
     for level in inventory.below():
         for item in (level.rejected[name] for name in TABLE_NAMES if name in level.rejected):
-            where, fix = str(inventory.root / item.name), f"rename it, or {item.hint}"
+            where = str(inventory.root / item.name)
+            fix = f"rename it, or {item.hint}"
             raise TableError(f"{item.name}: the table cannot be used", where=where, why=item.detail, fix=fix)
     names = [name for name in inventory.files(*TABLE_NAMES) if name.rpartition("/")[2] in TABLE_NAMES]
     folders = [name.rpartition("/")[0] for name in names]
@@ -179,7 +180,8 @@ def _doubt(inventory: Inventory, base: str, named: list[Folder]) -> str:
     odd = [number for number in numbers if number.startswith("0") or int(number) > _MOST]
     if odd:
         return f"{odd[0]} is hardly a number of repeats"
-    used, top = {folder.path for folder in named}, inventory.folder(base)
+    used = {folder.path for folder in named}
+    top = inventory.folder(base)
     if top.images:
         return count_of(top.images, "images are in no such folder")
     paths = [f"{base}/{name}" if base else name for name in top.folders]
@@ -318,7 +320,8 @@ def _of_file(data: Path, word: str) -> Layout:
     why = f"expected a file as one of {', '.join(CONFIGS)} has it"
     if word:
         raise unfit(data, word, why)
-    problem, fix = f"{data.name} is not a data set configuration", "give the folder that holds the images"
+    problem = f"{data.name} is not a data set configuration"
+    fix = "give the folder that holds the images"
     raise UsageError(problem, where=str(data), why=why, fix=fix)
 
 
@@ -333,7 +336,8 @@ def _of_config(inventory: Inventory, options: SourceOptions) -> Layout:
             fix=f"latentcache build {shlex.quote(str(data))} --trainer-config FILE says where it is now",
         )
     config = read_config(Path(options.config))
-    config.is_followed, config.folder = True, options.config_folder
+    config.is_followed = True
+    config.folder = options.config_folder
     trainer = _trainer(config.value)
     if trainer is None or (inventory.is_file and data.resolve() != config.path.resolve()):
         problem = "names no sets of images" if trainer is None else f"names other images than DATA={data}"
@@ -363,5 +367,6 @@ def _read(trainer: Trainer, config: Config, base: Path | None) -> Layout:
     except LatentcacheError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        problem, fix = "a setting has a value of another kind", f"correct {shlex.quote(str(config.path))}"
+        problem = "a setting has a value of another kind"
+        fix = f"correct {shlex.quote(str(config.path))}"
         raise config.error(problem, fix, str(error)) from error

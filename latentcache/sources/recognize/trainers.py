@@ -65,7 +65,8 @@ def _is_list(value: Any, required: str, others: set[str]) -> bool:
 
 
 def _kohya(config: Config) -> list[ImageSet]:
-    sets, general = list[ImageSet](), config.value.get("general", {})
+    sets = list[ImageSet]()
+    general = config.value.get("general", {})
     config.take(general, _SUBSET)
     seen = dict[str, Any]()
     for number, dataset in enumerate(config.value["datasets"]):
@@ -79,7 +80,8 @@ def _kohya(config: Config) -> list[ImageSet]:
                     raise TypeError(f"{name}: expected {_TYPES[name].__name__}, found {entries[name]!r}")
             if entries.get("metadata_file"):
                 _refuse(config)
-            path, resolution = str(entries.get("image_dir")), entries.get("resolution")
+            path = str(entries.get("image_dir"))
+            resolution = entries.get("resolution")
             if seen.get(path, resolution) != resolution:
                 continue  # the build makes all resolutions of a folder
             if path in seen or entries.get("num_repeats", 1) < 1:
@@ -146,7 +148,8 @@ def _is_metadata(value: Any) -> bool:
 
 
 def _simpletuner(config: Config) -> list[ImageSet]:
-    sets, conditioning = list[ImageSet](), dict[str, Pair]()
+    sets = list[ImageSet]()
+    conditioning = dict[str, Pair]()
     for dataset in config.value:
         is_local = not _is_off(dataset) and dataset.get("type", "local") == "local"
         if is_local and dataset.get("dataset_type") == "conditioning":
@@ -212,7 +215,8 @@ def _backend(config: Config, dataset: Mapping[str, Any], conditioning: Mapping[s
 
 
 def _simple_rule(config: Config, dataset: Mapping[str, Any]) -> CaptionRule:
-    strategy, prompt = dataset.get("caption_strategy", "filename"), dataset.get("instance_prompt") or ""
+    strategy = dataset.get("caption_strategy", "filename")
+    prompt = dataset.get("instance_prompt") or ""
     prompts = [str(text).strip() for text in (prompt if isinstance(prompt, list) else [prompt])]
     prefix = f"{prompts[0]} " if dataset.get("prepend_instance_prompt") else ""
     if strategy == "instanceprompt" or dataset.get("only_instance_prompt"):
@@ -242,7 +246,8 @@ def _onetrainer(config: Config) -> list[ImageSet]:
 
 
 def _concept(config: Config, concept: Mapping[str, Any], repeats: float) -> ImageSet:
-    text, kind = concept.get("text") or {}, str(concept.get("type", "STANDARD"))
+    text = concept.get("text") or {}
+    kind = str(concept.get("type", "STANDARD"))
     label = concept.get("name") or concept["path"]
     config.take(concept, _CONCEPT)
     image = {name: value for name, value in (concept.get("image") or {}).items() if name.startswith("enable_")}
@@ -343,7 +348,8 @@ def _folder(config: Config, folder: str, dataset: Mapping[str, Any], names: _Nam
         paired.append(("mask", ""))
     elif dataset.get("mask_path"):
         paired.append(("mask", config.path_of(dataset["mask_path"], "mask_path")))
-    is_reg, word = bool(dataset.get("is_reg")), str(dataset.get("trigger_word") or "")
+    is_reg = bool(dataset.get("is_reg"))
+    word = str(dataset.get("trigger_word") or "")
     text = str(dataset.get("default_caption") or "")
     rule = CaptionRule(
         extensions=("." + str(dataset.get(names.captions) or "txt").removeprefix("."),),

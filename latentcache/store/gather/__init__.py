@@ -131,7 +131,8 @@ def _call(
 
 def read_at(descriptor: int, offset: int, room: memoryview | int) -> memoryview:
     """Read a file from ``offset`` on, more than the 2 GiB of one call too; gives fewer bytes only at its end."""
-    memory, done = np.empty(room, dtype=np.uint8).data if isinstance(room, int) else room, 0
+    memory = np.empty(room, dtype=np.uint8).data if isinstance(room, int) else room
+    done = 0
     if STAND_INS and (read := STAND_INS.get(identity(os.fstat(descriptor)))) is not None:
         return memory[: read(offset, memory)]
     while done < len(memory) and (count := os.preadv(descriptor, [memory[done:]], offset + done)):
