@@ -195,7 +195,8 @@ def pull(
         snapshot, staged = _pulled_snapshot(bucket, paths, head, fields)
         names = _shards_in_use(snapshot) if shards else set()
         sizes = {key: size for key, size in bucket.sizes("shards").items() if key.split("/")[1] in names}
-        missing = {key: size for key, size in sizes.items() if not _is_there(paths.root / key, size)}
+        copied = {path.relative_to(paths.root).as_posix(): path.stat().st_size for path in paths.shards.glob("*/*")}
+        missing = {key: size for key, size in sizes.items() if copied.get(key) != size}
         _fetch_shards(bucket, paths, missing, progress)
         if staged is not None:
             make_folder(paths.snapshots_folder)
@@ -295,10 +296,6 @@ def _shards_in_use(snapshot: Snapshot) -> set[str]:
         return set(snapshot.shards)
     numbers = [np.unique(np.asarray(rows.shard)).tolist() for rows in snapshot.fields.values()]
     return {snapshot.shards[number] for number in chain.from_iterable(numbers)}
-
-
-def _is_there(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
 
 
 def current_head(bucket: Bucket) -> Head | None:
