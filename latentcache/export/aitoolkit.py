@@ -143,7 +143,8 @@ class AiToolkit(base.Format):
 
     def latent_files(self, sample: base.Sample) -> dict[str, base.Make]:
         """See ``Format``."""
-        files, buckets = dict[str, base.Make](), {table.nearest(sample.size) for table in self.tables}
+        files = dict[str, base.Make]()
+        buckets = {table.nearest(sample.size) for table in self.tables}
         for bucket, is_flipped in product(buckets, (False, True)[: 1 + self.geometry.flip]):
             key = self._key(sample, bucket, is_flipped=is_flipped)
             files[_file(sample, "_latent_cache", key)] = partial(self._latents, sample, bucket, is_flipped, key)
@@ -151,7 +152,8 @@ class AiToolkit(base.Format):
 
     def text_files(self, sample: base.Sample, text: Text) -> dict[str, base.Make]:
         """See ``Format``: its caption, and the prompt that replaces a dropped caption."""
-        prompts, dropped = self.request.prompts, self._trigger(sample).caption("")
+        prompts = self.request.prompts
+        dropped = self._trigger(sample).caption("")
         texts = {dropped: prompts[dropped]} if dropped in prompts else {}
         files = dict[str, base.Make]()
         for caption, items in {**texts, sample.caption: sample.text}.items():
@@ -162,7 +164,8 @@ class AiToolkit(base.Format):
 
     def settings(self) -> Mapping[str, bytes]:
         """See ``Format``: the data sets of a job."""
-        geometry, entries = self.geometry, list[dict[str, Any]]()
+        geometry = self.geometry
+        entries = list[dict[str, Any]]()
         sides = [square(side).width for side in geometry.buckets or geometry.resolutions]
         for folder, samples in self.groups.items():
             entry = {

@@ -85,7 +85,8 @@ class Folder:
             UsageError: There is a file of this name that no export wrote.
             StoreError: It cannot be written.
         """
-        path, known = self.root / file.name, self.files.get(file.name)
+        path = self.root / file.name
+        known = self.files.get(file.name)
         self.names.add(file.name)
         if known is not None and known.origin == file.origin and _state(path) == (known.size, known.changed_ns):
             self.files[file.name] = replace(known, sample=file.sample, source=file.source)
@@ -176,7 +177,8 @@ class Folder:
             try:
                 fcntl.flock(self._listing, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                problem, fix = f"{self.root}: another export writes here", "wait for it, or give another folder"
+                problem = f"{self.root}: another export writes here"
+                fix = "wait for it, or give another folder"
                 raise UsageError(problem, where=str(self.root), fix=fix) from error
             except OSError as error:
                 if error.errno not in NO_LOCKS:

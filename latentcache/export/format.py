@@ -212,7 +212,8 @@ class Format:
             self.texts = self.architecture.texts
             self.is_scaled = self.is_scaled or self.architecture.is_scaled
         wanted = [name for name in request.wanted if name != CONTROL or self.takes_control]
-        self.request, self.geometry = replace(request, wanted=wanted), request.geometry
+        self.request = replace(request, wanted=wanted)
+        self.geometry = request.geometry
         self.tables = request.geometry.like_tables()
         self.samples: Sequence[Sample] = ()
         self.groups: Mapping[str, Sequence[Sample]] = {}
@@ -349,12 +350,16 @@ class Format:
 
     def _architecture(self, request: Request) -> Architecture:
         """The architecture that is asked for, or the only one whose VAE made the latents; raises UsageError."""
-        encoder, name, rows = request.latents.encoder, request.architecture, self.architectures
-        names, scaling = [row.name for row in rows], encoder.normalization
+        encoder = request.latents.encoder
+        name = request.architecture
+        rows = self.architectures
+        names = [row.name for row in rows]
+        scaling = encoder.normalization
         if name is not None and name not in names:
             fix = f"--architecture {'|'.join(names)}"
             raise UsageError("unknown architecture", argument="architecture", value=name, fix=fix)
-        is_known, is_trial = scaling.kind == "scale-shift", name is not None and encoder.family in _TRIALS
+        is_known = scaling.kind == "scale-shift"
+        is_trial = name is not None and encoder.family in _TRIALS
         fitting = [
             row
             for row in rows
@@ -386,7 +391,8 @@ def common_roles(samples: Sequence[Sample]) -> set[str]:
 
 def text_parts(request: Request, sample: Sample) -> dict[str, Array]:
     """Values of each text encoder, which diffusers joins: ``state_1``, ``pooled_1``, ``ids_1``, ``mask_1``, ..."""
-    sequence, pooled = sample.text[TEXT], sample.text.get(POOLED, np.empty(0))
+    sequence = sample.text[TEXT]
+    pooled = sample.text.get(POOLED, np.empty(0))
     pipeline = getattr(request.recipes[TEXT], "pipeline", "")
     parts = {"state_1": sequence}
     if pipeline == SDXL:

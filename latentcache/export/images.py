@@ -63,7 +63,8 @@ class ImageExport(Export):
 
     def __init__(self, settings: ExportSettings) -> None:
         super().__init__(settings)
-        trainer, kinds = TRAINER_FORMATS[settings.format], settings.fields or "latents"
+        trainer = TRAINER_FORMATS[settings.format]
+        kinds = settings.fields or "latents"
         names = [
             *(trainer.latent_fields if kinds != "text" else ()),
             *(trainer.text_fields if kinds != "latents" else ()),
@@ -116,7 +117,8 @@ class ImageExport(Export):
     @property
     def bytes(self) -> int:
         """See ``Export``: of the values, and of images that are copied."""
-        total, samples = 0, self.snapshot.samples
+        total = 0
+        samples = self.snapshot.samples
         for name, rows_of in self._rows.items():
             rows = [row for number in self._samples for variants in rows_of.get(number, ()) for row in variants]
             values = int(item_sizes(self.snapshot.fields[name], np.array(rows, int)).sum())
@@ -136,7 +138,8 @@ class ImageExport(Export):
         if not self.settings.beside:  # there such a file would say how DATA is read
             for name, data in self._format.settings().items():
                 folder.put(*of_bytes(name, data, is_changing=name in self._format.changing))
-        samples, settings = self._samples.values(), self.settings
+        samples = self._samples.values()
+        settings = self.settings
         about = {
             **self.facts,
             **self._format.facts,
@@ -209,7 +212,8 @@ class ImageExport(Export):
 
     def _check_sizes(self) -> None:
         """The trainer has to choose the sizes that the cache holds, or it encodes these images again."""
-        upscale, wrong = self._geometry.upscale, list[tuple[str, set[Size], set[Size | None]]]()
+        upscale = self._geometry.upscale
+        wrong = list[tuple[str, set[Size], set[Size | None]]]()
 
         @cache
         def chosen(image: Size) -> set[Size | None]:
@@ -232,7 +236,8 @@ class ImageExport(Export):
 
     def _fitting_build(self) -> str:
         """The command that builds a cache with the sizes of the trainer."""
-        geometry, trainer = self._recipe.geometry, self.settings.format
+        geometry = self._recipe.geometry
+        trainer = self.settings.format
         model = shlex.quote(str(self.snapshot.fields[LATENTS].provenance.get("model") or "MODEL"))
         sizes = "".join(f" --resolution {side}" for side in geometry.resolutions)
         words = f"--model {model}{sizes}{' --flip' if geometry.flip else ''} --like {trainer}"
@@ -269,7 +274,8 @@ class ImageExport(Export):
 
     def _sample(self, number: int) -> Sample:
         """A sample, without values."""
-        samples, captions = self.snapshot.samples, captions_of(self.snapshot, number, self.fields)
+        samples = self.snapshot.samples
+        captions = captions_of(self.snapshot, number, self.fields)
         image_set = set_of(self.snapshot, number)
         mask, name, clip = samples.inputs.get("mask"), samples.names[number], samples.columns.get(CLIP)
         clips = self._recipe.geometry.clips if clip is not None and clip[number][0] else None
@@ -348,13 +354,15 @@ class ImageExport(Export):
 
     def _values(self, name: str, row: int) -> Any:
         """Float32 values: of latents the mean or one draw, scaled if the format asks for it; whole numbers stay."""
-        field, draw = self.snapshot.fields[name], self.settings.draw
+        field = self.snapshot.fields[name]
+        draw = self.settings.draw
         is_scaled = self._format.is_scaled
         return item_values(self._entries, field, row, is_scaled=is_scaled, draw=draw, dtype=torch.float32).numpy()
 
     def _files(self, number: int, sample: Sample) -> Iterator[tuple[File, Callable[[Path], str]]]:
         """Every file of a sample, and what writes it."""
-        inputs, how = self.snapshot.samples.inputs, "copy" if self.settings.copy else "link"
+        inputs = self.snapshot.samples.inputs
+        how = "copy" if self.settings.copy else "link"
         more: dict[str, Any] = {"sample": sample.name, "source": bytes(inputs["image"].content[number]).hex()}
         keys = [
             bytes(key)
@@ -370,7 +378,8 @@ class ImageExport(Export):
             return
         location_of = {"image": locations(self.snapshot.samples, [number])[0], **self._partners(number)}
         for role, target in {"image": sample.target, **sample.partners}.items():
-            location, content = location_of[role], bytes(inputs[role].content[number]).hex()
+            location = location_of[role]
+            content = bytes(inputs[role].content[number]).hex()
             source = sample.name if role == "image" else location["path"]
             is_other = Path(target).suffix.lower() != Path(source).suffix.lower()
             file = File(name=target, origin=f"{content}-{how}", **more)

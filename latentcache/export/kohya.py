@@ -167,7 +167,8 @@ class Kohya(base.Format):
 
     def settings(self) -> Mapping[str, bytes]:
         """See ``Format``."""
-        geometry, table = self.geometry, cast("KohyaTable", self.tables[0])
+        geometry = self.geometry
+        table = cast("KohyaTable", self.tables[0])
         has_several = any(sample.further for sample in self.samples)
         lines = ["# Made by latentcache. Give it to sd-scripts with --dataset_config.", "[general]"]
         lines += ["caption_extension = '.txt'", *base.toml({"flip_aug": geometry.flip})]
@@ -192,7 +193,8 @@ class Kohya(base.Format):
 
     def advice(self) -> Sequence[str]:
         """See ``Format``."""
-        flags, folder = "--cache_latents --cache_latents_to_disk", self.request.folder
+        flags = "--cache_latents --cache_latents_to_disk"
+        folder = self.request.folder
         lines = [f"--dataset_config {self.path('dataset.toml')} {flags}"]
         if not folder:
             lines = [f"{flags}, with the folders and sizes that you train with today"]

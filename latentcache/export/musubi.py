@@ -99,7 +99,8 @@ class Musubi(base.Format):
 
     def latent_files(self, sample: base.Sample) -> dict[str, base.Make]:
         """See ``Format``."""
-        files, stem = dict[str, base.Make](), sample.stem.rpartition("/")[2]
+        files = dict[str, base.Make]()
+        stem = sample.stem.rpartition("/")[2]
         for dataset in self._datasets(sample):
             table = dataset.table
             bucket = table.nearest(sample.size) if self.geometry.upscale else table.within(sample.size)
@@ -118,13 +119,15 @@ class Musubi(base.Format):
     def settings(self) -> Mapping[str, bytes]:
         """See ``Format``."""
         config = self.request.trainer_config
-        geometry, batch = self.geometry, TRAINERS[self.name].settings(config).batch if config else 1
+        geometry = self.geometry
+        batch = TRAINERS[self.name].settings(config).batch if config else 1
         lines = ["# Made by latentcache. Give it to musubi-tuner with --dataset_config.", "[general]"]
         general = {"caption_extension": ".txt", "batch_size": batch}
         general |= {"enable_bucket": not geometry.buckets, "bucket_no_upscale": not geometry.upscale}
         lines += base.toml(general)
         for dataset in self.datasets:
-            first, side = dataset.samples[0], dataset.table.resolution
+            first = dataset.samples[0]
+            side = dataset.table.resolution
             settings: dict[str, Any] = {
                 "resolution": [side.width, side.height],
                 f"{'video' if first.frames else 'image'}_directory": self.path(dataset.folder),

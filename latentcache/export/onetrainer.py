@@ -302,7 +302,8 @@ class OneTrainer(base.Format):
 
     def _users_concept(self, sample: base.Sample) -> tuple[str, Mapping[str, Any]]:
         """The exported folder of the concept of an image, and its concept in the user's file, if there is one."""
-        root, matches = self.request.root, list[tuple[str, Mapping[str, Any]]]()
+        root = self.request.root
+        matches = list[tuple[str, Mapping[str, Any]]]()
         parents = (root / sample.name).parents
         for concept in self._config.concepts:
             path = Path(str(concept.get("path", ""))).expanduser().absolute()
@@ -329,7 +330,8 @@ class OneTrainer(base.Format):
         return random.Random(hash((_SEED, step, variation, self._concept_of[sample.target][1])))
 
     def _latents(self, sample: base.Sample, variation: int) -> bytes:
-        bucket, image = self._bucket(sample, variation), self._concept_of[sample.target][0].settings["image"]
+        bucket = self._bucket(sample, variation)
+        image = self._concept_of[sample.target][0].settings["image"]
         placement = self.request.latents.geometry.place(sample.size, bucket)
         is_flipped = image["enable_fixed_flip"]
         if image["enable_random_flip"]:
@@ -350,7 +352,8 @@ class OneTrainer(base.Format):
     def _texts(self, sample: base.Sample, variation: int) -> bytes:
         """Parts of the caption that it draws. If a model has one text encoder, their names have no number."""
         draw = self._draw(_TEXT_STEP + self._shift(with_images=False), sample, variation)
-        item, parts = dict[str, torch.Tensor](), base.text_parts(self.request, draw.choice(sample.captioned))
+        item = dict[str, torch.Tensor]()
+        parts = base.text_parts(self.request, draw.choice(sample.captioned))
         for name, values in parts.items():
             kind, _, encoder = name.partition("_")
             tensor = torch.from_numpy(np.ascontiguousarray(values))

@@ -39,7 +39,8 @@ class WholeSamples:
     """The samples of a snapshot that have all of its fields. An image in two sizes is two samples."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot, self._entries = snapshot, EntryReader(snapshot.paths, snapshot)
+        self._snapshot = snapshot
+        self._entries = EntryReader(snapshot.paths, snapshot)
         joined = join(CachePart(snapshot), list(snapshot.fields), repeats=False)
         self.excluded, self._sample = joined.excluded, joined.sample
         self._rows = {name: rows[:, 0] for name, rows in joined.rows.items()}
@@ -70,7 +71,8 @@ class WholeSamples:
     def __getitem__(self, number: int) -> WholeSample:
         tensors = dict[str, torch.Tensor]()
         for name, rows in self._rows.items():
-            row, field = int(rows[number]), self._snapshot.fields[name]
+            row = int(rows[number])
+            field = self._snapshot.fields[name]
             tensors[name] = item_values(self._entries, field, row)
             if _SPANS in field.ragged_columns:
                 tensors["loss_mask"] = _loss_mask(field, row, len(tensors[name]))
@@ -78,7 +80,8 @@ class WholeSamples:
 
     def about(self, number: int) -> dict[str, Any]:
         """The description of a sample, as JSON values."""
-        snapshot, row = self._snapshot, int(self._sample[number])
+        snapshot = self._snapshot
+        row = int(self._sample[number])
         about: dict[str, Any] = {"name": snapshot.samples.names[row]}
         if CAPTION in snapshot.samples.inputs:
             about["caption"] = captions_of(snapshot, row, snapshot.fields)[0]
@@ -164,7 +167,8 @@ def captions_of(snapshot: Snapshot, sample: int, fields: Iterable[str]) -> list[
 
 def set_of(snapshot: Snapshot, sample: int) -> Mapping[str, Any]:
     """The ``ImageSet`` of the folder or table of a sample."""
-    sets, column = snapshot.source.get("sets") or [{}], snapshot.samples.columns.get("image_set")
+    sets = snapshot.source.get("sets") or [{}]
+    column = snapshot.samples.columns.get("image_set")
     image_set: Mapping[str, Any] = sets[0 if column is None else int(column[sample])]
     return image_set
 

@@ -217,10 +217,12 @@ class SampleExport(Export):
         self.fields = self.snapshot.fields
         self._samples = WholeSamples(self.snapshot)
         if not len(self._samples):
-            problem, fix = f"{settings.cache}: no sample has all fields", "run `latentcache verify`, which names them"
+            problem = f"{settings.cache}: no sample has all fields"
+            fix = "run `latentcache verify`, which names them"
             raise UsageError(problem, fix=fix)
         self._sizes = self._samples.sizes
-        self._container, first = CONTAINERS[settings.format], self._samples[0].tensors
+        self._container = CONTAINERS[settings.format]
+        first = self._samples[0].tensors
         wider = self._container.wider
         types = {name: wider.get(tensor.dtype, tensor.dtype) for name, tensor in first.items()}
         self._types = {name: str(dtype).removeprefix("torch.") for name, dtype in types.items()}
@@ -266,7 +268,8 @@ class SampleExport(Export):
         for number, added in enumerate((self._sizes + _AROUND).tolist()):
             if number > first and size + added > self._container.shard_bytes:
                 yield range(first, number)
-                first, size = number, 0
+                first = number
+                size = 0
             size += added
         yield range(first, len(self._sizes))
 

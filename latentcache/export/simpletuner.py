@@ -78,7 +78,8 @@ class SimpleTuner(base.Format):
 
     def partner(self, sample: base.Sample, role: str, extension: str) -> str:
         """See ``Format``: a folder for each role, in which files have the name of their image."""
-        start, is_read = _ROLES.get(role, ("", ""))[0], role != base.CONTROL or base.CONTROL in self.request.wanted
+        start = _ROLES.get(role, ("", ""))[0]
+        is_read = role != base.CONTROL or base.CONTROL in self.request.wanted
         name = f"{start}-{sample.repeats}x/{sample.target.partition('/')[2]}"
         return name if start and is_read and not sample.is_reg else ""
 
@@ -195,7 +196,8 @@ class SimpleTuner(base.Format):
         """``multidatabackend.json``."""
         backends = list[dict[str, Any]]()
         for backend in self.datasets:
-            table, first = backend.table, backend.samples[0]
+            table = backend.table
+            first = backend.samples[0]
             entry: dict[str, Any] = {
                 "id": _id(backend),
                 "type": "local",

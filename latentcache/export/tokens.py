@@ -92,7 +92,8 @@ class TokenExport(Export):
     @property
     def bytes(self) -> int:
         """See ``Export``."""
-        settings, itemsize = self.settings, self._documents.dtype.itemsize
+        settings = self.settings
+        itemsize = self._documents.dtype.itemsize
         if settings.layout:
             columns = 3 if settings.format == "hf-disk" else 1
             return len(self) * settings.length * 4 * columns
@@ -101,7 +102,8 @@ class TokenExport(Export):
     def write(self, folder: Folder, on_progress: Advanced) -> tuple[dict[str, Any], dict[str, Any]]:
         """See ``Export``."""
         settings, about, more = self.settings, dict[str, Any](), dict[str, Any]()
-        root, dtype = folder.root, self._documents.dtype.name
+        root = folder.root
+        dtype = self._documents.dtype.name
         field = self.snapshot.fields[self._documents.field]
         metadata = {
             **self.facts,
@@ -131,7 +133,8 @@ class TokenExport(Export):
             from latentcache.export.hf_disk import COLUMNS, write_hf_disk, write_split_names
 
             trainer = settings.trainer or "plain"
-            columns, fingerprint = COLUMNS[trainer][settings.layout], metadata["fingerprint"]
+            columns = COLUMNS[trainer][settings.layout]
+            fingerprint = metadata["fingerprint"]
             write = partial(write_hf_disk, root, columns=columns, fingerprint=fingerprint)
             write_split_names(root, list(self._splits))
             metadata["trainer"] = trainer
@@ -149,7 +152,8 @@ def write_splits(
     on_progress: Advanced = lambda done, total: None,
 ) -> dict[str, Any]:
     """Call ``write`` with the name and the batches of each split; returns its results by split."""
-    done, total = 0, sum(map(len, splits.values()))
+    done = 0
+    total = sum(map(len, splits.values()))
 
     def advancing(name: str) -> Iterator[Any]:
         nonlocal done
@@ -204,7 +208,8 @@ def write_datatrove(folder: Path, split: str, batches: Iterable[Batch], *, dtype
     path = folder / split / "00000_tokens.ds"
     ids = _write_ids(path, dtype, batches)
     path.with_name(f"{path.name}.index").write_bytes(ids.ends.astype("<u8").tobytes())
-    name, tokens = " ".join(tokenizer.replace("|", " ").split()) or "Unknown Tokenizer", int(ids.ends[-1])
+    name = " ".join(tokenizer.replace("|", " ").split()) or "Unknown Tokenizer"
+    tokens = int(ids.ends[-1])
     words = f"{name}|{ids.dtype.itemsize}\n{tokens}\n{tokens / 1e9:.3g} GT"
     path.with_name(f"{path.name}.metadata").write_text(words, "utf-8")
     return ids
@@ -212,7 +217,9 @@ def write_datatrove(folder: Path, split: str, batches: Iterable[Batch], *, dtype
 
 def _write_ids(path: Path, dtype: str, batches: Iterable[Batch]) -> Ids:
     make_folder(path.parent)
-    stored, lengths, last = np.dtype(dtype), [np.empty(0, np.int64)], set[int]()
+    stored = np.dtype(dtype)
+    lengths = [np.empty(0, np.int64)]
+    last = set[int]()
     with path.open("wb") as sink:
         for ids, ends in batches:
             lengths.append(np.diff(ends, prepend=0))
@@ -251,7 +258,8 @@ def reject_masked(documents: Documents, name: str) -> None:
 
 def document_batches(documents: Documents) -> Iterator[Batch]:
     """Yield documents that fit into memory together."""
-    lengths, start = np.asarray(documents.lengths, dtype=np.int64), 0
+    lengths = np.asarray(documents.lengths, dtype=np.int64)
+    start = 0
     all_ends = np.cumsum(lengths)
     while start < len(all_ends):
         before = int(all_ends[start - 1]) if start else 0
@@ -267,7 +275,8 @@ def write_mds(root: Path, split: str, batches: Iterable[Mapping[str, Any]], *, d
     """Write the shards of one split: (B, L) rows without their padding, which is on the right; all have loss."""
     folder = root / split
     make_folder(folder)
-    columns, shards = Columns({COLUMN: f"ndarray:{dtype}"}), list[tuple[str, int, int]]()
+    columns = Columns({COLUMN: f"ndarray:{dtype}"})
+    shards = list[tuple[str, int, int]]()
     for samples in _shards(_samples(dtype, batches), columns.bytes):
         path = folder / f"shard.{len(shards):05d}.mds"
         columns.write_shard(path, samples)
@@ -284,11 +293,13 @@ def _samples(dtype: str, batches: Iterable[Mapping[str, Any]]) -> Iterator[bytes
 
 def _shards(samples: Iterable[bytes], beside: int) -> Iterator[list[bytes]]:
     """Yield samples that share a shard, with 4 bytes each and ``beside`` for all."""
-    shard, size = list[bytes](), beside
+    shard = list[bytes]()
+    size = beside
     for row in samples:
         if shard and size + 4 + len(row) > SHARD_BYTES:
             yield shard
-            shard, size = [], beside
+            shard = []
+            size = beside
         shard.append(row)
         size += 4 + len(row)
     if shard:

@@ -63,7 +63,8 @@ class Bucket:
             raise UsageError("object storage needs obstore", why=str(error), fix=fix) from error
         self._obstore: Any = obstore
         self._from_url: Any = from_url
-        self._retry_s, self._first_warning = retry_s, threading.Lock()
+        self._retry_s = retry_s
+        self._first_warning = threading.Lock()
         self._store = self._open(self.url)
 
     def _open(self, url: str) -> Any:
@@ -133,7 +134,8 @@ class Bucket:
 
     def write(self, key: str, data: bytes, etag: str = "") -> bool:
         """Write an object in place of the one with this etag, or a new one; False: another is there."""
-        exceptions, mode = self._obstore.exceptions, {"e_tag": etag} if etag else "create"
+        exceptions = self._obstore.exceptions
+        mode = {"e_tag": etag} if etag else "create"
 
         def put() -> bool:
             try:
@@ -195,7 +197,8 @@ class Bucket:
 
     def _patiently(self, action: Callable[[], Result]) -> Result:
         """What an action gives, which is tried again if the store does not answer. That is said once."""
-        end, pause = time.monotonic() + self._retry_s, 0.5
+        end = time.monotonic() + self._retry_s
+        pause = 0.5
         while True:
             try:
                 with self._named():

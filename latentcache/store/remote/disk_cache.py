@@ -43,7 +43,8 @@ class DiskCache:
     def __init__(self, url: str, folder: Path, sizes: Mapping[str, int], max_bytes: int | None) -> None:
         self.url, self.max_bytes = url, max_bytes
         """None: everything that is read stays on the disk."""
-        self._sizes, self._paths = sizes, CachePaths(folder)
+        self._sizes = sizes
+        self._paths = CachePaths(folder)
         self._process, self._mutex, self._first_warning = os.getpid(), threading.Lock(), threading.Lock()
         self._fetched: MutableMapping[str, Future[ShardFile]] = {}
         if max_bytes is not None:
@@ -154,12 +155,14 @@ class DiskCache:
         return file
 
     def _download(self, shard: str, part: Path) -> None:
-        path, size = self._paths.data(shard), self.size(shard)
+        path = self._paths.data(shard)
+        size = self.size(shard)
         self._make_room(part, size)
         self._bucket.fetch(f"shards/{shard}/index.safetensors", path.with_name("index.safetensors"))
         self._bucket.fetch(_key(shard), part)
         if part.stat().st_size != size:
-            why, fix = f"{part.stat().st_size} of {size} bytes", "open the cache again"
+            why = f"{part.stat().st_size} of {size} bytes"
+            fix = "open the cache again"
             raise RemoteError(f"{self.url}: a shard has another size than before", why=why, fix=fix)
 
     def _make_room(self, part: Path, size: int) -> None:

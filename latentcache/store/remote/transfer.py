@@ -99,8 +99,10 @@ def push(
         RemoteError: The store cannot be used, holds another cache, or has a newer snapshot of this one.
         UsageError: The folder was pulled without some fields.
     """
-    paths, bucket = CachePaths(cache), Bucket(url)
-    new, head = _new_head(paths, bucket), current_head(bucket)
+    paths = CachePaths(cache)
+    bucket = Bucket(url)
+    new = _new_head(paths, bucket)
+    head = current_head(bucket)
     if head is not None:
         _check_successor(bucket, paths, head, new)
     snapshot = paths.snapshot(new.snapshot)
@@ -131,7 +133,8 @@ def push(
         progress(sent, total)
     stored = bucket.sizes("shards")
     if removed := [keys[path] for path in shards if keys[path] not in stored]:
-        what, fix = f"{bucket.url}/{removed[0]} was removed meanwhile", "run the same command again"
+        what = f"{bucket.url}/{removed[0]} was removed meanwhile"
+        fix = "run the same command again"
         raise RemoteError(what, where=bucket.url, why="gc may have run at this URL", fix=fix)
     remember(paths, cache=new.cache)  # known if this process is killed below
     data = json.dumps({"snapshot": new.snapshot, "manifest": new.manifest, "cache": new.cache}).encode("ascii")
@@ -144,9 +147,12 @@ def push(
 
 def _new_head(paths: CachePaths, bucket: Bucket) -> Head:
     """The snapshot of a folder that may be pushed."""
-    number, known, cache = paths.current_snapshot(), remembered(paths), shlex.quote(str(paths.root))
+    number = paths.current_snapshot()
+    known = remembered(paths)
+    cache = shlex.quote(str(paths.root))
     if not number:
-        what, fix = f"no finished build in {paths.root}", "build it, then push"
+        what = f"no finished build in {paths.root}"
+        fix = "build it, then push"
         raise CacheNotFoundError(what, where=str(paths.root), fix=fix)
     if known["left_out"]:
         what, fix = f"{paths.root} was pulled without {known['left_out']}", f"latentcache pull {bucket.url} {cache}"
@@ -187,7 +193,8 @@ def pull(
         CacheNotFoundError: There is no cache at the URL.
         StoreError: The disk is full.
     """
-    paths, bucket = CachePaths(cache), Bucket(url)
+    paths = CachePaths(cache)
+    bucket = Bucket(url)
     if (head := current_head(bucket)) is None:
         raise no_cache(bucket)
     make_folder(cache)
@@ -236,7 +243,8 @@ def _pulled_snapshot(
     bucket: Bucket, paths: CachePaths, head: Head, fields: Sequence[str]
 ) -> tuple[Snapshot, Path | None]:
     """The snapshot at a URL, and the folder in scratch that it was fetched to; None: it is in place already."""
-    number, known = paths.current_snapshot() if paths.current.exists() else 0, remembered(paths)
+    number = paths.current_snapshot() if paths.current.exists() else 0
+    known = remembered(paths)
     if number:
         is_partial = known["left_out"] and known["seen"].startswith(f"snapshots/{number:06d}-")
         manifest = str(load_manifest(paths.snapshot(number))["checksum"])
@@ -254,7 +262,8 @@ def _pulled_snapshot(
 
 def _fetch_shards(bucket: Bucket, paths: CachePaths, missing: Mapping[str, int], progress: Progress) -> None:
     """Fetch files of shards; each appears by a rename."""
-    total, done = sum(missing.values()), 0
+    total = sum(missing.values())
+    done = 0
     if total > (free := shutil.disk_usage(paths.root).free):
         raise StoreError(
             f"the disk is too small for {bucket.url}",
@@ -280,7 +289,8 @@ def fetch_snapshot(bucket: Bucket, head: Head, folder: Path) -> None:
 def _leave_out(folder: Path, fields: Sequence[str]) -> None:
     """Take all but some fields out of the manifest of a snapshot."""
     manifest = load_manifest(folder)
-    known, others = manifest["fields"], [name for name in manifest["fields"] if name not in fields]
+    known = manifest["fields"]
+    others = [name for name in manifest["fields"] if name not in fields]
     for name in fields:
         if name not in known:
             fix = f"--fields {','.join(known)}"
@@ -307,7 +317,8 @@ def current_head(bucket: Bucket) -> Head | None:
     try:
         return Head(**json.loads(data), etag=etag)
     except (ValueError, TypeError) as error:
-        what, fix = f"{bucket.url}/CURRENT is not of a cache", "use another URL"
+        what = f"{bucket.url}/CURRENT is not of a cache"
+        fix = "use another URL"
         raise RemoteError(what, where=bucket.url, why=str(error), fix=fix) from error
 
 

@@ -47,11 +47,15 @@ class _Ranges(threading.local):
     """The bytes of objects. Each thread keeps the last range it got, and gets a longer one if it reads on."""
 
     def __init__(self, bucket: Bucket) -> None:
-        self._bucket, self._key, self._first, self._data = bucket, "", 0, b""
+        self._bucket = bucket
+        self._key = ""
+        self._first = 0
+        self._data = b""
 
     def read(self, key: str, size: int, first: int, memory: memoryview) -> int:
         """Read an object of this size from a byte on; gives the bytes that there are."""
-        length, at = max(min(len(memory), size - first), 0), first - self._first
+        length = max(min(len(memory), size - first), 0)
+        at = first - self._first
         is_near = key == self._key and 0 <= at <= len(self._data) + _SKIPPED
         if not is_near or at + length > len(self._data):
             ahead = min(_AHEAD, size - first) if is_near else 0
@@ -88,7 +92,8 @@ class StoredShards:
 
     def send(self, folder: Path) -> None:
         """Send a sealed shard, unless it is a stand-in, and give its space back."""
-        data, key = folder / "data.mdb", f"shards/{folder.name}"
+        data = folder / "data.mdb"
+        key = f"shards/{folder.name}"
         if folder.exists() and not is_stand_in(data):
             self.bucket.send(data, f"{key}/{data.name}")
             self.bucket.send(folder / INDEX, f"{key}/{INDEX}")
@@ -178,7 +183,8 @@ def local_view(url: str, *, scratch: Path | None = None) -> Iterator[Path]:
         CacheNotFoundError: There is no cache at the URL.
         CacheLockedError: Another command writes in the folder.
     """
-    shards, folder = StoredShards(url), None
+    shards = StoredShards(url)
+    folder = None
     address = shards.bucket.url
     if scratch is not None:
         shards.bucket.check_conditions()
@@ -202,7 +208,8 @@ def local_view(url: str, *, scratch: Path | None = None) -> Iterator[Path]:
 
 def _fill(shards: StoredShards, paths: CachePaths, *, is_new: bool) -> None:
     """Show the snapshot and the shards of a URL in a folder, which may have them from before."""
-    head, names = current_head(shards.bucket), None
+    head = current_head(shards.bucket)
+    names = None
     current = paths.current_snapshot() if paths.current.exists() else 0
     if head is None or (current, remembered(paths)["seen"]) != (head.snapshot, head.folder):
         # A snapshot that could not be pushed goes: its entries are in shards.
