@@ -299,6 +299,11 @@ class PlanReport(Value):
         return served / (self.steps * self.batches.world_size) if self.steps else 0.0
 
     @property
+    def rows_padded(self) -> int:
+        """Padding rows, under ``pad``."""
+        return sum(bucket.padded for bucket in self.buckets)
+
+    @property
     def blank_batches(self) -> int:
         """Batches of one rank that hold padding rows only."""
         return sum(bucket.blank for bucket in self.buckets)
@@ -306,8 +311,7 @@ class PlanReport(Value):
     @property
     def beside(self) -> str:
         """Counts of samples that are repeated, dropped or padded, as ``, 3 repeated``; empty without any."""
-        counts = {"repeated": self.samples_repeated, "dropped": self.samples_dropped}
-        counts["padded"] = sum(bucket.padded for bucket in self.buckets)
+        counts = {"repeated": self.samples_repeated, "dropped": self.samples_dropped, "padded": self.rows_padded}
         return "".join(f", {number} {name}" for name, number in counts.items() if number)
 
     def as_json(self, grad_accum: int = 1) -> dict[str, Any]:

@@ -78,12 +78,7 @@ def test_a_url_serves_what_the_folder_serves_and_each_byte_comes_once(url, proxy
 @pytest.mark.parametrize("fraction", [0.3, 0.6])
 def test_with_less_room_than_data_what_is_kept_is_kept(url, proxy, local, tmp_path, fraction):
     room, epochs = int(size_of(local) * fraction), 3
-    options = {
-        "batch_size": 8,
-        "seed": 1,
-        "shuffle_block": 2 * PER_SHARD,
-        "prefetch": 0,
-    }  # one window is read at a time
+    options = {"batch_size": 8, "seed": 1, "shuffle_block": 2 * PER_SHARD}
     loader = opened(url, disk_cache=tmp_path / "disk", disk_cache_bytes=room).loader(**options)
     same = opened(local).loader(**options)
     moved, largest = [], 0

@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
@@ -145,7 +145,8 @@ class DiskCache:
                     except BaseException:  # its traceback keeps the file open
                         fcntl.flock(file.descriptor, fcntl.LOCK_UN)
                         raise
-                    part.rename(path)
+                    with self._alone():  # else a process that counts the files may see neither name
+                        part.rename(path)
                     fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # without a moment in which another may remove it
                     sync_folder(path.parent)
                     break
@@ -165,29 +166,39 @@ class DiskCache:
             fix = "open the cache again"
             raise RemoteError(f"{self.url}: a shard has another size than before", why=why, fix=fix)
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Names and sizes of the files do not change meanwhile."""
+        descriptor = os.open(self._paths.shards, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
     def _make_room(self, part: Path, size: int) -> None:
         """Reserve bytes for a part; the newest shards that nobody uses go, those of other snapshots first."""
         if self.max_bytes is None:
             return
-        folder = ShardFile(os.open(self._paths.shards, os.O_RDONLY | os.O_CLOEXEC))
-        fcntl.flock(folder.descriptor, fcntl.LOCK_EX)  # one process at a time, until this returns
-        files = dict[Path, os.stat_result]()
-        for path in self._paths.shards.glob("*/data.mdb*"):
-            with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
-                files[path] = path.stat()
-        files.pop(part)
-        used = size + sum(status.st_size for status in files.values())
-        newest = sorted(files, key=lambda path: files[path].st_mtime, reverse=True)
-        for path in sorted(newest, key=lambda path: _key(path.parent.name) in self._sizes):
-            if used > self.max_bytes and _remove_unused(path):
-                used -= files[path].st_size
-        if used > self.max_bytes and self._first_warning.acquire(blocking=False):  # once
-            problem = f"shards in use need {used} bytes, more than disk_cache_bytes={self.max_bytes}"
-            warnings.warn(f"{self._paths.root}: {problem}; take a smaller shuffle_block or more bytes", stacklevel=2)
-        try:
-            os.truncate(part, size)
-        except OSError as error:
-            raise as_store_error(error, part) from error
+        with self._alone():
+            files = dict[Path, os.stat_result]()
+            for path in self._paths.shards.glob("*/data.mdb*"):
+                with contextlib.suppress(FileNotFoundError):  # a part that was not needed has just gone
+                    files[path] = path.stat()
+            files.pop(part)
+            used = size + sum(status.st_size for status in files.values())
+            newest = sorted(files, key=lambda path: files[path].st_mtime, reverse=True)
+            for path in sorted(newest, key=lambda path: _key(path.parent.name) in self._sizes):
+                if used > self.max_bytes and _remove_unused(path):
+                    used -= files[path].st_size
+            if used > self.max_bytes and self._first_warning.acquire(blocking=False):  # once
+                problem = f"shards in use need {used} bytes, more than disk_cache_bytes={self.max_bytes}"
+                fix = "take a smaller shuffle_block or more bytes"
+                warnings.warn(f"{self._paths.root}: {problem}; {fix}", stacklevel=2)
+            try:
+                os.truncate(part, size)
+            except OSError as error:
+                raise as_store_error(error, part) from error
 
 
 def open_disk_cache(url: str, folder: Path, max_bytes: int | None) -> DiskCache:
