@@ -229,13 +229,13 @@ class Bucket:
                 raise
             is_denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
             said = f"{text} 403 Forbidden" if is_denied else text
-            what, fix = next(cause for words, cause in _CAUSES.items() if words in said)
+            problem, fix = next(cause for words, cause in _CAUSES.items() if words in said)
             raise RemoteError(
-                f"{self.url}: {what}",
+                f"{self.url}: {problem}",
                 where=self.url,
                 why=text.splitlines()[0].partition(": <?xml")[0],
                 fix=fix,
-                is_transient=what in _TRANSIENT,
+                is_transient=problem in _TRANSIENT,
             ) from None
 
 

@@ -133,9 +133,9 @@ def push(
         progress(sent, total)
     stored = bucket.sizes("shards")
     if removed := [keys[path] for path in shards if keys[path] not in stored]:
-        what = f"{bucket.url}/{removed[0]} was removed meanwhile"
+        problem = f"{bucket.url}/{removed[0]} was removed meanwhile"
         fix = "run the same command again"
-        raise RemoteError(what, where=bucket.url, why="gc may have run at this URL", fix=fix)
+        raise RemoteError(problem, where=bucket.url, why="gc may have run at this URL", fix=fix)
     remember(paths, cache=new.cache)  # known if this process is killed below
     data = json.dumps({"snapshot": new.snapshot, "manifest": new.manifest, "cache": new.cache}).encode("ascii")
     is_written = head == new or bucket.write(_CURRENT, data, "" if head is None else head.etag)
@@ -151,12 +151,13 @@ def _new_head(paths: CachePaths, bucket: Bucket) -> Head:
     known = remembered(paths)
     cache = shlex.quote(str(paths.root))
     if not number:
-        what = f"no finished build in {paths.root}"
+        problem = f"no finished build in {paths.root}"
         fix = "build it, then push"
-        raise CacheNotFoundError(what, where=str(paths.root), fix=fix)
+        raise CacheNotFoundError(problem, where=str(paths.root), fix=fix)
     if known["left_out"]:
-        what, fix = f"{paths.root} was pulled without {known['left_out']}", f"latentcache pull {bucket.url} {cache}"
-        raise UsageError(what, why="a push would take these fields from the URL", fix=f"{fix}, then push")
+        problem = f"{paths.root} was pulled without {known['left_out']}"
+        fix = f"latentcache pull {bucket.url} {cache}"
+        raise UsageError(problem, why="a push would take these fields from the URL", fix=f"{fix}, then push")
     manifest = load_manifest(paths.snapshot(number))
     if not all(paths.data(name).exists() for name in manifest["shards"]):
         fix = f"if it is the disk cache of a URL: latentcache pull URL {cache}; else build again"
@@ -317,9 +318,9 @@ def current_head(bucket: Bucket) -> Head | None:
     try:
         return Head(**json.loads(data), etag=etag)
     except (ValueError, TypeError) as error:
-        what = f"{bucket.url}/CURRENT is not of a cache"
+        problem = f"{bucket.url}/CURRENT is not of a cache"
         fix = "use another URL"
-        raise RemoteError(what, where=bucket.url, why=str(error), fix=fix) from error
+        raise RemoteError(problem, where=bucket.url, why=str(error), fix=fix) from error
 
 
 def no_cache(bucket: Bucket) -> CacheNotFoundError:
@@ -370,8 +371,8 @@ def _check_predecessor(bucket: Bucket, paths: CachePaths, local: Head, head: Hea
 
 
 def _other(bucket: Bucket, paths: CachePaths) -> RemoteError:
-    what = f"{bucket.url} holds another cache than {paths.root}"
-    return RemoteError(what, where=bucket.url, fix="use another URL, or another folder")
+    problem = f"{bucket.url} holds another cache than {paths.root}"
+    return RemoteError(problem, where=bucket.url, fix="use another URL, or another folder")
 
 
 def _somebody_else(bucket: Bucket, paths: CachePaths) -> RemoteError:
